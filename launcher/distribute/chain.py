@@ -1,8 +1,7 @@
-"""Requests to `distribute/node/`, the program of one node in a copy of a model or an image, and its
-answers.
+"""Requests to the node program of model and image copies (`distribute/node/`), and its answers.
 
-It is sent on standard input, with its request and so with the certificate of the copy: none of it
-is in a command line, and nothing stays on the node.
+The program is sent on standard input with its request, which contains the certificate of the copy:
+none of it is in a command line, and nothing stays on the node.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 from launcher.core import decode
-from launcher.core.decode import Or, Text, Whole
+from launcher.core.decode import Default, Text, Integer
 from launcher.core.domain import Answer, Argv, Inventory, Mount, Node, Secret
 from launcher.core.errors import UnreadableAnswer
 from launcher.distribute.node import take
-from launcher.distribute.node.files import File, Manifest
-from launcher.distribute.node.look import folder
+from launcher.distribute.node.files import ManifestFile, CopyManifest
+from launcher.distribute.node.look import cache_folder
 from launcher.tools import docker, zipapps
 
-_BEGIN: Final = """
+_BOOTSTRAP: Final = """
 import base64, json, os, sys
 sent = json.loads(sys.stdin.readline())
 program = os.memfd_create("copy.pyz")
@@ -32,25 +31,25 @@ sys.path.insert(0, "/proc/self/fd/%d" % program)
 from vlaunch_copy.distribute.node.main import main
 sys.exit(main(sent["request"]))
 """
-HERE: Final = take.HERE
-# What a folder can be called; empty for a model without revisions.
-_ONE_NAME: Final = r"(?!\.\.?$)[^/\x00]*"
+THIS_MACHINE: Final = take.THIS_MACHINE
+# Empty for a model without revisions.
+_FOLDER_NAME: Final = r"(?!\.\.?$)[^/\x00]*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """One thing that a node's program says; which fields it has depends on `event`."""
+class ProgramEvent:
+    """One event of a node's program; `event` determines which other fields are set."""
 
     event: Text
-    have: Whole = 0
-    received: Whole = 0
-    sent: Whole = 0
-    port: Whole = 0
-    number: Whole = 0
+    have: Integer = 0
+    received: Integer = 0
+    sent: Integer = 0
+    port: Integer = 0
+    number: Integer = 0
     cpu: float = 0.0
     start: float = 0.0
     source: Text = ""
-    root: Text = ""
+    model_root: Text = ""
     who: Text = ""
     why: Text = ""
     full: bool = False
@@ -60,77 +59,77 @@ class Said:
 class Revision:
     """One revision of a model on a node; a plain folder has one without a name.
 
-    `why` says what is missing; empty when nothing speaks against its being whole. `used` is when a
-    file was last read, in seconds since 1970, as well as the file system keeps it. `links` are
-    pairs of a name in a snapshot and the file it stands for.
+    `why` says what is missing; it is empty for a complete revision. `used` is when a file was last
+    read, in seconds since 1970, as precisely as the file system records it. `links` are pairs of a
+    name in a snapshot and the file it points to.
     """
 
-    revision: Annotated[str, decode.matches(_ONE_NAME)]
-    size: Whole
-    count: Whole
-    used: Whole
+    revision: Annotated[str, decode.matches(_FOLDER_NAME)]
+    size: Integer
+    count: Integer
+    used: Integer
     why: Text
-    files: tuple[tuple[str, Whole, int, str], ...] = ()
+    files: tuple[tuple[str, Integer, int, str], ...] = ()
     links: tuple[tuple[str, str], ...] = ()
 
     @property
-    def rows(self) -> tuple[File, ...]:
-        """Its files, each once: two names in a snapshot may stand for the same blob."""
-        return tuple({row[0]: File(*row) for row in self.files}.values())
+    def unique_files(self) -> tuple[ManifestFile, ...]:
+        """The files without duplicates: two names in a snapshot may point to the same blob."""
+        return tuple({row[0]: ManifestFile(*row) for row in self.files}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """One model as it lies on a node, in a Hugging Face cache or in a plain folder.
+class StoredModel:
+    """A model on a node, in a Hugging Face cache or in a plain folder.
 
-    `copied` is whether a copy of ours was begun or ended there, `unfinished` are bytes of one that
-    was interrupted, `left_over` those of downloads that run or were interrupted.
+    `copied`: vlaunch has copied to this folder, completely or not. `unfinished` counts the bytes of
+    an interrupted copy, `left_over` those of running or interrupted downloads.
     """
 
     name: Text
-    root: Text
+    model_root: Text
     kind: Literal["hub", "plain"]
     refs: Mapping[str, Text]
     revisions: tuple[Revision, ...]
     copied: bool
-    unfinished: Whole
-    downloading: Whole
-    left_over: Whole
+    unfinished: Integer
+    downloading: Integer
+    left_over: Integer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Models of a node, and the free bytes of its disk."""
+class NodeModels:
+    """Models of a node, and the free bytes on its disk."""
 
-    models: tuple[Model, ...]
-    free: Whole
+    models: tuple[StoredModel, ...]
+    free: Integer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A revision as the hub lists it: its commit; each file's name, bytes and digest."""
+    """A revision as the hub lists it: the commit, and each file's name, bytes and digest."""
 
     revision: Annotated[str, decode.matches("[0-9a-f]{40}")]
-    files: tuple[tuple[str, Whole, str], ...]
+    files: tuple[tuple[str, Integer, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Files of an image as `docker save` prints it; `layers` names its layers', in order."""
+    """Files of an image from `docker save`; `layers` names those of the layers, in order."""
 
-    files: tuple[tuple[str, Whole, int, str], ...]
+    files: tuple[tuple[str, Integer, int, str], ...]
     layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Command of a node's program, and the paths that it sees: a container's, or the node's own."""
+class ProgramRuntime:
+    """Command that runs a node's program, and its view of paths: a container's or the node's."""
 
     argv: Argv
     mounts: tuple[Mount, ...] = field(default=())
 
-    def path(self, inside: str) -> str:
-        """Return the program's path of one that containers use."""
+    def translate_path(self, inside: str) -> str:
+        """Translate a path of the cluster's containers into the program's."""
         for mount in self.mounts:
             base = mount.target.rstrip("/")
             if inside == base or inside.startswith(base + "/"):
@@ -138,73 +137,75 @@ class Where:
         return inside
 
 
-def on_node(inventory: Inventory) -> Where:
+def node_runtime(inventory: Inventory) -> ProgramRuntime:
     """Run the program with the node's own Python."""
-    return Where(argv=("python3", "-c", _BEGIN), mounts=inventory.mounts)
+    return ProgramRuntime(argv=("python3", "-c", _BOOTSTRAP), mounts=inventory.mounts)
 
 
-def in_image(inventory: Inventory, node: Node) -> Where:
-    """Run the program in a throw-away container: files of a Hugging Face cache belong to whoever
-    containers are.
+def image_runtime(inventory: Inventory, node: Node) -> ProgramRuntime:
+    """Run the program in a throw-away container: files in a Hugging Face cache must get the owner
+    that containers have.
     """
     mounts = (Mount(source=node.hf_home, target=node.hf_home), *inventory.mounts)
-    volumes = [word for each in mounts for word in ("--volume", f"{each.source}:{each.target}")]
-    argv = docker.throw_away(
+    volumes = [arg for mount in mounts for arg in ("--volume", f"{mount.source}:{mount.target}")]
+    argv = docker.run_throwaway(
         node.docker,
         inventory.image,
         "python3",
         "-c",
-        _BEGIN,
+        _BOOTSTRAP,
         cluster=inventory.cluster,
         node=node.name,
         options=("--interactive", "--network", "host", *volumes),
     )
-    return Where(argv=argv)
+    return ProgramRuntime(argv=argv)
 
 
 @cache
-def _program() -> str:
-    return base64.b64encode(zipapps.pack(zipapps.copy(), compress=True)).decode()
+def _encoded_program() -> str:
+    return base64.b64encode(zipapps.pack(zipapps.copy_files(), compress=True)).decode()
 
 
-def program(request: Mapping[str, Any]) -> bytes:
-    """Return what the program reads first: itself, and its request."""
-    return json.dumps({"program": _program(), "request": request}).encode() + b"\n"
+def program_input(request: Mapping[str, Any]) -> bytes:
+    """Return the program's first line of input: its own code and the request."""
+    return json.dumps({"program": _encoded_program(), "request": request}).encode() + b"\n"
 
 
-def look(where: Where, node: Node, *, model: str = "", files: bool = False) -> dict[str, Any]:
-    """Ask for one model of a node, by its name or its path, or for all that it has; with their
-    `files` if need be.
+def scan_request(
+    runtime: ProgramRuntime, node: Node, *, model: str = "", files: bool = False
+) -> dict[str, Any]:
+    """Request one model of a node, by name or path, or else all models; `files` lists their files
+    as well.
     """
-    hub, home = where.path(f"{node.hf_home}/hub"), where.path(node.hf_home)
-    asked: dict[str, Any]
+    hub, home = runtime.path(f"{node.hf_home}/hub"), runtime.path(node.hf_home)
+    query: dict[str, Any]
     if not model:
-        asked = {"hub": hub, "beside": home}
+        query = {"hub": hub, "beside": home}
     elif is_path(model):
-        asked = {"path": where.path(model)}
+        query = {"path": runtime.path(model)}
     else:
-        asked = {"hub": hub, "name": model}
-    room = where.path(model) if is_path(model) else home
-    return {"verb": "look", **asked, "files": files, "room": room}
+        query = {"hub": hub, "name": model}
+    space_path = runtime.path(model) if is_path(model) else home
+    return {"verb": "look", **query, "files": files, "room": space_path}
 
 
 def is_path(model: str) -> bool:
-    """True for a folder of the nodes, false for a name of Hugging Face's."""
+    """True for a folder on the nodes, false for a Hugging Face name."""
     return model.startswith("/")
 
 
-def root(where: Where, node: Node, model: str) -> str:
+def model_root(runtime: ProgramRuntime, node: Node, model: str) -> str:
     """Return the folder of a model as the program sees it."""
     if is_path(model):
-        return where.path(model)
-    return where.path(f"{node.hf_home}/hub/{folder(model)}")
+        return runtime.path(model)
+    return runtime.path(f"{node.hf_home}/hub/{cache_folder(model)}")
 
 
-def copy(
+def copy_request(
     *,
     node: str,
     root: str,
-    manifest: Manifest,
+    manifest: CopyManifest,
     certificate: str,
     encrypt: bool,
     streams: int,
@@ -219,24 +220,24 @@ def copy(
     refs: Sequence[Sequence[str]] = (),
     load: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Ask a node to take part in a copy.
+    """Request a node's part in a copy.
 
     Args:
         node: its name.
-        root: the folder that the files are below.
-        manifest: which files.
-        certificate: what only those who take part have, PEM with its private key.
+        root: the folder of the files.
+        manifest: the files to copy.
+        certificate: the secret of all members, PEM with its private key.
         encrypt: also encrypt the bytes of the files.
         streams: connections to the node before it.
-        listen: address and port to serve at; None for who only gives.
-        source: it has the files.
+        listen: address and port to serve at; None for a node that only pushes.
+        source: the node has the files.
         alone: no node fetches from it: it reads the files and records their digests.
-        compare: believe nothing that was written down of it: read and compare what is there.
-        cached: leave what is read and written in the page cache: it is about to be read again.
-        rate: bytes a second that it sends at most; 0: as many as go.
-        label: what the copy is written down as; for a source nothing is when it is empty.
-        links, refs: see `distribute/node/place.py`.
-        load: what makes the files an image; see `load`.
+        compare: ignore earlier records: read and compare all existing files.
+        cached: leave the files in the page cache, because they are about to be read.
+        rate: bytes per second that it sends at most; 0: unlimited.
+        label: name of the copy's record; a source without one writes none.
+        links, refs: see `install_files` in `distribute/node/place.py`.
+        load: fields that turn the files into an image; see `load_fields`.
     """
     return {
         "verb": "copy",
@@ -252,49 +253,49 @@ def copy(
         "cached": cached,
         "rate": rate,
         "label": label,
-        "links": [list(each) for each in links],
-        "refs": [list(each) for each in refs],
+        "links": [list(pair) for pair in links],
+        "refs": [list(pair) for pair in refs],
         **({"listen": list(listen)} if listen is not None else {}),
         **(load or {}),
     }
 
 
-def load(docker: Argv, *, top: str) -> dict[str, Any]:
-    """Ask a target to give the files to Docker, and to remove them then, with empty folders up to
-    `top`.
-    """
+def load_fields(docker: Argv, *, top: str) -> dict[str, Any]:
+    """Have a target load the files into Docker, then remove them and empty folders up to `top`."""
     return {"load": [*docker, "load", "--quiet"], "top": top}
 
 
-def export(docker: Argv, *, image: str, id_: str, root: str, top: str, need: int) -> dict[str, Any]:
-    """Ask for an image's files in a folder.
+def export_request(
+    docker: Argv, *, image: str, id_: str, root: str, top: str, need: int
+) -> dict[str, Any]:
+    """Request an export of an image into a folder.
 
     Args:
-        docker: the command that starts Docker's.
+        docker: the Docker command.
         image: its name.
         id_: its identity; a complete export of the same one is reused.
-        root: the folder, which is below `top`, the login's own.
-        top: see `root`.
-        need: bytes that must be free there.
+        root: the folder, below `top`.
+        top: a folder that belongs to the SSH user alone.
+        need: bytes that must be free.
     """
-    asked = {"verb": "export", "of": id_, "root": root, "top": top, "need": need}
-    return {**asked, "save": [*docker, "save", image]}
+    request = {"verb": "export", "of": id_, "root": root, "top": top, "need": need}
+    return {**request, "save": [*docker, "save", image]}
 
 
-def drop(root: str, top: str) -> dict[str, Any]:
-    """Ask to remove a folder, and empty ones above it up to `top`."""
+def drop_request(root: str, top: str) -> dict[str, Any]:
+    """Request to remove a folder, and empty ones above it up to `top`."""
     return {"verb": "drop", "root": root, "top": top}
 
 
-def resolve(
+def resolve_request(
     name: str, *, revision: str, env: Mapping[str, str], token: Secret | None
 ) -> dict[str, Any]:
-    """Ask what a hub has of a model; raises nothing."""
-    asked = {"verb": "resolve", "name": name, "revision": revision, "env": dict(env)}
-    return {**asked, "token": token.reveal() if token is not None else ""}
+    """Request the commit and the files of a model from the hub."""
+    request = {"verb": "resolve", "name": name, "revision": revision, "env": dict(env)}
+    return {**request, "token": token.reveal() if token is not None else ""}
 
 
-def download(
+def download_request(
     name: str,
     *,
     hub: str,
@@ -304,83 +305,85 @@ def download(
     env: Mapping[str, str],
     token: Secret | None,
 ) -> dict[str, Any]:
-    """Ask to download files of a commit into a cache, where `ref` points to it afterwards."""
-    asked = resolve(name, revision=revision, env=env, token=token)
-    return {**asked, "verb": "download", "hub": hub, "ref": ref, "files": list(files)}
+    """Request a download of a commit's files into a cache, with `ref` pointing to the commit."""
+    request = resolve_request(name, revision=revision, env=env, token=token)
+    return {**request, "verb": "download", "hub": hub, "ref": ref, "files": list(files)}
 
 
-def remove(*roots: str) -> dict[str, Any]:
-    """Ask to remove folders."""
+def remove_request(*roots: str) -> dict[str, Any]:
+    """Request to remove folders."""
     return {"verb": "remove", "roots": list(roots)}
 
 
-def before(peers: Sequence[tuple[str, str, int]]) -> str:
-    """Order from whom to fetch: name, address and port, the nearest first."""
-    return json.dumps({"order": "before", "peers": [list(each) for each in peers]})
+def peers_order(peers: Sequence[tuple[str, str, int]]) -> str:
+    """Order to fetch from these peers: name, address and port, nearest first."""
+    return json.dumps({"order": "before", "peers": [list(peer) for peer in peers]})
 
 
-def give(host: str, port: int) -> str:
-    """Order to bring everything to a node that cannot reach us."""
+def give_order(host: str, port: int) -> str:
+    """Order to push all files to a node that cannot connect to this one."""
     return json.dumps({"order": "give", "host": host, "port": port})
 
 
-def doubt(number: int) -> str:
-    """Order to read a chunk again: somebody has got other bytes."""
+def recheck_order(number: int) -> str:
+    """Order to read a chunk again, because another node received wrong bytes."""
     return json.dumps({"order": "doubt", "number": number})
 
 
-def simply(order: Literal["go", "finish"]) -> str:
-    """Order what needs no more words."""
+def simple_order(order: Literal["go", "finish"]) -> str:
+    """Return an order without arguments."""
     return json.dumps({"order": order})
 
 
-def said(node: str, line: str) -> Said:
-    """Read a line of a program; raises UnreadableAnswer."""
-    return decode.read(Said, line, f"what {node} says of the copy")
+def parse_event(node: str, line: str) -> ProgramEvent:
+    """Parse a line of a program's output; raises UnreadableAnswer."""
+    return decode.parse_json(ProgramEvent, line, f"what {node} says of the copy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
     event: Text
-    why: Annotated[Text, Or("")] = ""
-    bytes: Annotated[Whole, Or(0)] = 0
+    why: Annotated[Text, Default("")] = ""
+    bytes: Annotated[Integer, Default(0)] = 0
 
 
-def parse_look(answer: Answer) -> Seen:
-    """Read what a node has; raises UnreadableAnswer."""
-    return decode.read(Seen, last(answer, "seen"), f"what {answer.node} says of its models")
+def parse_models(answer: Answer) -> NodeModels:
+    """Parse a node's models; raises UnreadableAnswer."""
+    return decode.parse_json(
+        NodeModels, result_line(answer, "seen"), f"what {answer.node} says of its models"
+    )
 
 
 def parse_resolved(answer: Answer) -> Resolved:
-    """Read what a hub has; raises UnreadableAnswer."""
-    line = last(answer, "resolved")
-    return decode.read(Resolved, line, f"what {answer.node} heard of the model")
+    """Parse a resolved revision; raises UnreadableAnswer."""
+    line = result_line(answer, "resolved")
+    return decode.parse_json(Resolved, line, f"what {answer.node} heard of the model")
 
 
 def parse_exported(answer: Answer) -> Exported:
-    """Read the files of an image; raises UnreadableAnswer."""
-    line = last(answer, "exported")
-    return decode.read(Exported, line, f"what {answer.node} says of the image")
+    """Parse an exported image; raises UnreadableAnswer."""
+    line = result_line(answer, "exported")
+    return decode.parse_json(Exported, line, f"what {answer.node} says of the image")
 
 
 def parse_removed(answer: Answer) -> int:
-    """Return the bytes that were freed; raises UnreadableAnswer."""
-    line = last(answer, "removed")
-    return decode.read(_Result, line, f"what {answer.node} says of its model").bytes
+    """Parse the number of freed bytes; raises UnreadableAnswer."""
+    line = result_line(answer, "removed")
+    return decode.parse_json(_Result, line, f"what {answer.node} says of its model").bytes
 
 
-def reason(error: UnreadableAnswer) -> str:
-    """Return what a program said of its failure."""
+def failure_reason(error: UnreadableAnswer) -> str:
+    """Return a program's own reason for its failure."""
     return error.message.partition("cannot do it: ")[2] or error.message
 
 
-def last(answer: Answer, event: str) -> str:
-    """Return the last line, which has the result; raises UnreadableAnswer with what is known of
-    why there is none.
+def result_line(answer: Answer, event: str) -> str:
+    """Return the last line of output, the result; raises UnreadableAnswer with the program's
+    reason.
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        result = decode.read(_Result, line, f"the answer of {answer.node}")
+        result = decode.parse_json(_Result, line, f"the answer of {answer.node}")
     except UnreadableAnswer:
         raise UnreadableAnswer(
             f"{answer.node} cannot say what it has", evidence=answer.tail or "(it said nothing)"

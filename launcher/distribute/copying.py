@@ -1,4 +1,4 @@
-"""Runner of a copy of a model or an image: a program on each node, progress and the result."""
+"""Copy of a model or an image within a session: starts the programs, shows progress and result."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, fold
-from launcher.core.errors import NodeError, together
+from launcher.core.errors import NodeError, combine_errors
 from launcher.core.events import State
-from launcher.core.sizes import told
+from launcher.core.sizes import format_size
 from launcher.core.transport import Command
 from launcher.distribute import chain, members
-from launcher.distribute.chain import HERE, Where
-from launcher.distribute.members import Connections, Part, Spread
-from launcher.distribute.model_plan import Copying
-from launcher.distribute.run_copy import spread
+from launcher.distribute.chain import THIS_MACHINE, ProgramRuntime
+from launcher.distribute.members import Connections, MemberSpec, CopyResult
+from launcher.distribute.model_plan import CopyPlan
+from launcher.distribute.run_copy import coordinate_copy
 
 STREAMS = 4
-_DAY = 86400.0  # seconds; a copy that moves nothing ends long before
+_DAY = 86400.0  # seconds; a stalled copy stops long before
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of a copy: `rate` is bytes a second that each node sends at most (0: no limit).
+class CopyOptions:
+    """Options of a copy: `rate` limits the bytes per second that each node sends (0: unlimited).
 
-    Nodes encrypt the files' bytes as `encrypt` says, or else the inventory. `compare` reads files
-    that are there instead of trusting names and times; `cached` leaves files in the page cache.
+    `encrypt` encrypts the files' bytes between nodes; None: as the inventory says. `compare` reads
+    existing files instead of trusting names and times; `cached` leaves files in the page cache.
     """
 
     rate: int = 0
@@ -38,114 +38,122 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """One node's place in a copy: its program, its folder, and, for images, what Docker is asked to
-    do with the folder's files (`chain.load`).
+class CopyLocation:
+    """Folder of one node in a copy, and the runtime of its program; `load` are the request fields
+    that load an image into Docker.
     """
 
-    where: Where
+    runtime: ProgramRuntime
     root: str
     load: Mapping[str, Any] | None = None
 
 
-def called(copying: Copying) -> str:
-    """Return the name of what is copied, with its revision."""
-    at = f" ({copying.revision[:12]})" if copying.revision else ""
-    return f"{copying.model}{at}"
+def display_name(plan: CopyPlan) -> str:
+    """Return the model's or image's name with its revision."""
+    suffix = f" ({plan.revision[:12]})" if plan.revision else ""
+    return f"{plan.model}{suffix}"
 
 
-def on_here(inventory: Inventory) -> Where:
-    """Run a program with this machine's own Python."""
-    where = chain.on_node(inventory)
-    return replace(where, argv=(sys.executable, *where.argv[1:]))
+def local_runtime(inventory: Inventory) -> ProgramRuntime:
+    """Run the program with this machine's own Python."""
+    runtime = chain.node_runtime(inventory)
+    return replace(runtime, argv=(sys.executable, *runtime.argv[1:]))
 
 
-def run(
-    session: Session, verb: str, copying: Copying, places: Mapping[str, Place], options: Options
-) -> Spread:
-    """Copy, and return what came of it; `verb` names the command in the nodes' audit logs.
+def run_copy(
+    session: Session,
+    verb: str,
+    plan: CopyPlan,
+    locations: Mapping[str, CopyLocation],
+    options: CopyOptions,
+) -> CopyResult:
+    """Run a copy and return its result; `verb` names the command in the nodes' audit logs.
 
     Raises:
         NodeError: the source failed, or a program did not start.
         LockError: the cluster's lock was lost.
     """
-    parts = _parts(session, verb, copying, places, options)
-    what = f"{called(copying)}, {told(copying.manifest.bytes)}"
-    if copying.targets:
-        session.begin("copy", f"Copy {what}, from {copying.source}")
-        session.note("copy", f"order: {' → '.join((copying.source, *copying.targets))}")
+    specs = _build_specs(session, verb, plan, locations, options)
+    subject = f"{display_name(plan)}, {format_size(plan.manifest.bytes)}"
+    if plan.targets:
+        session.begin("copy", f"Copy {subject}, from {plan.source}")
+        session.note("copy", f"order: {' → '.join((plan.source, *plan.targets))}")
     else:
-        session.begin("copy", f"Compare {what}, with the digests of the hub")
+        session.begin("copy", f"Compare {subject}, with the digests of the hub")
 
     def hold(command: Command) -> Any:
-        here = command.node == HERE
-        return session.fleet.hold_here(command) if here else session.fleet.hold(command)
+        local = command.node == THIS_MACHINE
+        return session.fleet.hold_here(command) if local else session.fleet.hold(command)
 
     def tunnel(name: str, port: int) -> int:
         return session.fleet.forward(name, session.inventory.node(name).ip, port).port
 
     def check() -> None:
-        """Stop when the lock is lost."""
+        """Raise LockError when the lock is lost."""
         list(session.transport.run(()))
 
     connections = Connections(hold=hold, tunnel=tunnel, check=check)
-    return session.show(spread(parts, connections, total=copying.manifest.bytes))
+    return session.show(coordinate_copy(specs, connections, total=plan.manifest.bytes))
 
 
-def _parts(
-    session: Session, verb: str, copying: Copying, places: Mapping[str, Place], options: Options
-) -> list[Part]:
-    """Return the part of each node, the source's first."""
+def _build_specs(
+    session: Session,
+    verb: str,
+    plan: CopyPlan,
+    locations: Mapping[str, CopyLocation],
+    options: CopyOptions,
+) -> list[MemberSpec]:
+    """Return the members' specs, the source first."""
     from launcher.app import issue_certificates
 
     inventory = session.inventory
     common: dict[str, Any] = {
-        "manifest": copying.manifest,
-        "certificate": issue_certificates.make("vlaunch copy"),
+        "manifest": plan.manifest,
+        "certificate": issue_certificates.make_certificate("vlaunch copy"),
         "encrypt": not inventory.private if options.encrypt is None else options.encrypt,
         "streams": STREAMS,
         "rate": options.rate,
         "compare": options.compare,
         "cached": options.cached,
-        "alone": not copying.targets,
-        "links": copying.links,
-        "refs": copying.refs,
+        "alone": not plan.targets,
+        "links": plan.links,
+        "refs": plan.refs,
     }
-    changes = {name: [f"copying {copying.model}"] for name in copying.targets}
+    changes = {name: [f"copying {plan.model}"] for name in plan.targets}
     before = session.transport.record(verb, changes)
-    parts = []
-    for name in (copying.source, *copying.targets):
-        here, place = name == HERE, places[name]
-        host = "" if here else inventory.node(name).ip
-        listens = copying.targets and not here
-        request = chain.copy(
+    specs = []
+    for name in (plan.source, *plan.targets):
+        is_local, location = name == THIS_MACHINE, locations[name]
+        host = "" if is_local else inventory.node(name).ip
+        listens = plan.targets and not is_local
+        request = chain.copy_request(
             node=name,
-            root=place.root,
+            root=location.root,
             listen=(host, inventory.ports.copy) if listens else None,
-            source=name == copying.source,
-            label="" if here or place.load else copying.label,
-            load=None if name == copying.source else place.load,
+            source=name == plan.source,
+            label="" if is_local or location.load else plan.label,
+            load=None if name == plan.source else location.load,
             **common,
         )
-        command = members.command(
+        command = members.program_command(
             name,
-            place.where,
+            location.where,
             request,
             timeout=_DAY,
             before=before.get(name, ()),
             talk=True,
         )
-        parts.append(Part(name=name, command=command, host=host, gives=here))
-    return parts
+        specs.append(MemberSpec(name=name, command=command, host=host, gives=is_local))
+    return specs
 
 
-def present(copying: Copying, done: Collection[str] = ()) -> list[str]:
-    """Return the nodes that have it, in the inventory's order."""
-    names = {*copying.complete, *done} - {HERE}
-    return [name for name in copying.order if name in names]
+def nodes_with_copy(plan: CopyPlan, finished: Collection[str] = ()) -> list[str]:
+    """Return the nodes with a complete copy, in the inventory's order."""
+    complete = {*plan.complete, *finished} - {THIS_MACHINE}
+    return [name for name in plan.order if name in complete]
 
 
-def report(
+def report_result(
     session: Session,
     name: str,
     data: Mapping[str, Any],
@@ -154,8 +162,8 @@ def report(
     seconds: float,
     last: bool,
 ) -> None:
-    """Show the end of a copy, as that of the command if it is its `last` part; raises NodeError
-    for nodes that `failed`.
+    """Show the result of a copy, as the command's result if it is its `last` step; raises NodeError
+    for nodes that failed.
     """
     failed: Mapping[str, str] = data["failed"]
     if last:
@@ -165,12 +173,12 @@ def report(
         session.note("copy", text, state="ok", data=data)
     if failed:
         hint = "run the same command again: it continues the copy"
-        what = f"does not have {name}"
-        errors = [NodeError(node, what, evidence=why, hint=hint) for node, why in failed.items()]
-        raise together(errors, what)
+        problem = f"does not have {name}"
+        errors = [NodeError(node, problem, evidence=why, hint=hint) for node, why in failed.items()]
+        raise combine_errors(errors, problem)
 
 
-def nothing(session: Session, name: str, nodes: list[str]) -> None:
-    """Say that all nodes have it."""
+def report_unchanged(session: Session, name: str, nodes: list[str]) -> None:
+    """Report that all nodes have a complete copy already."""
     text = f"{name} is on {fold(nodes)} already; there was nothing to copy"
     session.done(text, stage="copy", data={"changed": 0})

@@ -1,5 +1,5 @@
-"""Plan of a copy of an image: the nodes that lack it and the layers that they lack, decided from
-what each Docker has before anything is written.
+"""Plan of an image copy: the nodes and layers to copy, decided from the stores of all nodes before
+anything is written.
 """
 
 from __future__ import annotations
@@ -9,171 +9,180 @@ from dataclasses import dataclass
 from typing import Final
 
 from launcher.core.domain import fold
-from launcher.core.errors import NodeError, RequestError, together
-from launcher.core.sizes import told
+from launcher.core.errors import NodeError, RequestError, combine_errors
+from launcher.core.sizes import format_size
 from launcher.distribute import image_store
 from launcher.distribute.chain import Exported
-from launcher.distribute.image_store import Store
-from launcher.distribute.model_plan import Copying, chunk, in_order
-from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.image_store import ImageStore
+from launcher.distribute.model_plan import CopyPlan, choose_chunk_size, chain_order
+from launcher.distribute.node.files import ManifestFile, CopyManifest
 from launcher.tools.docker import Image
 
-_MARGIN: Final = 1.02  # how much more room than bytes there must be
-_LIST: Final = "see what is where: `vlaunch image list`"
+_MARGIN: Final = 1.02  # required space per byte
+_LIST_HINT: Final = "see what is where: `vlaunch image list`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePlan:
-    """A copy of an image: `lacking` are the nodes that get it from `source`, in the order of the
-    chain. All of them have its first `has` layers.
+    """A copy of an image from `source` to `receivers`, in the order of the chain; these all have
+    its first `common_layers` layers.
 
-    `complete` are the nodes that have it already, `order` is all nodes in the inventory's.
-    `unnamed` are those that have it under other names alone, each with its ID there.
+    `complete_nodes` have the image, `all_nodes` follow the inventory's order, and `unnamed` maps
+    nodes that have the image only under other names to its ID.
     """
 
     name: str
     source: str
     image: Image
-    lacking: tuple[str, ...]
-    has: int
+    receivers: tuple[str, ...]
+    common_layers: int
     unnamed: Mapping[str, str]
-    complete: tuple[str, ...]
-    order: tuple[str, ...]
+    complete_nodes: tuple[str, ...]
+    all_nodes: tuple[str, ...]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The nodes that get something, or a name for what they have."""
-        return (*self.lacking, *self.unnamed)
+        """Nodes that get the image, or a name for it."""
+        return (*self.receivers, *self.unnamed)
 
     @property
-    def tagged(self) -> str:
+    def tagged_name(self) -> str:
         """The image's name with its tag."""
         return self.name if ":" in self.name.rpartition("/")[2] else f"{self.name}:latest"
 
 
 def plan_image(
     name: str,
-    seen: Mapping[str, Store],
+    stores: Mapping[str, ImageStore],
     *,
     source: str = "",
     targets: Sequence[str] = (),
 ) -> ImagePlan:
-    """Return the copy that brings an image to all nodes, or to `targets`.
+    """Plan a copy of an image to all nodes, or to `targets`.
 
     Args:
         name: the image.
-        seen: what each node's Docker has, in the inventory's order.
-        source: whose image it is; by default the first node's that has it.
-        targets: nodes that shall have it.
+        stores: the nodes' images, in the inventory's order.
+        source: the node to copy from; by default the first one that has the image.
+        targets: nodes to copy to.
 
     Raises:
-        RequestError: nobody has it, or nodes differ in what it is.
+        RequestError: no node has the image, or the nodes' images differ.
         NodeError: a node cannot take part.
     """
-    has = {node: found for node, each in seen.items() if (found := each.image(name)) is not None}
-    source = _source(name, has, seen, source)
-    image = has[source]
-    wanted = [node for node in (targets or seen) if node != source]
-    there = {node: each for node, each in has.items() if each.identity == image.identity}
-    lacking = [node for node in wanted if node not in there]
-    _check_able(seen, [source, *lacking])
-    if "@" in name and lacking:
+    stored = {node: store.image(name) for node, store in stores.items()}
+    images = {node: image for node, image in stored.items() if image is not None}
+    source = _choose_source(name, images, stores, source)
+    image = images[source]
+    requested = [node for node in (targets or stores) if node != source]
+    matching = {node for node in images if images[node].identity == image.identity}
+    receivers = [node for node in requested if node not in matching]
+    _check_ready(stores, [source, *receivers])
+    if "@" in name and receivers:
         raise RequestError(
             f"{name} is named by its digest, and an image that is copied between nodes has none"
             " there: Docker knows digests of what came from a registry alone",
             hint="name it by a tag; the nodes' images are compared with each other all the same",
         )
-    unnamed = {node: twin.id for node in lacking if (twin := _twin(seen[node], image)) is not None}
-    lacking = [node for node in lacking if node not in unnamed]
+    unnamed = {
+        node: twin.id
+        for node in receivers
+        if (twin := _find_same_image(stores[node], image)) is not None
+    }
+    receivers = [node for node in receivers if node not in unnamed]
     return ImagePlan(
         name=name,
         source=source,
         image=image,
-        lacking=in_order(lacking, source),
-        has=min((_has(seen[node], image) for node in lacking), default=0),
+        lacking=chain_order(receivers, source),
+        has=min((_count_common_layers(stores[node], image) for node in receivers), default=0),
         unnamed=unnamed,
-        complete=tuple(node for node in seen if node in there and node in (source, *wanted)),
-        order=tuple(seen),
+        complete=tuple(node for node in stores if node in matching & {source, *requested}),
+        order=tuple(stores),
     )
 
 
-def _twin(store: Store, image: Image) -> Image | None:
-    """Return the same image of a node, which has another name there."""
-    return next((each for each in store.images if each.identity == image.identity), None)
+def _find_same_image(store: ImageStore, image: Image) -> Image | None:
+    """Find the same image under another name."""
+    return next((stored for stored in store.images if stored.identity == image.identity), None)
 
 
-def _has(store: Store, image: Image) -> int:
-    """Return how many layers of an image need not be sent to a node.
+def _count_common_layers(store: ImageStore, image: Image) -> int:
+    """Count the first layers of an image that need not be sent to a node.
 
-    Containerd's store keeps layers packed, as they came, and Docker does not tell which: there all
-    are sent.
+    Containerd's store keeps the compressed layers, and Docker does not list them: all are sent.
     """
     return 0 if store.containerd else store.has_layers(image.layers)
 
 
-def _source(name: str, has: Mapping[str, Image], seen: Mapping[str, Store], source: str) -> str:
-    """Return whose image is copied; raises RequestError and NodeError."""
+def _choose_source(
+    name: str, images: Mapping[str, Image], stores: Mapping[str, ImageStore], source: str
+) -> str:
+    """Return the node to copy from; raises RequestError and NodeError."""
     if source:
-        _check_able(seen, [source])
-        if source not in has:
-            raise RequestError(f"{source} does not have {name}", hint=_LIST)
+        _check_ready(stores, [source])
+        if source not in images:
+            raise RequestError(f"{source} does not have {name}", hint=_LIST_HINT)
         return source
-    if not has:
-        _check_able(seen, [node for node, each in seen.items() if each.trouble])
+    if not images:
+        _check_ready(stores, [node for node, store in stores.items() if store.trouble])
         raise RequestError(
-            f"no node has {name} ({fold(list(seen))} were asked)",
+            f"no node has {name} ({fold(list(stores))} were asked)",
             hint=f"have one fetch it: `vlaunch image pull {name}`, or bring it from this machine:"
             f" `vlaunch image copy {name} --here`",
         )
-    first = next(iter(has))
-    if others := [node for node in has if has[node].identity != has[first].identity]:
+    first = next(iter(images))
+    if others := [node for node in images if images[node].identity != images[first].identity]:
         raise RequestError(
             f"{name} is not the same image on {fold([first, *others])}",
-            evidence=[f"{node}: {short(each)}, {told(each.size)}" for node, each in has.items()],
+            evidence=[
+                f"{node}: {short_id(image)}, {format_size(image.size)}"
+                for node, image in images.items()
+            ],
             hint=f"say whose it shall be: `vlaunch image copy {name} --from {first}`",
         )
     return first
 
 
-def short(image: Image) -> str:
-    """Return the twelve digits that people compare."""
+def short_id(image: Image) -> str:
+    """Return the 12-digit ID that Docker's commands print."""
     return image.id.removeprefix("sha256:")[:12]
 
 
-def _check_able(seen: Mapping[str, Store], nodes: Sequence[str]) -> None:
-    """Raise NodeError for every node whose Docker or Python is not there."""
+def _check_ready(stores: Mapping[str, ImageStore], nodes: Sequence[str]) -> None:
+    """Raise NodeError for every node without a working Docker or Python."""
     errors = []
     for node in nodes:
-        store = seen[node]
+        store = stores[node]
         if store.trouble:
             errors.append(NodeError(node, "Docker does not answer", evidence=store.trouble))
         elif store.python < image_store.OLDEST:
-            found = ".".join(map(str, store.python)) if store.python[0] else "none"
+            version = ".".join(map(str, store.python)) if store.python[0] else "none"
             errors.append(
                 NodeError(
                     node,
                     "an image is copied by Python 3.8 or newer",
-                    evidence=f"python3 on the node: {found}",
+                    evidence=f"python3 on the node: {version}",
                     hint="install it, or bring the image yourself: `docker save IMAGE | ssh"
                     f" {node} docker load`",
                 )
             )
     if errors:
-        raise together(errors, "cannot take part")
+        raise combine_errors(errors, "cannot take part")
 
 
-def plan_files(plan: ImagePlan, exported: Exported) -> Copying:
-    """Return the copy of the files of an image, without layers that all targets have."""
+def plan_files(plan: ImagePlan, exported: Exported) -> CopyPlan:
+    """Plan the copy of an image's files, without layers that all targets have."""
     present = {*exported.layers[: plan.has]} - {*exported.layers[plan.has :]}
-    files = [File(*row) for row in exported.files if row[0] not in present]
-    total = sum(each.size for each in files)
-    return Copying(
+    files = [ManifestFile(*row) for row in exported.files if row[0] not in present]
+    total = sum(file.size for file in files)
+    return CopyPlan(
         model=plan.name,
         revision="",
         source=plan.source,
         targets=plan.lacking,
         complete=plan.complete,
-        manifest=Manifest(files, chunk(total)),
+        manifest=CopyManifest(files, choose_chunk_size(total)),
         links=(),
         refs=(),
         missing=dict.fromkeys(plan.lacking, total),
@@ -181,52 +190,52 @@ def plan_files(plan: ImagePlan, exported: Exported) -> Copying:
     )
 
 
-def check_source(plan: ImagePlan, store: Store) -> int:
-    """Return the bytes that the source needs for its export of the image; raises NodeError when
-    there are fewer.
+def check_source(plan: ImagePlan, store: ImageStore) -> int:
+    """Return the bytes that the source still needs to export the image; raises NodeError without
+    enough space.
 
-    Docker's classic store first writes all of it to its own disk.
+    Docker's classic store first writes the whole image to its own disk.
     """
     need = round(plan.image.size * _MARGIN)
     docker = 0 if store.containerd else need
-    if errors := _check(plan.source, store, scratch=need - store.unfinished, docker=docker):
+    if errors := _check_space(plan.source, store, scratch=need - store.unfinished, docker=docker):
         raise errors[0]
     return max(0, need - store.unfinished)
 
 
-def check_targets(plan: ImagePlan, copying: Copying, seen: Mapping[str, Store]) -> None:
-    """Raise NodeError for every node that has too little room.
+def check_targets(plan: ImagePlan, copy_plan: CopyPlan, stores: Mapping[str, ImageStore]) -> None:
+    """Raise NodeError for every target with too little space.
 
-    The files are stored three times for a while: as they came, in Docker's temporary folder, and
-    unpacked. Containerd's store exports layers packed.
+    Loading needs the files three times: as copied, in Docker's temporary folder, and unpacked.
+    Containerd's store exports compressed layers.
     """
-    missing = copying.manifest.bytes
-    unpacked = plan.image.size if seen[plan.source].containerd else missing
-    docker = round((missing + unpacked) * _MARGIN)
+    size = copy_plan.manifest.bytes
+    unpacked = plan.image.size if stores[plan.source].containerd else size
+    docker = round((size + unpacked) * _MARGIN)
     errors = [
         error
         for node in plan.lacking
-        for error in _check(
+        for error in _check_space(
             node,
-            seen[node],
-            scratch=round(missing * _MARGIN) - seen[node].unfinished,
+            stores[node],
+            scratch=round(size * _MARGIN) - stores[node].unfinished,
             docker=docker,
         )
     ]
     if errors:
-        raise together(errors, "has too little room for the image")
+        raise combine_errors(errors, "has too little room for the image")
 
 
-def _check(node: str, store: Store, *, scratch: int, docker: int) -> list[NodeError]:
+def _check_space(node: str, store: ImageStore, *, scratch: int, docker: int) -> list[NodeError]:
     if store.same_disk:
         enough = scratch + docker <= store.free
-        text = f"{told(scratch + docker)} are needed, {told(store.free)} are free"
+        text = f"{format_size(scratch + docker)} are needed, {format_size(store.free)} are free"
     else:
         enough = scratch <= store.scratch and docker <= store.free
         text = (
-            f"{told(max(0, scratch))} are needed in {store.top.rpartition('/')[0]},"
-            f" {told(store.scratch)} are free;"
-            f" {told(docker)} where Docker keeps images, {told(store.free)} are free"
+            f"{format_size(max(0, scratch))} are needed in {store.top.rpartition('/')[0]},"
+            f" {format_size(store.scratch)} are free;"
+            f" {format_size(docker)} where Docker keeps images, {format_size(store.free)} are free"
         )
     if enough:
         return []

@@ -12,8 +12,8 @@ from launcher.core.transport import Command
 from launcher.distribute import chain
 
 
-class Held(Protocol):
-    """A program that runs on a node; see `launcher.ssh.held.Held`."""
+class RunningProgram(Protocol):
+    """A program that runs on a node (`launcher.ssh.held`)."""
 
     @property
     def over(self) -> Answer | None: ...
@@ -26,92 +26,92 @@ class Held(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """One node's part: the command that starts its program, and where others reach it.
+class MemberSpec:
+    """The command that starts a member's program, and the host at which others reach it.
 
-    `gives` is for who cannot be reached: it connects to the node after it.
+    `pushes` is true for a member that cannot be reached: it connects to the node after it.
     """
 
     name: str
-    command: Command
+    program_command: Command
     host: str = ""
-    gives: bool = False
+    pushes: bool = False
 
 
 @dataclass(kw_only=True)
-class Member:
-    """Progress of a node. `failed` is the reason why it left the copy; `shared` names the node with
-    the same file system; `cpu` is the CPU time of its program in seconds, `start` that until the
-    copy began.
+class MemberProgress:
+    """Progress of a node. `failed` is the reason why it left the copy; `shared` names a node with
+    the same file system. `cpu` is the CPU time of its program in seconds, `start_cpu` its CPU time
+    before the copy.
     """
 
-    held: Held
+    program: RunningProgram
     port: int = 0
-    have: int = 0
-    began: int = 0
+    stored: int = 0
+    stored_at_start: int = 0
     received: int = 0
     sent: int = 0
     source: str = ""
     root: str = ""
     failed: str = ""
-    full: bool = False
+    disk_full: bool = False
     shared: str = ""
     listening: bool = False
     finished: bool = False
-    heard: float = 0.0
+    last_report_at: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0
-    start: float = 0.0
-    complaint: list[str] = field(default_factory=list)
+    start_cpu: float = 0.0
+    error_lines: list[str] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
-        """True while it takes part."""
+        """True while the node takes part."""
         return not self.failed and not self.shared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class CopyResult:
     """Result of a copy: its seconds, and each node's progress or reason of failure."""
 
     seconds: float
-    members: Mapping[str, Member]
+    members: Mapping[str, MemberProgress]
 
     @property
     def failed(self) -> dict[str, str]:
-        """The nodes that do not have it, each with the reason."""
-        return {name: each.failed for name, each in self.members.items() if each.failed}
+        """Nodes without a complete copy, each with the reason."""
+        return {name: member.failed for name, member in self.members.items() if member.failed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
-    """Functions that start and reach programs; `tunnel` returns a local port that leads to a port
-    of a node. `check` raises when the copy must not go on.
+    """Functions that start and reach programs; `tunnel` returns the local port of a tunnel to a
+    node's port. `check` raises when the copy must stop.
     """
 
-    hold: Callable[[Command], Held]
+    start: Callable[[Command], RunningProgram]
     tunnel: Callable[[str, int], int]
     check: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
 
-def command(
+def program_command(
     node: str,
-    where: chain.Where,
+    runtime: chain.ProgramRuntime,
     request: Mapping[str, Any],
     *,
     timeout: float,
     before: Argv = (),
     talk: bool = False,
 ) -> Command:
-    """Return the command that starts a node's program; with `talk` it is told more while it runs,
-    at the same time as all others' programs.
+    """Return the command that starts a node's program; with `talk` it receives orders while it
+    runs, in parallel with the other nodes' programs.
     """
     return Command(
         node=node,
-        argv=where.argv,
+        argv=runtime.argv,
         timeout=timeout,
-        stdin=lambda: chain.program(request),
+        stdin=lambda: chain.program_input(request),
         shown_stdin="printf PROGRAM",
         hold_stdin=True,
         together=talk,

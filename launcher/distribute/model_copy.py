@@ -1,4 +1,4 @@
-"""`vlaunch model copy`: copy a model from one node, or from this machine, to all nodes."""
+"""`vlaunch model copy`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 import click
 
 from launcher.app import options
-from launcher.app.choose import chosen
-from launcher.app.command import Call, command
+from launcher.app.choose import select_nodes
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.core import decode, sizes
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import RequestError
-from launcher.core.sizes import told
+from launcher.core.sizes import format_size
 from launcher.distribute import chain
 from launcher.distribute import copying as copies
-from launcher.distribute.chain import HERE, Seen
-from launcher.distribute.copying import Options
-from launcher.distribute.model_plan import Copying, plan_copy
-from launcher.distribute.model_programs import Programs, check_path
+from launcher.distribute.chain import THIS_MACHINE, NodeModels
+from launcher.distribute.copying import CopyOptions
+from launcher.distribute.model_plan import CopyPlan, plan_copy
+from launcher.distribute.model_programs import NodePrograms, check_path
 from launcher.distribute.node import look as scan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,18 +32,18 @@ SOURCE = click.option("--from", "source", metavar="NODE", help="Copy from this n
 REVISION = click.option("--revision", default="", help="A commit, or the name of one (main).")
 
 
-def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
-    """Parse bytes a second; raises BadParameter."""
+def _parse_rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    """Parse bytes per second; raises BadParameter."""
     if value is None:
         return 0
     try:
-        return sizes.read(value)
+        return sizes.parse_size(value)
     except ValueError:
         raise click.BadParameter("should be bytes a second, such as 500MB") from None
 
 
-def transfer(function: F) -> F:
-    """Add the flags of a transfer: `targets`, `rate` and `encrypt`."""
+def transfer_options(function: F) -> F:
+    """Add the options of a transfer: `targets`, `rate` and `encrypt`."""
     for option in (
         click.option(
             "--encrypt/--no-encrypt",
@@ -54,7 +54,10 @@ def transfer(function: F) -> F:
             ),
         ),
         click.option(
-            "--rate", callback=_rate, metavar="SIZE", help="Bytes a second of each node, at most."
+            "--rate",
+            callback=_parse_rate,
+            metavar="SIZE",
+            help="Bytes a second of each node, at most.",
         ),
         click.option(
             "--to",
@@ -82,9 +85,9 @@ def transfer(function: F) -> F:
     help="Read files that are there already, instead of trusting sizes and times.",
 )
 @REVISION
-@transfer
+@transfer_options
 def copy(
-    call: Call,
+    call: CommandContext,
     name: str,
     source: str | None,
     here: bool,
@@ -110,49 +113,50 @@ def copy(
     here = here or name.startswith(("./", "../", "~", "."))
     if as_ and not here:
         raise click.UsageError("--as goes with a folder of this machine")
-    wanted = chosen(call.inventory, targets)
-    local = _Local.find(call.inventory, name, as_) if here else None
-    model = local.model if local else name
+    target_nodes = select_nodes(call.inventory, targets)
+    local_model = _LocalModel.find(call.inventory, name, as_) if here else None
+    model = local_model.model if local_model else name
     check_path(call.inventory, model)
-    givers = chosen(call.inventory, [source]) if source else call.inventory.nodes
-    asked = [n for n in call.inventory.nodes if n in wanted or (n in givers and not local)]
-    with call.session(nodes=asked) as session, call.locked(session) as ours:
-        programs = look(ours, asked, model)
-        seen = programs.look(model, files=True)
-        if local is not None:
-            seen = {HERE: local.seen(), **seen}
-        copying = plan_copy(
+    source_nodes = select_nodes(call.inventory, [source]) if source else call.inventory.nodes
+    members = target_nodes if local_model else (*target_nodes, *source_nodes)
+    nodes = [node for node in call.inventory.nodes if node in members]
+    with call.session(nodes=nodes) as session, call.locked(session) as locked:
+        programs = start_programs(locked, nodes, model)
+        stores = programs.look(model, files=True)
+        if local_model is not None:
+            stores = {THIS_MACHINE: local_model.seen(), **stores}
+        plan = plan_copy(
             model,
-            seen,
-            source=HERE if local else source or "",
+            stores,
+            source=THIS_MACHINE if local_model else source or "",
             revision=revision,
-            targets=[node.name for node in wanted],
+            targets=[node.name for node in target_nodes],
             compare=compare,
         )
         if call.dry_run:
-            print_plan(copying)
+            print_plan(plan)
         else:
-            given = Options(compare=compare, **limits)
-            bring(programs, copying, given, local=local.path if local else "")
+            copy_options = CopyOptions(compare=compare, **limits)
+            copy_model(programs, plan, copy_options, local=local_model.path if local_model else "")
 
 
-def print_plan(copying: Copying) -> None:
+def print_plan(plan: CopyPlan) -> None:
     """Print what would be done."""
-    size = told(copying.manifest.bytes)
-    files = len(copying.manifest.files)
-    click.echo(f"{copies.called(copying)}: {size} in {files} files, from {copying.source}")
-    before = copying.source
-    for name in copying.targets:
-        click.echo(f"  {name} would get {told(copying.missing[name])}, from {before}")
+    size = format_size(plan.manifest.bytes)
+    files = len(plan.manifest.files)
+    click.echo(f"{copies.display_name(plan)}: {size} in {files} files, from {plan.source}")
+    before = plan.source
+    for name in plan.targets:
+        click.echo(f"  {name} would get {format_size(plan.missing[name])}, from {before}")
         before = name
-    if there := [name for name in copies.present(copying) if name != copying.source]:
-        click.echo(f"  {fold(there)} has it already")
+    if complete := [name for name in copies.nodes_with_copy(plan) if name != plan.source]:
+        click.echo(f"  {fold(complete)} has it already")
 
 
-def bring(
-    programs: Programs,
-    copying: Copying,
-    given: Options,
+def copy_model(
+    programs: NodePrograms,
+    plan: CopyPlan,
+    options: CopyOptions,
     *,
     local: str = "",
     last: bool = True,
@@ -161,64 +165,67 @@ def bring(
     """Copy a model, and show the result.
 
     Args:
-        programs: where each node's program runs.
-        copying: the plan.
-        given: the options of the copy.
-        local: the folder, where this machine is the source.
-        last: whether the command ends with it.
-        verify: whether the source's files are compared although no node lacks them.
+        programs: the nodes' programs.
+        plan: the plan.
+        options: the options of the copy.
+        local: the source folder on this machine; empty when a node is the source.
+        last: this copy is the command's last step.
+        verify: compare the source's files even if no node lacks them.
 
     Raises:
-        NodeError: a node does not have it.
+        NodeError: a node does not have the model.
         LockError: the cluster's lock was lost.
     """
-    session, name = programs.session, copies.called(copying)
-    if not copying.targets and not verify:
+    session, name = programs.session, copies.display_name(plan)
+    if not plan.targets and not verify:
         if last:
-            copies.nothing(session, name, copies.present(copying))
+            copies.report_unchanged(session, name, copies.nodes_with_copy(plan))
         return
-    places = {
-        node.name: copies.Place(
-            where=programs.where(node), root=chain.root(programs.where(node), node, copying.model)
+    locations = {
+        node.name: copies.CopyLocation(
+            where=programs.where(node),
+            root=chain.model_root(programs.where(node), node, plan.model),
         )
         for node in programs.nodes
     }
     if local:
-        where = copies.on_here(session.inventory)
-        places[HERE] = copies.Place(where=where, root=local)
-    came = copies.run(session, "model copy", copying, places, given)
-    done = [name for name in copying.targets if name not in came.failed]
-    for node in done:
-        member = came.members[node]
+        runtime = copies.local_runtime(session.inventory)
+        locations[THIS_MACHINE] = copies.CopyLocation(where=runtime, root=local)
+    result = copies.run_copy(session, "model copy", plan, locations, options)
+    updated = [name for name in plan.targets if name not in result.failed]
+    for node in updated:
+        member = result.members[node]
         if not member.shared:
-            text = f"{told(member.received)} received, every byte compared"
+            text = f"{format_size(member.received)} received, every byte compared"
             session.step("copy", text, node=node, seconds=member.seconds)
-    received = {node: came.members[node].received for node in done}
-    most = max(received.values(), default=0)
-    rate = f", {told(round(most / max(came.seconds, 0.001)))}/s" if most else ""
-    total, nodes = copying.manifest.bytes, copies.present(copying, [copying.source, *done])
+    received = {node: result.members[node].received for node in updated}
+    max_received = max(received.values(), default=0)
+    rate = (
+        f", {format_size(round(max_received / max(result.seconds, 0.001)))}/s"
+        if max_received
+        else ""
+    )
+    total, nodes = plan.manifest.bytes, copies.nodes_with_copy(plan, [plan.source, *updated])
     data = {
         "bytes": total,
         "nodes": nodes,
-        "failed": came.failed,
+        "failed": result.failed,
         "received": received,
-        "changed": len(done),
+        "changed": len(updated),
     }
-    text = f"{name} is on {fold(nodes)}: {told(total)}{rate}"
-    copies.report(session, copying.model, data, text=text, seconds=came.seconds, last=last)
+    text = f"{name} is on {fold(nodes)}: {format_size(total)}{rate}"
+    copies.report_result(session, plan.model, data, text=text, seconds=result.seconds, last=last)
 
 
-class _Local:
-    """A model of this machine: `path` is its folder or cache, `model` what it is called on the
-    nodes.
-    """
+class _LocalModel:
+    """A model on this machine: `path` is its folder, `model` its name on the nodes."""
 
     def __init__(self, path: str, model: str, request: Mapping[str, Any]) -> None:
         self.path, self.model, self.request = path, model, request
 
     @classmethod
-    def find(cls, inventory: Inventory, name: str, as_: str | None) -> _Local:
-        """Find what a name means here; raises RequestError."""
+    def find(cls, inventory: Inventory, name: str, as_: str | None) -> _LocalModel:
+        """Find a model on this machine by name or path; raises RequestError."""
         path = Path(name).expanduser()
         if path.is_dir() and (name.startswith((".", "~", "/")) or as_):
             path = path.resolve()
@@ -232,27 +239,28 @@ class _Local:
             return cls(str(path), target, {"path": str(path)})
         if name.startswith((".", "~", "/")):
             raise RequestError(f"{name}: no such folder on this machine")
-        hub = _own_hub()
-        if not (hub / scan.folder(name)).is_dir():
+        hub = _local_hub()
+        if not (hub / scan.cache_folder(name)).is_dir():
             raise RequestError(
                 f"{name} is not in this machine's Hugging Face cache", evidence=str(hub)
             )
-        return cls(str(hub / scan.folder(name)), name, {"hub": str(hub), "name": name})
+        return cls(str(hub / scan.cache_folder(name)), name, {"hub": str(hub), "name": name})
 
-    def seen(self) -> Seen:
-        """Look at it."""
-        said = scan.look({**self.request, "files": True, "room": self.path})
-        seen = decode.fit(Seen, said, "what this machine has")
-        return replace(seen, models=tuple(replace(each, name=self.model) for each in seen.models))
+    def scan(self) -> NodeModels:
+        """Scan the model's files."""
+        raw = scan.scan_models({**self.request, "files": True, "room": self.path})
+        store = decode.validate(NodeModels, raw, "what this machine has")
+        models = tuple(replace(model, name=self.model) for model in store.models)
+        return replace(store, models=models)
 
 
-def _own_hub() -> Path:
-    """Return this machine's cache, where huggingface_hub looks for it."""
+def _local_hub() -> Path:
+    """Return this machine's Hugging Face cache, as huggingface_hub locates it."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
-def look(session: Session, asked: Sequence[Node], model: str) -> Programs:
-    """Tell what is looked for, and return what to look with."""
-    session.begin("look", f"Look for {model} on {fold([node.name for node in asked])}")
-    return Programs(session, asked)
+def start_programs(session: Session, nodes: Sequence[Node], model: str) -> NodePrograms:
+    """Announce the scan for a model, and return the nodes' programs."""
+    session.begin("look", f"Look for {model} on {fold([node.name for node in nodes])}")
+    return NodePrograms(session, nodes)

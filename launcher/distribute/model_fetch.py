@@ -10,8 +10,8 @@ from launcher.app.session import Session
 from launcher.core.domain import Node, fold
 from launcher.core.plan import Plan
 from launcher.distribute import model_copy, model_pull
-from launcher.distribute.copying import Options
-from launcher.distribute.model_plan import plan_copy, whole_on
+from launcher.distribute.copying import CopyOptions
+from launcher.distribute.model_plan import plan_copy, complete_nodes
 from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -22,52 +22,51 @@ def ensure_model(
     nodes: Sequence[Node],
     plan: Callable[[], Plan],
 ) -> float:
-    """Copy a model to those of `nodes` that lack it, from a node that has all of it, else by a
-    download on one of them; returns the seconds that it took, 0 where nothing was missing. Gates of
-    `plan` are checked before.
+    """Copy a model to those of `nodes` that lack it, from a node with a complete copy or after a
+    download on one of them; returns the seconds that it took, 0 where nothing was missing. The
+    gates of `plan` are checked first.
 
     Raises:
-        RequestError: no node has a folder, nodes that have the model differ, or there is no room.
-        NodeError: a node does not have it, or the download failed.
+        RequestError: no node has the folder, the nodes' copies differ, or there is no space.
+        NodeError: a node does not have the model, or the download failed.
         GateError: a gate fails that does not depend on the model.
     """
-    lack = _lacking(snapshot, model, nodes)
-    if not lack:
+    missing_nodes = _nodes_without_model(snapshot, model, nodes)
+    if not missing_nodes:
         return 0.0
-    _judge(session, plan())
+    _check_gates(session, plan())
     began = time.monotonic()
-    given = Options(cached=True)  # vLLM is about to read it
-    programs = model_copy.look(session, session.reached, model)
+    options = CopyOptions(cached=True)  # vLLM is about to read it
+    programs = model_copy.start_programs(session, session.reached, model)
     stores = programs.look(model, files=True)
-    if whole_on(model, stores) or model.startswith("/"):
-        model_copy.bring(programs, plan_copy(model, stores, targets=lack), given, last=False)
+    if complete_nodes(model, stores) or model.startswith("/"):
+        copy_plan = plan_copy(model, stores, targets=missing_nodes)
+        model_copy.copy_model(programs, copy_plan, options, last=False)
     else:
-        model_pull.download(session, model, nodes, given)
+        model_pull.download_model(session, model, nodes, options)
     return time.monotonic() - began
 
 
-def notes(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[str]:
-    """Say what a dry run would copy, unless nothing is missing."""
-    if lack := _lacking(snapshot, model, nodes):
-        whole = any(store.where == "there" for store in snapshot.models.values())
-        how = f"copy {model}" if whole or model.startswith("/") else f"pull {model}"
-        advice = f"`vlaunch model {how} --dry-run` says how"
-        yield f"first, {fold(lack)} would be given {model}: {advice}"
+def dry_run_notes(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a note on the copy that a dry run leaves out, unless nothing is missing."""
+    if missing_nodes := _nodes_without_model(snapshot, model, nodes):
+        complete = any(store.where == "there" for store in snapshot.models.values())
+        subcommand = f"copy {model}" if complete or model.startswith("/") else f"pull {model}"
+        advice = f"`vlaunch model {subcommand} --dry-run` says how"
+        yield f"first, {fold(missing_nodes)} would be given {model}: {advice}"
 
 
-def _judge(session: Session, plan: Plan) -> None:
-    """Have refused now what would be refused when the model has come, which may take hours; raises
-    GateError.
-    """
+def _check_gates(session: Session, plan: Plan) -> None:
+    """Check the plan's other gates before a copy that may take hours; raises GateError."""
     for stage in plan.stages:
         if stage.id == "preflight":
             gates = tuple(gate for gate in stage.gates if gate.id != "model")
             title = "Look at the cluster, before the model is brought"
-            first = replace(stage, title=title, gates=gates)
-            session.apply(replace(plan, stages=(first,), notes=()))
+            reduced = replace(stage, title=title, gates=gates)
+            session.apply(replace(plan, stages=(reduced,), notes=()))
 
 
-def _lacking(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:
-    """Return the nodes that are known to lack files of a model."""
+def _nodes_without_model(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) -> list[str]:
+    """Return the nodes whose scan shows missing files of a model."""
     stores = snapshot.models if model else {}
     return [node.name for node in nodes if node.name in stores and stores[node.name].absent]

@@ -1,5 +1,5 @@
-"""Plan of a copy of a model: source, order and missing files, decided from what the nodes have
-before anything is written.
+"""Plan of a model copy: source, order and missing files, decided from the nodes' models before
+anything is written.
 """
 
 from __future__ import annotations
@@ -8,37 +8,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.core.domain import fold, natural
+from launcher.core.domain import fold, natural_key
 from launcher.core.errors import RequestError
-from launcher.core.sizes import told
-from launcher.distribute.chain import HERE, Model, Revision, Seen
-from launcher.distribute.node.files import File, Manifest
+from launcher.core.sizes import format_size
+from launcher.distribute.chain import THIS_MACHINE, StoredModel, Revision, NodeModels
+from launcher.distribute.node.files import ManifestFile, CopyManifest
 
 MAIN: Final = "main"
 _CHUNK, _LARGE_CHUNK = 2**20, 4 * 2**20
-_LARGE = 2**34  # bytes from which larger chunks cost less work
-_MARGIN: Final = 1.02  # how much more room than the missing bytes there must be
+_LARGE = 2**34  # bytes; larger models get larger chunks
+_MARGIN: Final = 1.02  # required space per missing byte
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copying:
-    """One copy to be: `source` has the files, `targets` get them in this order.
+class CopyPlan:
+    """A copy of `manifest` from `source` to `targets`, in this order.
 
-    `manifest` is what is copied, `links` and `refs` what is made of it at the end; `missing` are
-    the bytes that each target lacks, as well as names and sizes tell, `complete` the nodes that
-    have all of it already, and `order` is all nodes in the inventory's.
+    `links` and `refs` are created at the end. `missing_bytes` of each target are estimated from
+    names and sizes; `complete_nodes` have all files already, and `all_nodes` follow the inventory's
+    order.
     """
 
     model: str
     revision: str
     source: str
     targets: tuple[str, ...]
-    complete: tuple[str, ...]
-    manifest: Manifest
+    complete_nodes: tuple[str, ...]
+    manifest: CopyManifest
     links: tuple[tuple[str, str], ...]
     refs: tuple[tuple[str, str], ...]
-    missing: Mapping[str, int]
-    order: tuple[str, ...]
+    missing_bytes: Mapping[str, int]
+    all_nodes: tuple[str, ...]
 
     @property
     def label(self) -> str:
@@ -48,210 +48,214 @@ class Copying:
 
 def plan_copy(
     model: str,
-    seen: Mapping[str, Seen],
+    stores: Mapping[str, NodeModels],
     *,
     source: str = "",
     revision: str = "",
     targets: Sequence[str] = (),
     compare: bool = False,
     partial: bool = False,
-) -> Copying:
-    """Return the copy that brings a model to all nodes, or to `targets`.
+) -> CopyPlan:
+    """Plan a copy of a model to all nodes, or to `targets`.
 
     Args:
         model: its name, or its folder's path.
-        seen: what each node has of it, with its files.
-        source: the node to copy from; by default the first one that has all of it.
-        revision: a commit, or the name of one; `main` by default.
-        targets: nodes that shall have it.
-        compare: names, sizes and times are no reason to leave a node out.
-        partial: the source may have only some files of the model.
+        stores: the nodes' models, with their files.
+        source: the node to copy from; by default the first one with a complete copy.
+        revision: a commit, or a ref; by default `main`.
+        targets: nodes to copy to.
+        compare: do not skip nodes whose files have the same names, sizes and times.
+        partial: the source may lack files of the model.
 
     Raises:
-        RequestError: nobody has it, nodes differ in what it is, or there is no room.
+        RequestError: no node has the model, the nodes' copies differ, or there is no space.
     """
-    has = {name: there for name, each in seen.items() if (there := _found(each, model, revision))}
-    if not (partial and source in has):
-        source = _source(model, revision, has, source, seen)
-    kind, found = has[source]
-    rows = found.rows
-    wanted = tuple(name for name in (targets or seen) if name != source)
-    missing = {name: _missing(rows, has.get(name)) for name in wanted}
-    lacking = tuple(name for name in wanted if compare or not _same(found, has.get(name)))
-    # Who has most goes first, for it can serve the others.
-    order = tuple(sorted(in_order(lacking, source), key=lambda name: missing[name]))
-    check_room(seen, {name: missing[name] for name in order})
-    total = sum(each.size for each in rows)
+    matches = {name: _find_revision(store, model, revision) for name, store in stores.items()}
+    copies = {name: match for name, match in matches.items() if match is not None}
+    if not (partial and source in copies):
+        source = _choose_source(model, revision, copies, source, stores)
+    entry, selected = copies[source]
+    files = selected.rows
+    names = tuple(name for name in (targets or stores) if name != source)
+    missing = {name: _missing_bytes(files, copies.get(name)) for name in names}
+    receivers = [name for name in names if compare or not _is_current(selected, copies.get(name))]
+    # A node that has more of the files comes first, because it can serve the others.
+    order = tuple(sorted(chain_order(receivers, source), key=lambda name: missing[name]))
+    check_space(stores, {name: missing[name] for name in order})
+    total = sum(file.size for file in files)
     try:
-        manifest = Manifest(list(rows), chunk(total))
+        manifest = CopyManifest(list(files), choose_chunk_size(total))
     except ValueError as error:
         text, hint = f"{source} names a file of {model} that cannot be copied", "try `--from NODE`"
         raise RequestError(text, evidence=str(error), hint=hint) from None
-    return Copying(
+    refs = {(f"refs/{name}", selected.revision) for name in _ref_names(entry, selected, revision)}
+    return CopyPlan(
         model=model,
-        revision=found.revision,
+        revision=selected.revision,
         source=source,
         targets=order,
-        complete=tuple(name for name in seen if name == source or name in {*wanted} - {*order}),
+        complete=tuple(name for name in stores if name in {source, *names} - {*order}),
         manifest=manifest,
-        links=found.links,
-        refs=tuple(
-            sorted({(f"refs/{name}", found.revision) for name in _refs(kind, found, revision)})
-        ),
+        links=selected.links,
+        refs=tuple(sorted(refs)),
         missing={name: missing[name] for name in order},
-        order=tuple(seen),
+        order=tuple(stores),
     )
 
 
-def in_order(names: Iterable[str], source: str) -> tuple[str, ...]:
-    """Return nodes as they follow the source in a chain: by their names, numbers as numbers, from
-    the one after the source round to the one before it.
+def chain_order(names: Iterable[str], source: str) -> tuple[str, ...]:
+    """Sort nodes into the order of a chain: by name, numbers as numbers, from the one after the
+    source around to the one before it.
 
-    Nodes of a rack mostly have names that follow each other. The link to a rack, which its nodes
-    share, then carries a copy once inwards and once outwards.
+    Nodes of one rack mostly have consecutive names. The shared link of a rack then carries the data
+    once in and once out.
     """
-    ordered = sorted(names, key=natural)
-    if source == HERE:
+    ordered = sorted(names, key=natural_key)
+    if source == THIS_MACHINE:
         return tuple(ordered)
-    after = [name for name in ordered if natural(name) > natural(source)]
+    after = [name for name in ordered if natural_key(name) > natural_key(source)]
     return (*after, *ordered[: len(ordered) - len(after)])
 
 
-def chunk(total: int) -> int:
-    """Return the bytes of a chunk: what a node holds back before the next one gets it, so small
-    against the whole, and not so small that each one's own work is felt.
+def choose_chunk_size(total: int) -> int:
+    """Return the bytes of a chunk: each node passes on whole chunks, so they are small compared
+    with the total, but large enough that the overhead per chunk does not matter.
     """
     return _LARGE_CHUNK if total > _LARGE else _CHUNK
 
 
-def _found(seen: Seen, model: str, revision: str) -> tuple[Model, Revision] | None:
-    """Return a model of a node, in the revision that is meant; None where it has nothing of it."""
-    there = next((each for each in seen.models if each.name == model), None)
-    if there is None:
+def _find_revision(
+    store: NodeModels, model: str, revision: str
+) -> tuple[StoredModel, Revision] | None:
+    """Find a model on a node in a revision, by default `main`; None without it."""
+    stored = next((item for item in store.models if item.name == model), None)
+    if stored is None:
         return None
-    commit = "" if there.kind == "plain" else there.refs.get(revision or MAIN, revision)
-    match = next((each for each in there.revisions if each.revision == commit), None)
-    return None if match is None else (there, match)
+    commit = "" if stored.kind == "plain" else stored.refs.get(revision or MAIN, revision)
+    match = next((item for item in stored.revisions if item.revision == commit), None)
+    return None if match is None else (stored, match)
 
 
-def whole_on(model: str, stores: Mapping[str, Seen]) -> tuple[str, ...]:
-    """Return the nodes that have all of a model."""
+def complete_nodes(model: str, stores: Mapping[str, NodeModels]) -> tuple[str, ...]:
+    """Return the nodes with a complete copy of a model."""
     return tuple(
         name
         for name, store in stores.items()
-        if (match := _found(store, model, "")) and _is_whole(*match)
+        if (match := _find_revision(store, model, "")) and _is_complete(*match)
     )
 
 
-def _source(
+def _choose_source(
     model: str,
     revision: str,
-    has: Mapping[str, tuple[Model, Revision]],
+    copies: Mapping[str, tuple[StoredModel, Revision]],
     source: str,
-    seen: Mapping[str, Seen],
+    stores: Mapping[str, NodeModels],
 ) -> str:
     """Return the node to copy from; raises RequestError."""
-    whole = {name: found for name, found in has.items() if _is_whole(*found)}
+    complete = {name: copy for name, copy in copies.items() if _is_complete(*copy)}
     if source:
-        if source not in whole:
+        if source not in complete:
             raise RequestError(
-                f"{source} does not have {_named(model, revision)}",
-                evidence=_partial(has.get(source)),
+                f"{source} does not have {_format_model(model, revision)}",
+                evidence=_describe_partial(copies.get(source)),
                 hint="see what is where: `vlaunch model list`",
             )
         return source
-    if not whole:
-        evidence = [f"{name}: {_partial(found)}" for name, found in has.items()]
+    if not complete:
+        evidence = [f"{name}: {_describe_partial(copy)}" for name, copy in copies.items()]
         raise RequestError(
-            f"no node has {_named(model, revision)}"
-            + (", or not all of it" if has else f" ({fold(list(seen))} were asked)"),
+            f"no node has {_format_model(model, revision)}"
+            + (", or not all of it" if copies else f" ({fold(list(stores))} were asked)"),
             evidence=evidence,
             hint="see what is where: `vlaunch model list`; a folder of this machine is copied with"
             " `vlaunch model copy ./FOLDER`",
         )
-    first = next(iter(whole))
+    first = next(iter(complete))
     others = [
         name
-        for name, (_, found) in whole.items()
-        if found.revision != whole[first][1].revision or _differs(found, whole[first][1])
+        for name, (_, copy) in complete.items()
+        if copy.revision != complete[first][1].revision or _files_differ(copy, complete[first][1])
     ]
     if others:
         raise RequestError(
             f"{model} is not the same on {fold([first, *others])}",
             evidence=[
-                f"{name}: {found.revision or f'{found.count} files'}, {told(found.size)}"
-                for name, (_, found) in whole.items()
+                f"{name}: {copy.revision or f'{copy.count} files'}, {format_size(copy.size)}"
+                for name, (_, copy) in complete.items()
             ],
             hint=f"say whose it shall be: `vlaunch model copy {model} --from {first}`",
         )
     return first
 
 
-def _is_whole(model: Model, found: Revision) -> bool:
-    return not found.why and not model.unfinished
+def _is_complete(model: StoredModel, revision: Revision) -> bool:
+    return not revision.why and not model.unfinished
 
 
-def _partial(found: tuple[Model, Revision] | None) -> str:
-    if found is None:
+def _describe_partial(copy: tuple[StoredModel, Revision] | None) -> str:
+    if copy is None:
         return "nothing of it is there"
-    model, revision = found
+    model, revision = copy
     return revision.why or (
-        f"an unfinished copy, {told(model.unfinished)} so far" if model.unfinished else ""
+        f"an unfinished copy, {format_size(model.unfinished)} so far" if model.unfinished else ""
     )
 
 
-def _named(model: str, revision: str) -> str:
+def _format_model(model: str, revision: str) -> str:
     return f"{model} in revision {revision}" if revision else model
 
 
-def _differs(one: Revision, other: Revision) -> bool:
-    return {(each.name, each.size) for each in one.rows} != {
-        (each.name, each.size) for each in other.rows
+def _files_differ(one: Revision, other: Revision) -> bool:
+    return {(file.name, file.size) for file in one.rows} != {
+        (file.name, file.size) for file in other.rows
     }
 
 
-def _same(source: Revision, target: tuple[Model, Revision] | None) -> bool:
-    """True when a target has the files already, as well as names, sizes and times tell."""
+def _is_current(source: Revision, target: tuple[StoredModel, Revision] | None) -> bool:
+    """True when a target has the files already, judged by names, sizes and times."""
     if target is None or target[0].unfinished:
         return False
-    wanted, there = _marks(source.rows), _marks(target[1].rows)
+    required, present = _file_keys(source.rows), _file_keys(target[1].rows)
     refs = target[0].kind == "plain" or source.revision in target[0].refs.values()
-    return refs and wanted <= there and set(source.links) <= set(target[1].links)
+    return refs and required <= present and set(source.links) <= set(target[1].links)
 
 
-def _marks(rows: Sequence[File]) -> set[tuple[str, int, int]]:
-    """Return keys of files: a blob's name is its digest, of others the time of change counts."""
-    return {(each.name, each.size, 0 if each.sum else each.mtime) for each in rows}
+def _file_keys(files: Sequence[ManifestFile]) -> set[tuple[str, int, int]]:
+    """Return comparison keys: with the time of change, except for blobs, named by their digests."""
+    return {(file.name, file.size, 0 if file.sum else file.mtime) for file in files}
 
 
-def _missing(rows: Sequence[File], target: tuple[Model, Revision] | None) -> int:
-    there = _marks(target[1].rows) if target is not None else set()
-    return sum(each.size for each in rows if not _marks([each]) <= there)
+def _missing_bytes(
+    files: Sequence[ManifestFile], target: tuple[StoredModel, Revision] | None
+) -> int:
+    present = _file_keys(target[1].rows) if target is not None else set()
+    return sum(file.size for file in files if not _file_keys([file]) <= present)
 
 
-def check_room(seen: Mapping[str, Seen], missing: Mapping[str, int]) -> None:
-    """Raise RequestError when a node has too little room for what it lacks."""
-    tight = [
+def check_space(stores: Mapping[str, NodeModels], missing: Mapping[str, int]) -> None:
+    """Raise RequestError when a node has too little space for its missing bytes."""
+    full_nodes = [
         name
         for name, size in missing.items()
-        if size * _MARGIN > seen[name].free + sum(each.unfinished for each in seen[name].models)
+        if size * _MARGIN > stores[name].free + sum(m.unfinished for m in stores[name].models)
     ]
-    if tight:
+    if full_nodes:
         raise RequestError(
-            f"{fold(tight)} has too little room",
+            f"{fold(full_nodes)} has too little room",
             evidence=[
-                f"{name}: {told(missing[name])} are missing there, {told(seen[name].free)} free"
-                for name in tight
+                f"{name}: {format_size(missing[name])} are missing there, {format_size(stores[name].free)} free"
+                for name in full_nodes
             ],
             hint="see what could go: `vlaunch model list`, then `vlaunch model remove MODEL"
             " --node NODE`; or name the others with `--to NODE`",
         )
 
 
-def _refs(model: Model, found: Revision, revision: str) -> list[str]:
-    """Return the names under which a copied revision shall be found."""
+def _ref_names(model: StoredModel, selected: Revision, revision: str) -> list[str]:
+    """Return the refs that point to the copied revision."""
     if model.kind == "plain":
         return []
-    own = [name for name, commit in model.refs.items() if commit == found.revision]
-    asked = [revision] if revision and revision != found.revision else []
-    return [*own, *asked] or [MAIN]
+    current = [name for name, commit in model.refs.items() if commit == selected.revision]
+    requested = [revision] if revision and revision != selected.revision else []
+    return [*current, *requested] or [MAIN]

@@ -1,7 +1,7 @@
-"""Runner of a copy: starts a program on each node, tells each which nodes come before it in the
-chain, and watches them to the end.
+"""Coordinator of a copy: starts the members' programs, sends each its predecessors in the chain,
+and watches them until they finish.
 
-It knows nothing of SSH: the caller passes functions that start and reach programs.
+The caller passes functions that start and reach programs, so this module does not depend on SSH.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Any, Final
 
 from launcher.core import untrusted
 from launcher.core.domain import Answer, fold
-from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError, together
+from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError, combine_errors
 from launcher.core.events import Event, State
-from launcher.core.sizes import told
+from launcher.core.sizes import format_size
 from launcher.distribute import chain
-from launcher.distribute.members import Connections, Member, Part, Spread
+from launcher.distribute.members import Connections, MemberProgress, MemberSpec, CopyResult
 
 _STAGE: Final = "copy"
-BEGIN: Final = 90.0  # seconds until all programs listen; a container may have to start
-SILENT: Final = 20.0  # seconds without a word, until a program counts as dead
-STALLED: Final = 90.0  # seconds in which no byte comes to anybody
-_FINISH: Final = 120.0, 5e6  # seconds, and bytes a second that `docker load` takes at least
+START_TIMEOUT: Final = 90.0  # seconds until all programs listen; a container may have to start
+SILENCE_TIMEOUT: Final = 20.0  # seconds without a message, after which a program counts as dead
+STALL_TIMEOUT: Final = 90.0  # seconds in which no member receives a byte
+_FINISH: Final = 120.0, 5e6  # seconds, and the bytes per second that `docker load` takes at least
 _LOOK, _POLL, _TELL = 1.0, 0.05, 10.0  # seconds
 
 
-def spread(
-    parts: Sequence[Part],
+def coordinate_copy(
+    specs: Sequence[MemberSpec],
     connections: Connections,
     *,
     total: int,
-) -> Generator[Event, None, Spread]:
-    """Run a copy to its end; the first of `parts` is the source, the others follow it in the chain.
-    `total` are the bytes of all files.
+) -> Generator[Event, None, CopyResult]:
+    """Run a copy to its end; the first spec is the source, the others follow it in the chain.
+    `total` is the bytes of all files.
 
-    A node that fails stops no other: the nodes behind it fetch from the one before it. Whatever
-    happens, no program is left running; what nodes have stays, and the same copy continues with it.
+    A failed node stops no other: the nodes behind it fetch from the one before it. No program is
+    left running in any case. Received chunks stay on the nodes, where the same copy resumes.
 
     Raises:
-        NodeError: a program did not begin, or the source failed.
-        VlaunchError: nothing moved for too long.
+        NodeError: a program did not start, or the source failed.
+        VlaunchError: no byte moved for STALL_TIMEOUT.
     """
-    run = _Run(parts, connections, total)
+    run = _Coordinator(specs, connections, total)
     try:
         yield from run.begin()
         yield from run.move()
@@ -51,131 +51,144 @@ def spread(
         run.end()
 
 
-class _Run:
+class _Coordinator:
     def __init__(
         self,
-        parts: Sequence[Part],
+        specs: Sequence[MemberSpec],
         connections: Connections,
         total: int,
     ) -> None:
-        self._parts = {each.name: each for each in parts}
-        self._source = parts[0].name
+        self._specs = {spec.name: spec for spec in specs}
+        self._source = specs[0].name
         self._connections, self._clock = connections, connections.clock
         self._total = total
         self._began = self._clock()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, MemberProgress] = {}
         self._ordered = False
         self._gives_to = ""
         self._moved_at = self._began
 
-    # --- the three parts of a copy
+    # --- the phases of a copy
 
-    def begin(self) -> Iterator[Event]:
-        """Start all programs, and wait until each listens: who asks before is refused."""
+    def start(self) -> Iterator[Event]:
+        """Start all programs, and wait until each listens: earlier connections would be refused."""
         yield Event(
             kind="wait", stage=_STAGE, text="starting a program on each node", state="running"
         )
-        for name, part in self._parts.items():
-            self._members[name] = Member(
-                held=self._connections.hold(part.command), heard=self._clock()
+        for name, spec in self._specs.items():
+            self._members[name] = MemberProgress(
+                held=self._connections.hold(spec.command), heard=self._clock()
             )
-        until = self._clock() + BEGIN
-        while not all(each.listening or not each.alive for each in self._members.values()):
-            yield from self._hear()
-            if self._clock() > until:
-                late = [name for name, each in self._members.items() if not each.listening]
-                raise NodeError(fold(late), f"the program did not begin within {BEGIN:.0f}s")
-        if errors := [self._error(name) for name, each in self._members.items() if each.failed]:
-            raise together(errors)
-        for name, each in self._members.items():
-            if each.shared:
-                text = f"sees the same folder as {each.shared}, which gets the files"
+        deadline = self._clock() + START_TIMEOUT
+        while not all(member.listening or not member.alive for member in self._members.values()):
+            yield from self._receive_messages()
+            if self._clock() > deadline:
+                late = [name for name, member in self._members.items() if not member.listening]
+                raise NodeError(
+                    fold(late), f"the program did not begin within {START_TIMEOUT:.0f}s"
+                )
+        if errors := [
+            self._member_error(name) for name, member in self._members.items() if member.failed
+        ]:
+            raise combine_errors(errors)
+        for name, member in self._members.items():
+            if member.shared:
+                text = f"sees the same folder as {member.shared}, which gets the files"
                 yield Event(kind="note", stage=_STAGE, node=name, text=text)
-            each.began = each.have
+            member.began = member.have
         self._began = self._moved_at = self._clock()
-        self._tell_order()
-        for each in self._members.values():
-            if each.alive:
-                each.held.say(chain.simply("go"))
-        self._give()
+        self._send_order()
+        for member in self._members.values():
+            if member.alive:
+                member.held.say(chain.simple_order("go"))
+        self._connect_source()
 
-    def move(self) -> Iterator[Event]:
-        """Watch until all nodes that live have everything."""
-        looked = told_at = self._clock()
-        while not self._all_have_it():
-            yield from self._hear()
+    def watch(self) -> Iterator[Event]:
+        """Watch until all live nodes have all files."""
+        checked_at = reported_at = self._clock()
+        while not self._all_complete():
+            yield from self._receive_messages()
             now = self._clock()
-            if now - looked >= _LOOK:
-                looked = now
+            if now - checked_at >= _LOOK:
+                checked_at = now
                 self._connections.check()
-                due = now - told_at >= _TELL
-                told_at = now if due else told_at
-                yield from self._progress(due)
+                due = now - reported_at >= _TELL
+                reported_at = now if due else reported_at
+                yield from self._report_progress(due)
                 self._check_stall(now)
-            if not self._targets() and len(self._parts) > 1:
-                raise together([self._error(name) for name in self._members if self._failed(name)])
+            if not self._targets() and len(self._specs) > 1:
+                raise combine_errors(
+                    [self._member_error(name) for name in self._members if self._has_failed(name)]
+                )
 
     def finish(self) -> Iterator[Event]:
-        """Have everything put in its place."""
+        """Have the members install the files."""
         text = "writing the files to the disks, and putting them in their places"
         yield Event(kind="wait", stage=_STAGE, text=text, state="running")
-        self._compare()
-        for each in self._members.values():
-            if each.alive:
-                each.held.say(chain.simply("finish"))
+        self._compare_digests()
+        for member in self._members.values():
+            if member.alive:
+                member.held.say(chain.simple_order("finish"))
         seconds, rate = _FINISH
-        until = self._clock() + seconds + self._total / rate
-        while not all(each.finished or not each.alive for each in self._members.values()):
-            yield from self._hear()
-            if self._clock() > until:
-                late = [name for name, each in self._members.items() if not each.finished]
+        deadline = self._clock() + seconds + self._total / rate
+        while not all(member.finished or not member.alive for member in self._members.values()):
+            yield from self._receive_messages()
+            if self._clock() > deadline:
+                late = [name for name, member in self._members.items() if not member.finished]
                 raise NodeError(fold(late), "the files were not written to the disk in time")
 
-    def result(self) -> Spread:
-        """Return what has come of it."""
-        return Spread(seconds=self._clock() - self._began, members=self._members)
+    def result(self) -> CopyResult:
+        """Return the result."""
+        return CopyResult(seconds=self._clock() - self._began, members=self._members)
 
-    def end(self) -> None:
-        """End all programs."""
-        for each in self._members.values():
-            each.held.end()
+    def stop(self) -> None:
+        """Stop all programs."""
+        for member in self._members.values():
+            member.held.end()
 
-    # --- what nodes say
+    # --- messages of the programs
 
-    def _hear(self) -> Iterator[Event]:
-        """Take all that was said; wait a little when nothing was."""
-        heard = False
+    def _receive_messages(self) -> Iterator[Event]:
+        """Handle all messages; without any, wait briefly for one of the source."""
+        received = False
         for name, member in self._members.items():
-            while (said := member.held.next(0)) is not None:
-                heard = True
-                yield from self._take(name, member, said)
-        if not heard:
+            while (message := member.held.next(0)) is not None:
+                received = True
+                yield from self._handle_message(name, member, message)
+        if not received:
             first = next(iter(self._members.values()))
-            if (said := first.held.next(_POLL)) is not None:
-                yield from self._take(self._source, first, said)
+            if (message := first.held.next(_POLL)) is not None:
+                yield from self._handle_message(self._source, first, message)
         for name, member in self._members.items():
             silent = self._clock() - member.heard
-            if member.alive and member.listening and not member.finished and silent > SILENT:
-                yield from self._dies(name, f"it has said nothing for {silent:.0f}s")
+            if (
+                member.alive
+                and member.listening
+                and not member.finished
+                and silent > SILENCE_TIMEOUT
+            ):
+                yield from self._drop_member(name, f"it has said nothing for {silent:.0f}s")
 
-    def _take(self, name: str, member: Member, said: Any) -> Iterator[Event]:
+    def _handle_message(self, name: str, member: MemberProgress, message: Any) -> Iterator[Event]:
         member.heard = self._clock()
-        if isinstance(said, Answer):
+        if isinstance(message, Answer):
             if not member.finished and member.alive:
-                why = said.tail or "\n".join(member.complaint[-3:])
-                yield from self._dies(name, why or f"its program ended with {said.code}")
+                why = message.tail or "\n".join(member.complaint[-3:])
+                yield from self._drop_member(name, why or f"its program ended with {message.code}")
             return
-        if said.error:
-            member.complaint.append(untrusted.brief(said.text))
+        if message.error:
+            member.complaint.append(untrusted.one_line(message.text))
             return
         try:
-            event = chain.said(name, said.text)
+            event = chain.parse_event(name, message.text)
         except UnreadableAnswer as error:
-            yield from self._dies(name, f"{error.message}: {error.evidence[:100]}")
+            yield from self._drop_member(name, f"{error.message}: {error.evidence[:100]}")
             return
-        yield from self._event(name, member, event)
+        yield from self._handle_event(name, member, event)
 
-    def _event(self, name: str, member: Member, event: chain.Said) -> Iterator[Event]:
+    def _handle_event(
+        self, name: str, member: MemberProgress, event: chain.ProgramEvent
+    ) -> Iterator[Event]:
         now = self._clock()
         if event.event == "listening":
             member.listening, member.port, member.have = True, event.port, event.have
@@ -194,120 +207,126 @@ class _Run:
             member.shared = event.who
         elif event.event == "failed":
             member.full = event.full
-            yield from self._dies(name, event.why)
+            yield from self._drop_member(name, event.why)
         elif event.event == "wrong":
-            yield from self._wrong(name, event.who, event.number)
+            yield from self._handle_wrong_chunk(name, event.who, event.number)
 
-    def _wrong(self, name: str, who: str, number: int) -> Iterator[Event]:
-        text = f"got wrong bytes from {who}, and asks again"
-        if who in self._members:
-            self._members[who].held.say(chain.doubt(number))
+    def _handle_wrong_chunk(self, name: str, sender: str, number: int) -> Iterator[Event]:
+        text = f"got wrong bytes from {sender}, and asks again"
+        if sender in self._members:
+            self._members[sender].held.say(chain.recheck_order(number))
         yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
 
-    def _dies(self, name: str, why: str) -> Iterator[Event]:
+    def _drop_member(self, name: str, why: str) -> Iterator[Event]:
         member = self._members[name]
         member.failed = why or "its program ended"
         member.held.end()
         if name == self._source:
-            raise self._error(name)
+            raise self._member_error(name)
         if self._ordered:
             text = f"failed; the copy continues without it: {member.failed.splitlines()[-1]}"
             yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
-            self._give()
+            self._connect_source()
 
-    # --- what they are told
+    # --- orders to the programs
 
-    def _tell_order(self) -> None:
-        """Tell each node which nodes come before it, the nearest first. It skips dead ones."""
+    def _send_order(self) -> None:
+        """Send each node its live predecessors, the nearest first."""
         before: list[tuple[str, str, int]] = []
         for name, member in self._members.items():
             if member.alive:
-                member.held.say(chain.before(before[::-1]))
+                member.held.say(chain.peers_order(before[::-1]))
                 if member.port:
-                    before.append((name, self._parts[name].host, member.port))
+                    before.append((name, self._specs[name].host, member.port))
         self._ordered = True
 
-    def _give(self) -> None:
-        """Have a source that cannot be reached send its files to the first node that lives."""
+    def _connect_source(self) -> None:
+        """Have a source that cannot be reached push its files to the first live node."""
         first = next(iter(self._targets()), "")
-        if self._parts[self._source].gives and first not in ("", self._gives_to):
+        if self._specs[self._source].gives and first not in ("", self._gives_to):
             self._gives_to = first
             port = self._connections.tunnel(first, self._members[first].port)
-            self._members[self._source].held.say(chain.give("127.0.0.1", port))
+            self._members[self._source].held.say(chain.give_order("127.0.0.1", port))
 
-    # --- what it means
+    # --- state and progress
 
     def _targets(self) -> list[str]:
-        return [name for name, each in self._members.items() if each.alive and name != self._source]
+        members = self._members.items()
+        return [name for name, member in members if member.alive and name != self._source]
 
-    def _failed(self, name: str) -> bool:
+    def _has_failed(self, name: str) -> bool:
         return bool(self._members[name].failed)
 
-    def _all_have_it(self) -> bool:
-        there = bool(self._targets()) or len(self._parts) == 1
-        return there and all(self._members[name].root for name in (self._source, *self._targets()))
+    def _all_complete(self) -> bool:
+        targets = self._targets()
+        names = [self._source, *targets] if targets or len(self._specs) == 1 else []
+        return bool(names) and all(self._members[name].root for name in names)
 
-    def _compare(self) -> None:
-        """Raise VlaunchError when copies differ, which the digests of all chunks exclude."""
+    def _compare_digests(self) -> None:
+        """Raise VlaunchError when copies differ, although each chunk was verified."""
         root = self._members[self._source].root
-        if other := [name for name in self._targets() if self._members[name].root != root]:
-            raise VlaunchError(f"the copies on {fold(other)} differ from the source's")
+        if different := [name for name in self._targets() if self._members[name].root != root]:
+            raise VlaunchError(f"the copies on {fold(different)} differ from the source's")
 
     def _check_stall(self, now: float) -> None:
-        if now - self._moved_at < STALLED:
+        if now - self._moved_at < STALL_TIMEOUT:
             return
-        waits = [
-            f"{name}: {told(self._members[name].have)} of {told(self._total)}, from"
+        progress = [
+            f"{name}: {format_size(self._members[name].have)} of {format_size(self._total)}, from"
             f" {self._members[name].source or 'nobody'}"
             for name in self._targets()
             if not self._members[name].root
         ]
         raise VlaunchError(
-            f"no byte has moved for {STALLED:.0f}s",
-            evidence=waits,
+            f"no byte has moved for {STALL_TIMEOUT:.0f}s",
+            evidence=progress,
             hint="see whether the nodes reach each other at the copy's port: `vlaunch check --only"
             " ports-reachable`; the same command goes on from there",
         )
 
-    def _error(self, name: str) -> NodeError:
+    def _member_error(self, name: str) -> NodeError:
         member = self._members[name]
         hint = "the same command goes on from there"
         if member.full:
             hint = "see what could go there: `vlaunch model list`, `vlaunch image list`"
         return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
 
-    def _progress(self, due: bool) -> Iterator[Event]:
-        """Tell how far each node is, and the slowest."""
+    def _report_progress(self, due: bool) -> Iterator[Event]:
+        """Report the progress of each node, and of the slowest one."""
         seconds = max(0.001, self._clock() - self._began)
         for position, name in enumerate(self._targets(), 1):
-            each = self._members[name]
-            if each.root:
+            member = self._members[name]
+            if member.root:
                 continue
-            rate = (each.have - each.began) / seconds
+            rate = (member.have - member.began) / seconds
             data = {
-                "bytes": each.have,
+                "bytes": member.have,
                 "total": self._total,
                 "rate": round(rate),
-                "from": each.source,
+                "from": member.source,
                 "position": position,
             }
-            source = f" from {each.source}" if each.source else ""
-            text = f"{_share(each.have, self._total)}, {told(round(rate))}/s{source}"
+            source = f" from {member.source}" if member.source else ""
+            text = (
+                f"{_format_share(member.have, self._total)}, {format_size(round(rate))}/s{source}"
+            )
             yield Event(kind="step", stage=_STAGE, node=name, text=text, state="running", data=data)
         slowest = min(self._targets(), key=lambda name: self._members[name].have, default="")
         if slowest:
-            each = self._members[slowest]
-            rate = (each.have - each.began) / seconds
-            left = f", {_duration((self._total - each.have) / rate)} left" if rate else ""
-            text = f"{_share(each.have, self._total)} on {slowest}, the last{left}"
-            data = {"bytes": each.have, "total": self._total}
+            member = self._members[slowest]
+            rate = (member.have - member.began) / seconds
+            remaining = (
+                f", {_format_duration((self._total - member.have) / rate)} left" if rate else ""
+            )
+            text = f"{_format_share(member.have, self._total)} on {slowest}, the last{remaining}"
+            data = {"bytes": member.have, "total": self._total}
             state: State = "running" if due else ""
             yield Event(kind="wait", stage=_STAGE, text=text, state=state, data=data)
 
 
-def _share(have: int, total: int) -> str:
-    return f"{told(have)} of {told(total)}"
+def _format_share(have: int, total: int) -> str:
+    return f"{format_size(have)} of {format_size(total)}"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,8 +1,7 @@
-"""Mutual TLS 1.3 between the programs of one run, which all hold the same certificate.
+"""Mutual TLS 1.3 between the programs of one run, which share one certificate.
 
-Standard library only. The launcher makes the certificate and sends it with the request, on standard
-input. Holding its private key is the proof of belonging to the run, so both sides present it and
-trust no other.
+Standard library only. The launcher creates the certificate and sends it with the request, on
+standard input. Both sides present it and trust no other: only the run's programs have its key.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import os
 import ssl
 
-# OpenSSL's words for what the other side thinks of this one's certificate.
-_REFUSED = ("ALERT", "CERTIFICATE_REQUIRED")
+# Parts of OpenSSL's reasons when the other side rejects this side's certificate.
+_REFUSAL_ALERTS = ("ALERT", "CERTIFICATE_REQUIRED")
 
 
 def contexts(certificate: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -33,7 +32,7 @@ def _context(kind: int, certificate: str) -> ssl.SSLContext:
     context.load_verify_locations(cadata=certificate)
     if kind == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # sessions are not resumed
-    # OpenSSL reads keys from files only: this one has no name, and is in memory alone.
+    # OpenSSL reads keys only from files; this one exists in memory alone.
     with os.fdopen(os.memfd_create("certificate"), "w") as file:
         file.write(certificate)
         file.flush()
@@ -42,12 +41,12 @@ def _context(kind: int, certificate: str) -> ssl.SSLContext:
 
 
 def reason(error: OSError) -> str:
-    """Return why a connection failed, in words."""
+    """Describe why a connection failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not this run's: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        words = error.reason or ""
-        if any(word in words for word in _REFUSED):
-            return f"it refused this node's certificate ({words.lower().replace('_', ' ')})"
-        return f"TLS failed: {words.lower().replace('_', ' ') or error}"
+        alert = error.reason or ""
+        if any(fragment in alert for fragment in _REFUSAL_ALERTS):
+            return f"it refused this node's certificate ({alert.lower().replace('_', ' ')})"
+        return f"TLS failed: {alert.lower().replace('_', ' ') or error}"
     return error.strerror or str(error) or type(error).__name__

@@ -18,20 +18,20 @@ from . import place
 from .look import folder
 from .store import discard
 
-_TELL = 1.0  # seconds
-_BUSY = (429, 500, 502, 503, 504)
-_AGAIN = (1.0, 3.0, 9.0)  # seconds
+_REPORT_INTERVAL = 1.0  # seconds
+_BUSY_STATUSES = (429, 500, 502, 503, 504)
+_RETRY_DELAYS = (1.0, 3.0, 9.0)  # seconds
 _WORKERS = 4  # files at a time: as many begin anew after an interruption
 
 
-class NotFetched(Exception):
+class HubError(Exception):
     """The hub, or the way to it, refused a request."""
 
 
-def resolve(request: dict[str, Any]) -> dict[str, Any]:
+def resolve_revision(request: dict[str, Any]) -> dict[str, Any]:
     """Return the commit of a revision, and its files with sizes and digests; raises NotFetched."""
     with _hub(request) as hub:
-        info = _patiently(
+        info = _retry_busy(
             lambda: hub.HfApi().model_info(
                 request["name"], revision=request.get("revision") or None, files_metadata=True
             )
@@ -43,7 +43,7 @@ def resolve(request: dict[str, Any]) -> dict[str, Any]:
     return {"revision": info.sha, "files": files}
 
 
-def download(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+def download_files(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
     """Download the named files of a commit into the cache `hub`, and point `ref` to the commit;
     raises NotFetched.
 
@@ -54,8 +54,8 @@ def download(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, An
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_TELL):
-            tell("progress", have=_held(os.path.join(repo, "blobs")))
+        while not done.wait(_REPORT_INTERVAL):
+            tell("progress", have=_cached_bytes(os.path.join(repo, "blobs")))
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -71,7 +71,7 @@ def download(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, An
         done.set()
     place.point(repo, f"refs/{request['ref']}", request["revision"])
     place.give_to_owner(repo)
-    return {"bytes": _held(os.path.join(repo, "blobs"))}
+    return {"bytes": _cached_bytes(os.path.join(repo, "blobs"))}
 
 
 @contextlib.contextmanager
@@ -87,34 +87,34 @@ def _hub(request: dict[str, Any]) -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise NotFetched(f"there is no huggingface_hub here: {error}") from None
+        raise HubError(f"there is no huggingface_hub here: {error}") from None
     try:
         yield huggingface_hub
     # it has dozens of its own, and those of whatever carries it
     except Exception as error:
-        raise NotFetched(_words(error)) from None
+        raise HubError(_describe_error(error)) from None
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
+def _retry_busy(ask: Callable[[], Any]) -> Any:
     """Ask again when the hub is busy; the client does so for files alone."""
-    for seconds in _AGAIN:
+    for seconds in _RETRY_DELAYS:
         try:
             return ask()
         except Exception as error:
             answer = getattr(error, "response", None)
-            if getattr(answer, "status_code", 0) not in _BUSY:
+            if getattr(answer, "status_code", 0) not in _BUSY_STATUSES:
                 raise
             time.sleep(seconds)
     return ask()
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the kind and the first lines of an error: it has the address and the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:3]])
 
 
-def _held(blobs: str) -> int:
+def _cached_bytes(blobs: str) -> int:
     """Return the bytes in a cache's folder, of whole files and of those that are begun."""
     size = 0
     with contextlib.suppress(OSError), os.scandir(blobs) as entries:

@@ -18,15 +18,15 @@ from functools import cached_property
 from typing import Any
 
 STATE = ".vlaunch"  # below the folder: what is not finished, and the record of what is
-_GIT = "sha1"  # of git's choosing, not ours
+_GIT_HASH = "sha1"  # of git's choosing, not ours
 
 
-class Unsafe(ValueError):
+class UnsafeName(ValueError):
     """A name that must not be written."""
 
 
 @dataclass(frozen=True)
-class File:
+class ManifestFile:
     """One file: its name below the folder, bytes, time of change, and its publisher's digest.
 
     `sum` is the SHA-256 of its bytes (64 digits) or git's SHA-1 of it as a blob (40), as Hugging
@@ -36,26 +36,26 @@ class File:
     name: str
     size: int
     mtime: int = 0
-    sum: str = ""
+    digest: str = ""
 
 
-def safe(name: str) -> str:
+def safe_name(name: str) -> str:
     """Return a name that stays below the folder; raises Unsafe."""
     parts = name.split("/")
     bad = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
     if bad or "\0" in name or parts[0] == STATE:
-        raise Unsafe(f"the name {name[:200]!r} leads out of its folder, or is none")
+        raise UnsafeName(f"the name {name[:200]!r} leads out of its folder, or is none")
     return name
 
 
-def below(root: str, name: str) -> str:
+def safe_path(root: str, name: str) -> str:
     """Return the path of a name below `root`; raises Unsafe where a link in between leads out."""
-    path = os.path.join(root, safe(name))
+    path = os.path.join(root, safe_name(name))
     if "/" not in name:  # no folder is in between, and there may be ten thousand of these
         return path
     real, parent = os.path.realpath(root), os.path.realpath(os.path.dirname(path))
     if parent != real and not parent.startswith(real.rstrip("/") + "/"):
-        raise Unsafe(f"{path} lies outside {root}: a folder on the way is a link")
+        raise UnsafeName(f"{path} lies outside {root}: a folder on the way is a link")
     return path
 
 
@@ -70,13 +70,13 @@ def state_folder(root: str, *names: str) -> str:
             os.mkdir(path)
         there = os.lstat(path)
         if not stat.S_ISDIR(there.st_mode):
-            raise Unsafe(f"{path} is not a folder but a link or a file: remove it")
-        if there.st_uid not in (0, os.geteuid()) and there.st_uid not in _owners(root):
-            raise Unsafe(f"{path} belongs to another user (UID {there.st_uid}): remove it")
+            raise UnsafeName(f"{path} is not a folder but a link or a file: remove it")
+        if there.st_uid not in (0, os.geteuid()) and there.st_uid not in _allowed_owners(root):
+            raise UnsafeName(f"{path} belongs to another user (UID {there.st_uid}): remove it")
     return path
 
 
-def _owners(root: str) -> set[int]:
+def _allowed_owners(root: str) -> set[int]:
     """Return the users who may own `.vlaunch` besides root: the owners of the model, and the user
     that a network file system takes this process for.
     """
@@ -91,39 +91,39 @@ def open_plain(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Unsafe(f"{path} is a link: remove it") from None
+            raise UnsafeName(f"{path} is a link: remove it") from None
         raise
 
 
-class Manifest:
+class CopyManifest:
     """The files of one copy in their order, and its chunks of `chunk` bytes each.
 
     Raises Unsafe for a name that leads out, and ValueError for what is no list of files.
     """
 
-    def __init__(self, files: list[File], chunk: int) -> None:
-        self.files, self.chunk = files, chunk
+    def __init__(self, files: list[ManifestFile], chunk: int) -> None:
+        self.files, self.chunk_size = files, chunk
         if chunk < 1 or any(each.size < 0 for each in files):
             raise ValueError("a size is negative")
-        if len({safe(each.name) for each in files}) != len(files):
+        if len({safe_name(each.name) for each in files}) != len(files):
             raise ValueError("a file is named twice")
-        self.first: list[int] = []  # number of each file's first chunk
+        self.first_chunks: list[int] = []  # number of each file's first chunk
         number = 0
         for each in files:
-            self.first.append(number)
+            self.first_chunks.append(number)
             number += -(-each.size // chunk)
-        self.chunks = number
-        self.bytes = sum(each.size for each in files)
+        self.chunk_count = number
+        self.total_bytes = sum(each.size for each in files)
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Manifest:
+    def from_json(cls, said: dict[str, Any]) -> CopyManifest:
         """Read what `as_json` wrote."""
-        return cls([File(*each) for each in said["files"]], int(said["chunk"]))
+        return cls([ManifestFile(*each) for each in said["files"]], int(said["chunk"]))
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for `json.dumps`."""
         rows = [[each.name, each.size, each.mtime, each.sum] for each in self.files]
-        return {"files": rows, "chunk": self.chunk}
+        return {"files": rows, "chunk": self.chunk_size}
 
     @cached_property
     def identity(self) -> str:
@@ -131,34 +131,37 @@ class Manifest:
         text = json.dumps(self.as_json(), separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def place(self, number: int) -> tuple[int, int, int]:
+    def locate_chunk(self, number: int) -> tuple[int, int, int]:
         """Return which file a chunk is of, where it begins there, and how many bytes it has."""
         # Files without bytes have no chunk: of several that begin at a number, the last has it.
-        at = bisect.bisect_right(self.first, number) - 1
-        offset = (number - self.first[at]) * self.chunk
-        return at, offset, min(self.chunk, self.files[at].size - offset)
+        at = bisect.bisect_right(self.first_chunks, number) - 1
+        offset = (number - self.first_chunks[at]) * self.chunk_size
+        return at, offset, min(self.chunk_size, self.files[at].size - offset)
 
-    def chunks_of(self, at: int) -> range:
+    def file_chunks(self, at: int) -> range:
         """Return the numbers of a file's chunks."""
-        return range(self.first[at], self.first[at] + -(-self.files[at].size // self.chunk))
+        return range(
+            self.first_chunks[at],
+            self.first_chunks[at] + -(-self.files[at].size // self.chunk_size),
+        )
 
 
-class Sum:
+class PublisherDigest:
     """The publisher's digest of a file, taken while it is read from its beginning to its end."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: ManifestFile) -> None:
         self._expected = file.sum
         if len(file.sum) == 40:  # git's name of a blob
-            self._hash = hashlib.new(_GIT, b"blob %d\0" % file.size)
+            self._hash = hashlib.new(_GIT_HASH, b"blob %d\0" % file.size)
         else:
             self._hash = hashlib.sha256()
 
-    def add(self, data: bytes | memoryview) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         if self._expected:
             self._hash.update(data)
 
     @property
-    def wrong(self) -> bool:
+    def mismatch(self) -> bool:
         """True when the bytes are not what was published; False where nobody says what was."""
         return bool(self._expected) and self._hash.hexdigest() != self._expected

@@ -16,12 +16,12 @@ from .secure import Connection, Tls
 from .store import Hand, Store
 from .wire import ALIVE, BYTES, DIGEST, HAVE, HEAD, WANT
 
-PATIENCE = 4.0  # seconds of silence, until somebody is taken for dead
-_ALIVE = 1.0  # seconds between two signs of life
-_SEND = 60.0  # seconds in which a receiver whose disk is busy must take something
-_GREETING = 5.0  # seconds for the handshake
-_MOST_PENDING = 64  # connections before the end of their handshake
-_TOGETHER = 256  # heads that are sent at once
+SILENCE_TIMEOUT = 4.0  # seconds of silence, until somebody is taken for dead
+_HEARTBEAT_INTERVAL = 1.0  # seconds between two signs of life
+_SEND_TIMEOUT = 60.0  # seconds in which a receiver whose disk is busy must take something
+_HANDSHAKE_TIMEOUT = 5.0  # seconds for the handshake
+_MAX_PENDING = 64  # connections before the end of their handshake
+_MAX_HEADS = 256  # heads that are sent at once
 _BLOCK = 2**18  # bytes that are encrypted at once: few enough to stay in a core's cache
 
 
@@ -40,49 +40,49 @@ class Listener:
         *,
         rate: int = 0,
     ) -> None:
-        self._store, self._tls, self._given, self._rate = store, tls, given, rate
-        self._door = socket.create_server(where, backlog=256)
+        self._store, self._tls, self._on_giver, self._rate = store, tls, given, rate
+        self._socket = socket.create_server(where, backlog=256)
         self._pending: list[socket.socket] = []
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept_connections, daemon=True).start()
 
     @property
     def port(self) -> int:
         """The port that is listened at."""
-        return int(self._door.getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         while True:
             try:
-                guest = self._door.accept()[0]
+                guest = self._socket.accept()[0]
             except OSError:
                 time.sleep(0.05)  # too many open files, or a guest that has gone
                 continue
             with self._lock:
                 self._pending.append(guest)
-                if len(self._pending) > _MOST_PENDING:
+                if len(self._pending) > _MAX_PENDING:
                     # The oldest one's thread sees the end, and closes it.
                     with contextlib.suppress(OSError):
                         self._pending.pop(0).shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
+            threading.Thread(target=self._handle_connection, args=(guest,), daemon=True).start()
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _handle_connection(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
             try:
-                guest = self._tls.accept(sock, _GREETING)
-                wire.patient(guest, _GREETING, _GREETING, self._rate)
+                guest = self._tls.accept(sock, _HANDSHAKE_TIMEOUT)
+                wire.patient(guest, _HANDSHAKE_TIMEOUT, _HANDSHAKE_TIMEOUT, self._rate)
                 purpose = wire.confirm_purpose(guest)
             finally:
                 with self._lock, contextlib.suppress(ValueError):
                     self._pending.remove(sock)
             if purpose == wire.PULL:
-                wire.patient(guest, _GREETING, _SEND)
-                serve(self._store, guest)
+                wire.patient(guest, _HANDSHAKE_TIMEOUT, _SEND_TIMEOUT)
+                serve_chunks(self._store, guest)
             elif purpose == wire.GIVE:
-                self._given(guest)
+                self._on_giver(guest)
 
 
-def serve(store: Store, guest: Connection) -> None:
+def serve_chunks(store: Store, guest: Connection) -> None:
     """Send the requested chunks of one stream as they arrive; raises OSError."""
     identity, chunks = store.manifest.identity, store.manifest.chunks
     stream, streams, states = wire.receive_request(guest, identity, chunks)
@@ -93,13 +93,15 @@ def serve(store: Store, guest: Connection) -> None:
     heads: list[bytes] = []  # of digests alone: small, and many at a time
     try:
         while missing:
-            at, number = _next(store, at, stream, streams, left, wait=0 if heads else _ALIVE)
+            at, number = _next_chunk(
+                store, at, stream, streams, left, wait=0 if heads else _HEARTBEAT_INTERVAL
+            )
             if number >= 0:
                 kind = BYTES if left[number] == WANT else DIGEST
                 left[number] = HAVE
                 missing -= 1
                 heads.append(HEAD.pack(kind, number, store.digest(number)))
-                if kind == DIGEST and missing and len(heads) < _TOGETHER:
+                if kind == DIGEST and missing and len(heads) < _MAX_HEADS:
                     continue
             elif not heads:
                 heads.append(HEAD.pack(ALIVE, len(store.arrived), bytes(32)))
@@ -109,13 +111,13 @@ def serve(store: Store, guest: Connection) -> None:
             guest.sendall(b"".join(heads))
             heads.clear()
             if more:
-                _send(store, guest, number, hand, block)
+                _send_chunk(store, guest, number, hand, block)
                 wire.together(guest, False)
     finally:
         hand.close()
 
 
-def _next(
+def _next_chunk(
     store: Store, at: int, stream: int, streams: int, left: bytearray, *, wait: float
 ) -> tuple[int, int]:
     """Return the next chunk to send, and how far in the order of arrival that is; -1 when none came
@@ -130,22 +132,22 @@ def _next(
                 at += 1
                 wanted = number % streams == stream and left[number] != HAVE
                 if wanted and store.states[number] == HAVE:
-                    _passed(store, at)
+                    _advance_reader(store, at)
                     return at, number
-            _passed(store, at)
+            _advance_reader(store, at)
             patience = until - time.monotonic()
             if patience <= 0:
                 return at, -1
             ready.wait(patience)
 
 
-def _passed(store: Store, at: int) -> None:
+def _advance_reader(store: Store, at: int) -> None:
     if at > store.passed:
         store.passed = at
         store.room.notify_all()
 
 
-def _send(
+def _send_chunk(
     store: Store, guest: Connection, number: int, hand: Hand, block: memoryview | None
 ) -> None:
     at, offset, left = store.manifest.place(number)

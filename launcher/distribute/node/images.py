@@ -26,11 +26,11 @@ _BLOBS = "blobs/sha256/"  # where names are digests: https://github.com/opencont
 _BLOCK = 2**20
 
 
-class DockerFailed(OSError):
+class DockerCommandError(OSError):
     """Docker's command failed, or printed what is no image."""
 
 
-def own(folder: str, top: str) -> None:
+def create_private_folder(folder: str, top: str) -> None:
     """Make a folder below `top`, which is or becomes ours alone; raises Unsafe and OSError."""
     os.makedirs(top, mode=0o700, exist_ok=True)
     there = os.lstat(top)
@@ -39,7 +39,7 @@ def own(folder: str, top: str) -> None:
     os.makedirs(folder, exist_ok=True)
 
 
-def drop(folder: str, top: str) -> None:
+def remove_folder(folder: str, top: str) -> None:
     """Remove a folder with all that is in it, and empty ones above it up to `top`."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -48,42 +48,42 @@ def drop(folder: str, top: str) -> None:
             os.rmdir(folder)
 
 
-def export(request: dict[str, Any]) -> dict[str, Any]:
+def export_image(request: dict[str, Any]) -> dict[str, Any]:
     """Unpack what `docker save` prints into the folder `root`; returns its `files`, and the names
     of those that hold the `layers`, in order. A complete export of the same image is reused.
 
     Raises DockerFailed, Unsafe and OSError.
     """
     root = request["root"]
-    own(root, request["top"])
+    create_private_folder(root, request["top"])
     kept = os.path.join(state_folder(root), _EXPORTED)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(kept, encoding="utf-8") as file:
             exported = dict(json.load(file))
         files = exported["files"]
-        if exported["of"] == request["of"] and files == _files(root):
+        if exported["of"] == request["of"] and files == _list_files(root):
             return exported
-    drop(root, root)
-    own(root, request["top"])
+    remove_folder(root, root)
+    create_private_folder(root, request["top"])
     room = os.statvfs(root)
     if request["need"] > room.f_bavail * room.f_frsize:
         text = f"{request['need']} bytes are needed, {room.f_bavail * room.f_frsize} are free"
         raise OSError(errno.ENOSPC, text, root)
-    _save(request["save"], root)
-    exported = {"of": request["of"], "files": _files(root), "layers": _layers(root)}
+    _save_image(request["save"], root)
+    exported = {"of": request["of"], "files": _list_files(root), "layers": _list_layers(root)}
     state_folder(root)
     with open(kept, "w", encoding="utf-8") as file:
         json.dump(exported, file)
     return exported
 
 
-def _save(argv: list[str], root: str) -> None:
+def _save_image(argv: list[str], root: str) -> None:
     with tempfile.TemporaryFile() as complaint:
         wrong = ""
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaint
         ) as process:
-            stream = _pipe(process.stdout)
+            stream = _require_pipe(process.stdout)
             try:
                 with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK) as tar:
                     _unpack(tar, root)
@@ -92,7 +92,7 @@ def _save(argv: list[str], root: str) -> None:
             while stream.read(_BLOCK):  # the padding: its writer must not see a closed pipe
                 pass
         if process.returncode or wrong:
-            raise DockerFailed(f"`docker save` failed: {_last_lines(complaint) or wrong}")
+            raise DockerCommandError(f"`docker save` failed: {_last_lines(complaint) or wrong}")
 
 
 def _unpack(tar: tarfile.TarFile, root: str) -> None:
@@ -114,7 +114,7 @@ def _unpack(tar: tarfile.TarFile, root: str) -> None:
         os.link(below(root, posixpath.normpath(target)), below(root, name))
 
 
-def _files(root: str) -> list[list[Any]]:
+def _list_files(root: str) -> list[list[Any]]:
     """Return name, bytes, no time and digest of each file, as `files.File` has them."""
     rows: list[list[Any]] = []
     state = state_folder(root)
@@ -126,32 +126,32 @@ def _files(root: str) -> list[list[Any]]:
     return sorted(rows)
 
 
-def _layers(root: str) -> list[str]:
+def _list_layers(root: str) -> list[str]:
     try:
         with open(os.path.join(root, "manifest.json"), encoding="utf-8") as file:
             (image,) = json.load(file)
         return [posixpath.normpath(str(layer)) for layer in image["Layers"]]
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DockerFailed(f"`docker save` printed no image: {error!r:.200}") from None
+        raise DockerCommandError(f"`docker save` printed no image: {error!r:.200}") from None
 
 
-def load(store: Store, argv: list[str]) -> None:
+def load_image(store: Store, argv: list[str]) -> None:
     """Give the copied files to `docker load`; raises DockerFailed and OSError."""
     with tempfile.TemporaryFile() as complaint:
         with subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=complaint, stderr=complaint
         ) as process:
-            stream = _pipe(process.stdin)
+            stream = _require_pipe(process.stdin)
             with contextlib.suppress(BrokenPipeError):  # its exit code and output tell why
                 with tarfile.open(fileobj=stream, mode="w|", bufsize=_BLOCK) as tar:
                     for at, file in enumerate(store.manifest.files):
-                        _add(tar, file.name, file.size, store.path(at))
+                        _add_file(tar, file.name, file.size, store.path(at))
                 stream.close()
         if process.returncode:
-            raise DockerFailed(f"`docker load` failed: {_last_lines(complaint)}")
+            raise DockerCommandError(f"`docker load` failed: {_last_lines(complaint)}")
 
 
-def _add(tar: tarfile.TarFile, name: str, size: int, path: str) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, size: int, path: str) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = size
     if size:
@@ -161,7 +161,7 @@ def _add(tar: tarfile.TarFile, name: str, size: int, path: str) -> None:
         tar.addfile(entry)
 
 
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+def _require_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
         raise ValueError("the process was started without this pipe")
     return pipe

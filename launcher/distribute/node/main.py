@@ -28,14 +28,14 @@ from .source import Altered, Cache, Reader
 from .store import Store
 from .take import Streams, Upstream
 
-_TELL = 0.5  # seconds between two words of how far it is
-_ROOM = 1.02  # how much more room is asked for than the bytes that are missing
+_REPORT_INTERVAL = 0.5  # seconds between two words of how far it is
+_SPACE_MARGIN = 1.02  # how much more room is asked for than the bytes that are missing
 _lock = threading.Lock()
-_RENEW = 2.0  # seconds
-_STALE = 8.0  # seconds without a touch, after which a writer counts as dead
+_RENEW_INTERVAL = 2.0  # seconds
+_STALE_AFTER = 8.0  # seconds without a touch, after which a writer counts as dead
 
 
-def tell(event: str, **more: Any) -> None:
+def emit_event(event: str, **more: Any) -> None:
     """Print an event; nobody who reads is a reason to end."""
     with _lock:
         try:
@@ -49,31 +49,31 @@ def main(request: dict[str, Any]) -> int:
     """Do what the request says; returns the exit code."""
     try:
         if request["verb"] == "look":
-            tell("seen", **look(request))
+            emit_event("seen", **look(request))
         elif request["verb"] == "resolve":
-            tell("resolved", **resolve(request))
+            emit_event("resolved", **resolve(request))
         elif request["verb"] == "export":
-            _end_with_input()
-            tell("exported", **images.export(request))
+            _exit_with_input()
+            emit_event("exported", **images.export(request))
         elif request["verb"] == "drop":
             images.drop(request["root"], request["top"])
-            tell("dropped")
+            emit_event("dropped")
         elif request["verb"] == "download":
-            _end_with_input()
-            tell("downloaded", **download(request, tell))
+            _exit_with_input()
+            emit_event("downloaded", **download(request, emit_event))
         elif request["verb"] == "remove":
             there = [root for root in request["roots"] if os.path.lexists(root)]
-            tell("removed", bytes=sum(place.remove(root) for root in there))
+            emit_event("removed", bytes=sum(place.remove(root) for root in there))
         else:
-            _copy(request)
+            _run_copy(request)
     except (OSError, Unsafe, Altered, NotFetched, ValueError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        tell("failed", why=_words(error), full=full)
+        emit_event("failed", why=_describe_error(error), full=full)
         return 1
     return 0
 
 
-def _end_with_input() -> None:
+def _exit_with_input() -> None:
     """End when nobody waits any more."""
 
     def wait() -> None:
@@ -84,7 +84,7 @@ def _end_with_input() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _copy(request: dict[str, Any]) -> None:
+def _run_copy(request: dict[str, Any]) -> None:
     claim = None
     if "load" in request:
         images.own(request["root"], request["top"])
@@ -94,31 +94,31 @@ def _copy(request: dict[str, Any]) -> None:
         copy = hashlib.sha256(request["certificate"].encode()).hexdigest()[:16]
         try:
             claim = Claim(request["root"], copy, request["node"])
-        except Taken as error:
+        except FolderBusyError as error:
             if not error.shared:
                 raise
-            tell("shared", who=error.node)
+            emit_event("shared", who=error.node)
             return
     try:
-        _Copy(request, claim).run()
+        _NodeCopy(request, claim).run()
     finally:
         if claim is not None:
             claim.release()
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}"
     return str(error) or type(error).__name__
 
 
-class _Copy:
+class _NodeCopy:
     """One node's part in a copy, from the request to the end."""
 
     def __init__(self, request: dict[str, Any], claim: Claim | None) -> None:
         self._request, self._claim = request, claim
-        signal.signal(signal.SIGTERM, lambda *_: self._leave(143))
+        signal.signal(signal.SIGTERM, lambda *_: self._exit(143))
         self._tls = Tls(request["certificate"], plain=not request["encrypt"])
         self._streams = int(request["streams"])
         self._root = request["root"]
@@ -130,48 +130,48 @@ class _Copy:
         self._reader: Reader | None = None
         if request["source"]:
             self._reader = Reader(self._store, alone=bool(request.get("alone")))
-        self._upstream = Upstream(tell)
-        self._take = Streams(
-            self._store, self._tls, self._streams, self._upstream, self._look_again
-        )
+        self._upstream = Upstream(emit_event)
+        self._fetcher = Streams(self._store, self._tls, self._streams, self._upstream, self._wake)
         self._cache = None if request.get("cached") else Cache(self._store)
-        self._through = not request["source"]  # the reader has read all, and all is right
-        self._wrong: BaseException | None = None
+        self._source_read = not request["source"]  # the reader has read all, and all is right
+        self._error: BaseException | None = None
         self._finished = False
-        self._start = 0.0  # seconds of processors until it began
+        self._start_cpu = 0.0  # seconds of processors until it began
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Listen, say so, and do what is ordered; raises what the disk refuses, and Altered."""
-        self._look_for_room()
+        self._check_space()
         listener = None
         if "listen" in self._request:
             host, port = self._request["listen"]
             rate = int(self._request.get("rate", 0)) // self._streams
-            listener = Listener(self._store, self._tls, (host, port), self._take.given, rate=rate)
-        threading.Thread(target=self._hear, daemon=True).start()
+            listener = Listener(
+                self._store, self._tls, (host, port), self._fetcher.given, rate=rate
+            )
+        threading.Thread(target=self._read_orders, daemon=True).start()
         have = self._store.bytes
-        tell("listening", port=listener.port if listener else 0, have=have)
+        emit_event("listening", port=listener.port if listener else 0, have=have)
         told = False
         while True:
             with contextlib.suppress(queue.Empty):
-                self._do(self._orders.get(timeout=_TELL))
-            for error in (self._take.broken, self._wrong):
+                self._execute_order(self._orders.get(timeout=_REPORT_INTERVAL))
+            for error in (self._fetcher.broken, self._error):
                 if error is not None:
                     raise error
             if self._finished:
-                cpu, start = round(time.process_time(), 2), round(self._start, 2)
-                tell("finished", sent=self._store.sent, cpu=cpu, start=start)
+                cpu, start = round(time.process_time(), 2), round(self._start_cpu, 2)
+                emit_event("finished", sent=self._store.sent, cpu=cpu, start=start)
                 return
             if self._claim is not None:
                 self._claim.renew()
-            self._progress()
-            if not told and self._through and self._store.complete():
+            self._report_progress()
+            if not told and self._source_read and self._store.complete():
                 told = True
                 root = self._store.root_digest()
-                tell("complete", root=root, received=self._store.received)
+                emit_event("complete", root=root, received=self._store.received)
 
-    def _look_for_room(self) -> None:
+    def _check_space(self) -> None:
         """Raise OSError when the disk cannot take what is missing."""
         if self._request["source"]:
             return
@@ -179,56 +179,56 @@ class _Copy:
         missing = self._store.manifest.bytes - self._store.bytes
         missing -= place.unfinished(self._root)
         for at, each in enumerate(self._store.manifest.files):
-            if self._store.whole[at] and not self._known_whole(at):
+            if self._store.whole[at] and not self._is_recorded(at):
                 missing -= each.size
         free = place_.f_bavail * place_.f_frsize
-        if missing > 0 and missing * _ROOM > free:
+        if missing > 0 and missing * _SPACE_MARGIN > free:
             text = f"{missing} bytes are missing, and {free} are free"
             raise OSError(errno.ENOSPC, text, self._root)
 
-    def _known_whole(self, at: int) -> bool:
+    def _is_recorded(self, at: int) -> bool:
         numbers = self._store.manifest.chunks_of(at)
         return all(self._store.states[number] == wire.HAVE for number in numbers)
 
-    def _hear(self) -> None:
+    def _read_orders(self) -> None:
         """Take orders from the standard input; its end is ours."""
         for line in sys.stdin:
             with contextlib.suppress(ValueError):
                 self._orders.put(json.loads(line))
-        self._leave(3)
+        self._exit(3)
 
-    def _leave(self, code: int) -> None:
+    def _exit(self, code: int) -> None:
         """End at once: what is there stays, and the same copy goes on with it."""
         if self._claim is not None:
             self._claim.release()
         os._exit(code)
 
-    def _do(self, order: dict[str, Any]) -> None:
+    def _execute_order(self, order: dict[str, Any]) -> None:
         """Do as ordered."""
         if order["order"] == "go":
-            self._go()
+            self._begin()
         elif order["order"] == "before":
             self._upstream.order(order["peers"])
         elif order["order"] == "give":
             for stream in range(self._streams):
                 args = (stream, order["host"], order["port"])
-                threading.Thread(target=self._give, args=args, daemon=True).start()
+                threading.Thread(target=self._push_stream, args=args, daemon=True).start()
         elif order["order"] == "doubt":
-            self._doubt(int(order["number"]))
+            self._recheck_chunk(int(order["number"]))
         elif order["order"] == "finish":
             # Beside the signs of life: a disk may take minutes to write what is still in memory.
-            threading.Thread(target=self._finish, daemon=True).start()
+            threading.Thread(target=self._finish_copy, daemon=True).start()
 
-    def _go(self) -> None:
+    def _begin(self) -> None:
         """Begin: read, or fetch."""
-        self._start = time.process_time()
-        work = [self._take.start if self._reader is None else self._read]
+        self._start_cpu = time.process_time()
+        work = [self._fetcher.start if self._reader is None else self._read_source]
         if self._cache is not None:
             work.append(self._cache.follow)
         for each in work:
             threading.Thread(target=each, daemon=True).start()
 
-    def _doubt(self, number: int) -> None:
+    def _recheck_chunk(self, number: int) -> None:
         """Look at a chunk whose bytes were wrong where they came; raises Altered when it is here
         that they went wrong: then nothing of this disk can be believed.
         """
@@ -237,7 +237,7 @@ class _Copy:
             name = self._store.manifest.files[at].name
             raise Altered(f"{name} has other bytes on the disk than were written or read before")
 
-    def _finish(self) -> None:
+    def _finish_copy(self) -> None:
         try:
             if "load" in self._request:
                 images.load(self._store, self._request["load"])
@@ -245,20 +245,20 @@ class _Copy:
             elif self._reader is None:
                 place.finish(self._store, self._request)
             else:
-                self._keep_record()
+                self._write_record()
             if self._cache is not None:
                 self._cache.forget()
             self._finished = True
         # the main thread tells of it
         except BaseException as error:
-            self._wrong = error
-        self._look_again()
+            self._error = error
+        self._wake()
 
-    def _look_again(self) -> None:
+    def _wake(self) -> None:
         """Have the main thread look how far it is, without waiting for the next time."""
         self._orders.put({"order": "look"})
 
-    def _keep_record(self) -> None:
+    def _write_record(self) -> None:
         """Write down what was read, where the source may be written: it is no loss where not."""
         if self._request.get("label"):
             from .record import keep
@@ -267,17 +267,17 @@ class _Copy:
                 digests = bytes(self._store.digests)
                 keep(self._root, self._request["label"], self._store.manifest, digests)
 
-    def _read(self) -> None:
+    def _read_source(self) -> None:
         try:
             if self._reader is not None:
                 self._reader.run()
-                self._through = True
+                self._source_read = True
         # the main thread tells of it
         except BaseException as error:
-            self._wrong = error
-        self._look_again()
+            self._error = error
+        self._wake()
 
-    def _give(self, stream: int, host: str, port: int) -> None:
+    def _push_stream(self, stream: int, host: str, port: int) -> None:
         """Bring a stream to a node that cannot reach us, again and again until it has all."""
         while True:
             try:
@@ -291,9 +291,9 @@ class _Copy:
                 pass
             time.sleep(0.5)
 
-    def _progress(self) -> None:
+    def _report_progress(self) -> None:
         store = self._store
-        tell(
+        emit_event(
             "progress",
             have=store.bytes,
             received=store.received,
@@ -302,7 +302,7 @@ class _Copy:
         )
 
 
-class Taken(OSError):
+class FolderBusyError(OSError):
     """Somebody else writes there: another copy, or, with `shared`, another node of this one."""
 
     def __init__(self, node: str, *, shared: bool) -> None:
@@ -317,22 +317,22 @@ class Claim:
         self._path = os.path.join(root, STATE, "writer")
         self._text = json.dumps({"copy": copy, "node": node})
         self._renewed = time.monotonic()
-        until = time.monotonic() + 2 * _STALE
-        while not self._make():
-            said, age = self._read()
+        until = time.monotonic() + 2 * _STALE_AFTER
+        while not self._create():
+            said, age = self._read_owner()
             if said.get("copy") == copy:
-                raise Taken(str(said.get("node")), shared=True)
-            if age > _STALE:
+                raise FolderBusyError(str(said.get("node")), shared=True)
+            if age > _STALE_AFTER:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path)
             elif time.monotonic() > until:
-                raise Taken(str(said.get("node", "somewhere")), shared=False)
+                raise FolderBusyError(str(said.get("node", "somewhere")), shared=False)
             else:
                 time.sleep(0.2)
 
     def renew(self) -> None:
         """Say that the writer lives; to be called often."""
-        if time.monotonic() - self._renewed >= _RENEW:
+        if time.monotonic() - self._renewed >= _RENEW_INTERVAL:
             self._renewed = time.monotonic()
             with contextlib.suppress(OSError):
                 os.utime(self._path)
@@ -342,7 +342,7 @@ class Claim:
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def _make(self) -> bool:
+    def _create(self) -> bool:
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
@@ -351,7 +351,7 @@ class Claim:
             file.write(self._text)
         return True
 
-    def _read(self) -> tuple[dict[str, object], float]:
+    def _read_owner(self) -> tuple[dict[str, object], float]:
         """Return what the writer said, and for how many seconds it has been silent by the clock of
         the file system.
         """

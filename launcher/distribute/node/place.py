@@ -13,10 +13,10 @@ from . import record
 from .files import STATE, below, open_plain, safe, state_folder
 from .store import Store, discard
 
-_LAST = "config.json"  # without it no model is taken for one
+_MARKER = "config.json"  # without it no model is taken for one
 
 
-def check(request: dict[str, Any]) -> None:
+def check_names(request: dict[str, Any]) -> None:
     """Raise Unsafe when a name of a request leads out of its folder, before anything is written."""
     for link in request.get("links", ()):
         safe(link[0])
@@ -27,7 +27,7 @@ def check(request: dict[str, Any]) -> None:
         safe(f"{request['label']}.json")
 
 
-def finish(store: Store, request: dict[str, Any]) -> None:
+def install_files(store: Store, request: dict[str, Any]) -> None:
     """Put everything in its place; raises OSError and Unsafe.
 
     `links` of the request are pairs of a name and what it points to, `refs` pairs of a name and the
@@ -36,20 +36,20 @@ def finish(store: Store, request: dict[str, Any]) -> None:
     root = store.root
     state_folder(root, "parts")
     files = range(len(store.manifest.files))
-    for at in sorted(files, key=lambda at: store.manifest.files[at].name == _LAST):
+    for at in sorted(files, key=lambda at: store.manifest.files[at].name == _MARKER):
         if not store.whole[at]:
-            _land(store, at)
+            _install_file(store, at)
     for name, target in request.get("links", ()):
-        _link(root, name, target)
+        _make_link(root, name, target)
     give_to_owner(root)
     record.keep(root, request["label"], store.manifest, bytes(store.digests))
     for name, text in request.get("refs", ()):
-        point(root, name, text)
+        write_ref(root, name, text)
     discard(root)
     give_to_owner(root, STATE, "refs")
 
 
-def _land(store: Store, at: int) -> None:
+def _install_file(store: Store, at: int) -> None:
     file, part = store.manifest.files[at], store.path(at)
     final = below(store.root, file.name)
     descriptor = open_plain(part, os.O_RDWR | os.O_CREAT)
@@ -65,9 +65,9 @@ def _land(store: Store, at: int) -> None:
     store.whole[at] = True
 
 
-def _link(root: str, name: str, target: str) -> None:
+def _make_link(root: str, name: str, target: str) -> None:
     """Make a relative link from one name below the folder to another; raises Unsafe."""
-    path = below(root, _safe_parent(root, name))
+    path = below(root, _make_parent(root, name))
     to = os.path.relpath(os.path.join(root, safe(target)), os.path.dirname(path))
     with contextlib.suppress(OSError):
         if os.readlink(path) == to:
@@ -76,16 +76,16 @@ def _link(root: str, name: str, target: str) -> None:
     os.replace(f"{path}.new", path)
 
 
-def _safe_parent(root: str, name: str) -> str:
+def _make_parent(root: str, name: str) -> str:
     """Make the folder that a name lies in, and return the name; raises Unsafe."""
     path = below(root, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return name
 
 
-def point(root: str, name: str, commit: str) -> None:
+def write_ref(root: str, name: str, commit: str) -> None:
     """Write a reference to a commit; raises OSError and Unsafe."""
-    path = below(root, _safe_parent(root, name))
+    path = below(root, _make_parent(root, name))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with open(open_plain(f"{path}.new", flags), "w", encoding="utf-8") as file:
         file.write(commit)
@@ -104,7 +104,7 @@ def give_to_owner(root: str, *below: str) -> None:
                     os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def remove(root: str) -> int:
+def remove_model(root: str) -> int:
     """Remove a folder with all that is in it, and return how many bytes that frees; raises
     OSError.
     """
@@ -114,7 +114,7 @@ def remove(root: str) -> int:
             with contextlib.suppress(OSError):
                 freed += os.lstat(os.path.join(folder, name)).st_blocks * 512
     # What makes it a model goes first: half of one must not pass for whole.
-    for first in ("refs", "snapshots", _LAST):
+    for first in ("refs", "snapshots", _MARKER):
         path = os.path.join(root, first)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
@@ -124,7 +124,7 @@ def remove(root: str) -> int:
     return freed
 
 
-def unfinished(root: str) -> int:
+def unfinished_bytes(root: str) -> int:
     """Return how many bytes of an interrupted copy lie below a folder."""
     size = 0
     with contextlib.suppress(OSError), os.scandir(os.path.join(root, STATE, "parts")) as parts:

@@ -15,23 +15,23 @@ from .files import STATE, File, Manifest, open_plain, safe, state_folder
 _RECORDS = "records"
 
 
-class Known:
+class DigestRecords:
     """The records below a folder; what cannot be read is not known, and nothing is that is not
     believed.
     """
 
     def __init__(self, root: str, *, believed: bool = True) -> None:
         self._root = root
-        self._read_before = ("", b"")  # a file of digests: all files of a copy have theirs in one
+        self._last_read = ("", b"")  # a file of digests: all files of a copy have theirs in one
         self._files: dict[str, tuple[list[Any], int, str, int]] = {}
         folder = os.path.join(root, STATE, _RECORDS)
         names = os.listdir(folder) if believed and os.path.isdir(folder) else []
         for name in sorted(names):
             if name.endswith(".json"):
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    self._read(os.path.join(folder, name))
+                    self._load_record(os.path.join(folder, name))
 
-    def _read(self, path: str) -> None:
+    def _load_record(self, path: str) -> None:
         with open(path, encoding="utf-8") as file:
             said = json.load(file)
         manifest = Manifest([File(*row[:4]) for row in said["files"]], said["chunk"])
@@ -39,40 +39,40 @@ class Known:
             kept = (row, said["chunk"], f"{path[:-5]}.digests", manifest.first[at])
             self._files[row[0]] = kept
 
-    def digests(self, file: File, path: str, chunk: int) -> list[bytes]:
+    def find_digests(self, file: File, path: str, chunk: int) -> list[bytes]:
         """Return the digests of a file's chunks, if it is what it was and they are known."""
         row, size, source, first = self._files.get(file.name, ([], 0, "", 0))
         count = -(-file.size // chunk)
-        if not row or size != chunk or not unchanged(row, path, file):
+        if not row or size != chunk or not is_unchanged(row, path, file):
             return []
-        data = self._kept(source)[32 * first : 32 * (first + count)]
+        data = self._read_digests(source)[32 * first : 32 * (first + count)]
         if len(data) != 32 * count:
             return []
         return [data[at : at + 32] for at in range(0, len(data), 32)]
 
-    def _kept(self, source: str) -> bytes:
-        if self._read_before[0] != source:
+    def _read_digests(self, source: str) -> bytes:
+        if self._last_read[0] != source:
             data = b""
             with contextlib.suppress(OSError), open(source, "rb") as kept:
                 data = kept.read()
-            self._read_before = (source, data)
-        return self._read_before[1]
+            self._last_read = (source, data)
+        return self._last_read[1]
 
 
-def unchanged(row: list[Any], path: str, file: File) -> bool:
+def is_unchanged(row: list[Any], path: str, file: File) -> bool:
     """True when a file is as a record's row says: size, sum, its own times, inode."""
     with contextlib.suppress(OSError):
         now = os.stat(path)
-        return (row[1], row[3]) == (file.size, file.sum) and row[4:] == _marks(now)
+        return (row[1], row[3]) == (file.size, file.sum) and row[4:] == _stat_marks(now)
     return False
 
 
-def _marks(now: os.stat_result) -> list[int]:
+def _stat_marks(now: os.stat_result) -> list[int]:
     """Return what is another after a file was written. Nobody can set the last one."""
     return [now.st_size, now.st_mtime_ns, now.st_ino, now.st_ctime_ns]
 
 
-def keep(root: str, label: str, manifest: Manifest, digests: bytes) -> None:
+def write_record(root: str, label: str, manifest: Manifest, digests: bytes) -> None:
     """Write a record over any earlier one of its label; the digests first. Raises OSError, and
     Unsafe where the label, or a link in its place, leads out of the folder.
     """
@@ -80,7 +80,7 @@ def keep(root: str, label: str, manifest: Manifest, digests: bytes) -> None:
     rows = []
     for each in manifest.files:
         now = os.stat(os.path.join(root, each.name))
-        rows.append([each.name, each.size, each.mtime, each.sum, *_marks(now)])
+        rows.append([each.name, each.size, each.mtime, each.sum, *_stat_marks(now)])
     said = {"chunk": manifest.chunk, "files": rows}
     for name, data in ((f"{label}.digests", digests), (f"{label}.json", json.dumps(said).encode())):
         path = os.path.join(folder, safe(name))

@@ -19,7 +19,7 @@ from .record import Known
 from .wire import HAVE, PROVE, WANT
 
 
-class Store:
+class ChunkStore:
     """The chunks of one node. `arrived` is the numbers of those that can be served, as they came.
 
     Whoever waits for one of the `streams` waits at `ready`: many are woken too often where all wait
@@ -31,35 +31,35 @@ class Store:
         self.states = bytearray([WANT]) * manifest.chunks
         self.digests = bytearray(32 * manifest.chunks)
         self.arrived: list[int] = []
-        self.passed = 0  # how far in `arrived` the foremost reader is
+        self.read_position = 0  # how far in `arrived` the foremost reader is
         self.lock = threading.Lock()
-        self._ready = [threading.Condition(self.lock) for _ in range(streams)]
-        self.room = threading.Condition(self.lock)  # `passed` has moved
-        self.bytes = 0  # of chunks that are there
+        self._conditions = [threading.Condition(self.lock) for _ in range(streams)]
+        self.reader_moved = threading.Condition(self.lock)  # `passed` has moved
+        self.present_bytes = 0  # of chunks that are there
         self.received = self.sent = 0
-        self._known = known
+        self._records = known
         self._journal = -1
         # Whether a file lies under its own name, or is a part.
-        self.whole = [self._is_there(at) for at in range(len(manifest.files))]
+        self.in_place = [self._is_stored(at) for at in range(len(manifest.files))]
 
-    def begin(self, *, source: bool) -> None:
+    def load_state(self, *, source: bool) -> None:
         """Look at what lies there already. A source is believed; whatever is elsewhere has to be
         compared, unless its name is its digest and it was compared before.
         """
         for at, file in enumerate(self.manifest.files):
-            if not self.whole[at]:
+            if not self.in_place[at]:
                 continue
-            digests = self._known.digests(file, self.path(at), self.manifest.chunk)
+            digests = self._records.digests(file, self.path(at), self.manifest.chunk)
             for number, digest in enumerate(digests, self.manifest.first[at]):
-                self._note(number, digest)
+                self._set_digest(number, digest)
                 if source or file.sum:
-                    self._arrive(number)
+                    self._set_present(number)
             if not source and not (digests and file.sum):
-                self._mark(at, PROVE)
+                self._set_states(at, PROVE)
         if not source:
             self._resume()
 
-    def _is_there(self, at: int) -> bool:
+    def _is_stored(self, at: int) -> bool:
         path = below(self.root, self.manifest.files[at].name)
         try:
             now = os.stat(path)
@@ -69,21 +69,21 @@ class Store:
 
     def path(self, at: int) -> str:
         """Return where a file's bytes lie now."""
-        if self.whole[at]:
+        if self.in_place[at]:
             return below(self.root, self.manifest.files[at].name)
         return os.path.join(self.root, STATE, "parts", str(at))
 
-    def ready(self, number: int) -> threading.Condition:
+    def stream_condition(self, number: int) -> threading.Condition:
         """Return where to wait for a chunk, or for those of a stream by its number."""
-        return self._ready[number % len(self._ready)]
+        return self._conditions[number % len(self._conditions)]
 
-    def lacks(self, stream: int, streams: int) -> int:
+    def count_missing(self, stream: int, streams: int) -> int:
         """Return how many chunks of a stream are not there yet."""
         return len(range(stream, self.manifest.chunks, streams)) - self.states[
             stream::streams
         ].count(HAVE)
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """True when all chunks are there."""
         return self.states.count(HAVE) == self.manifest.chunks
 
@@ -91,18 +91,18 @@ class Store:
         """Return what is known of a chunk's digest; zeros where nothing is."""
         return bytes(self.digests[32 * number : 32 * number + 32])
 
-    def have(self, number: int, digest: bytes) -> None:
+    def add_chunk(self, number: int, digest: bytes) -> None:
         """A chunk is there, as the digest says."""
         with self.lock:
-            self._note(number, digest)
-            self._arrive(number)
-            self.ready(number).notify_all()
+            self._set_digest(number, digest)
+            self._set_present(number)
+            self.stream_condition(number).notify_all()
 
-    def write(self, number: int, data: memoryview, digest: bytes, hand: Hand) -> None:
+    def write_chunk(self, number: int, data: memoryview, digest: bytes, hand: FileHandle) -> None:
         """Keep a chunk whose digest was right."""
         at, offset, _ = self.manifest.place(number)
-        if self.whole[at]:
-            self._demote(at)
+        if self.in_place[at]:
+            self._refetch_file(at)
         descriptor = hand.open(at, write=True)
         while data:
             count = os.pwrite(descriptor, data, offset)
@@ -110,32 +110,34 @@ class Store:
         if self._journal < 0:
             self._begin_journal()
         os.write(self._journal, b"%d\n" % number)
-        self.have(number, digest)
+        self.add_chunk(number, digest)
 
-    def prove(self, number: int, digest: bytes, hand: Hand, buffer: memoryview) -> bool:
+    def verify_chunk(
+        self, number: int, digest: bytes, hand: FileHandle, buffer: memoryview
+    ) -> bool:
         """Compare bytes that lie here with a digest; what differs is wanted from now on."""
         at, _, _ = self.manifest.place(number)
         if self.states[number] != PROVE:  # another chunk has shown that the file is another one
             return False
-        if self.digest(number) == digest or self._there(number, hand, buffer) == digest:
-            return self._proven(number, digest)
-        if self.whole[at]:
-            self._demote(at)
+        if self.digest(number) == digest or self._read_digest(number, hand, buffer) == digest:
+            return self._accept_chunk(number, digest)
+        if self.in_place[at]:
+            self._refetch_file(at)
         with self.lock:
             self.states[number] = WANT
         return False
 
-    def _proven(self, number: int, digest: bytes) -> bool:
+    def _accept_chunk(self, number: int, digest: bytes) -> bool:
         """A chunk that lies here counts, unless its file has turned out to be another one."""
         with self.lock:
             if self.states[number] != PROVE:
                 return False
-            self._note(number, digest)
-            self._arrive(number)
-            self.ready(number).notify_all()
+            self._set_digest(number, digest)
+            self._set_present(number)
+            self.stream_condition(number).notify_all()
         return True
 
-    def _there(self, number: int, hand: Hand, buffer: memoryview) -> bytes:
+    def _read_digest(self, number: int, hand: FileHandle, buffer: memoryview) -> bytes:
         """Return the digest of the bytes that lie here."""
         at, offset, size = self.manifest.place(number)
         try:
@@ -144,13 +146,13 @@ class Store:
             return b""
         return hashlib.sha256(buffer[:count]).digest()
 
-    def sound(self, number: int) -> bool:
+    def recheck_chunk(self, number: int) -> bool:
         """Read a chunk again, of which somebody has got other bytes; True when they are right."""
         if not 0 <= number < self.manifest.chunks or self.states[number] != HAVE:
             return True
-        hand, buffer = Hand(self), memoryview(bytearray(self.manifest.chunk))
+        hand, buffer = FileHandle(self), memoryview(bytearray(self.manifest.chunk))
         try:
-            return self._there(number, hand, buffer) == self.digest(number)
+            return self._read_digest(number, hand, buffer) == self.digest(number)
         finally:
             hand.close()
 
@@ -158,28 +160,28 @@ class Store:
         """Return the digest over all digests: equal for copies that are equal."""
         return hashlib.sha256(self.digests).hexdigest()
 
-    def _demote(self, at: int) -> None:
+    def _refetch_file(self, at: int) -> None:
         """A file that lies here is another one: all of it is fetched into a part."""
         with self.lock:
-            if not self.whole[at]:
+            if not self.in_place[at]:
                 return
-            self.whole[at] = False
+            self.in_place[at] = False
             for number in self.manifest.chunks_of(at):
                 if self.states[number] == HAVE:
-                    self.bytes -= self.manifest.place(number)[2]
+                    self.present_bytes -= self.manifest.place(number)[2]
                 self.states[number] = WANT
                 self.digests[32 * number : 32 * number + 32] = bytes(32)
 
-    def _note(self, number: int, digest: bytes) -> None:
+    def _set_digest(self, number: int, digest: bytes) -> None:
         self.digests[32 * number : 32 * number + 32] = digest
 
-    def _arrive(self, number: int) -> None:
+    def _set_present(self, number: int) -> None:
         if self.states[number] != HAVE:
             self.states[number] = HAVE
-            self.bytes += self.manifest.place(number)[2]
+            self.present_bytes += self.manifest.place(number)[2]
             self.arrived.append(number)
 
-    def _mark(self, at: int, state: int) -> None:
+    def _set_states(self, at: int, state: int) -> None:
         for number in self.manifest.chunks_of(at):
             self.states[number] = state
 
@@ -193,14 +195,14 @@ class Store:
         except FileNotFoundError:
             pass
         if not written or written[0] != self.manifest.identity.encode():
-            discard(self.root)
+            discard_parts(self.root)
             return
         for line in written[1:]:
             number = int(line) if line.isdigit() else self.manifest.chunks
             if number >= self.manifest.chunks:
                 continue  # a line that was cut off, or damaged
             at, _, _ = self.manifest.place(number)
-            if not self.whole[at] and os.path.isfile(self.path(at)):
+            if not self.in_place[at] and os.path.isfile(self.path(at)):
                 self.states[number] = PROVE
 
     def _begin_journal(self) -> None:
@@ -216,10 +218,10 @@ class Store:
             self._journal = descriptor
 
 
-class Hand:
+class FileHandle:
     """One thread's open file: the descriptor of no other thread is closed under it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ChunkStore) -> None:
         self._store = store
         self._at: tuple[int, bool, bool] | None = None
         self._descriptor = -1
@@ -246,11 +248,11 @@ class Hand:
         self._at, self._descriptor = None, -1
 
 
-def discard(root: str) -> int:
+def discard_parts(root: str) -> int:
     """Remove what an unfinished copy left, and return how many bytes that were."""
     state = os.path.join(root, STATE)
     freed = 0
-    for path in list(_left(state)):
+    for path in list(_leftover_paths(state)):
         with contextlib.suppress(FileNotFoundError):
             freed += os.stat(path).st_blocks * 512
             os.unlink(path)
@@ -259,7 +261,7 @@ def discard(root: str) -> int:
     return freed
 
 
-def _left(state: str) -> Iterator[str]:
+def _leftover_paths(state: str) -> Iterator[str]:
     yield os.path.join(state, "journal")
     with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(state, "parts")) as parts:
         for each in parts:

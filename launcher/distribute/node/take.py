@@ -19,17 +19,17 @@ from .give import PATIENCE
 from .secure import Connection, Tls
 from .store import Hand, Store
 
-_CONNECT = 3.0  # seconds
-_AGAIN = (
+_CONNECT_TIMEOUT = 3.0  # seconds
+_RETRY_DELAYS = (
     0.2,
     0.4,
     0.8,
     1.6,
     3.0,
 )  # seconds until somebody is tried again, the more often it failed
-_IDLE = 0.1  # seconds between looks at whether there is more to do
-HERE = "this machine"  # who brings chunks instead of being asked; a name that no node has
-_WRONG = 2  # times that a node may send wrong bytes
+_IDLE_INTERVAL = 0.1  # seconds between looks at whether there is more to do
+THIS_MACHINE = "this machine"  # who brings chunks instead of being asked; a name that no node has
+_MAX_WRONG = 2  # times that a node may send wrong bytes
 
 
 class WrongBytes(OSError):
@@ -44,7 +44,7 @@ class Upstream:
     """The nodes before this one, the nearest first; those that failed are skipped for a while."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+        self._emit = tell
         self._lock = threading.Lock()
         self._peers: list[tuple[str, str, int]] = []
         self._failed: dict[str, int] = {}
@@ -52,41 +52,41 @@ class Upstream:
         self._wrong: dict[str, int] = {}
         self.current = ""  # the node that answered last
 
-    def order(self, peers: Sequence[Sequence[Any]]) -> None:
+    def set_peers(self, peers: Sequence[Sequence[Any]]) -> None:
         """Set the nodes to fetch from: name, host and port, the nearest first."""
         with self._lock:
             self._peers = [(str(name), str(host), int(port)) for name, host, port in peers]
 
-    def choose(self, now: float) -> tuple[str, str, int] | None:
+    def choose_peer(self, now: float) -> tuple[str, str, int] | None:
         """Return whom to ask; None when nobody can be asked just now."""
         with self._lock:
             able = [each for each in self._peers if self._not_before.get(each[0], 0.0) <= now]
-            good = [each for each in able if self._wrong.get(each[0], 0) < _WRONG]
+            good = [each for each in able if self._wrong.get(each[0], 0) < _MAX_WRONG]
         return next(iter(good or able), None)
 
-    def failed(self, name: str, error: OSError, now: float) -> None:
+    def record_failure(self, name: str, error: OSError, now: float) -> None:
         """Somebody could not be asked, or is gone: the next one is asked for a while."""
         with self._lock:
             count = self._failed.get(name, 0)
             self._failed[name] = count + 1
-            self._not_before[name] = now + _AGAIN[min(count, len(_AGAIN) - 1)]
+            self._not_before[name] = now + _RETRY_DELAYS[min(count, len(_RETRY_DELAYS) - 1)]
             if isinstance(error, WrongBytes):
                 self._wrong[name] = self._wrong.get(name, 0) + 1
-                if self._wrong[name] < _WRONG:
+                if self._wrong[name] < _MAX_WRONG:
                     self._not_before[name] = 0.0  # once more: it may have been the way
         if isinstance(error, WrongBytes):
-            self._tell("wrong", who=name, why=said(error), number=error.number)
+            self._emit("wrong", who=name, why=describe_error(error), number=error.number)
         else:
-            self._tell("lost", who=name, why=said(error))
+            self._emit("lost", who=name, why=describe_error(error))
 
-    def well(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         """Note that a node answers."""
         with self._lock:
             self._failed.pop(name, None)
             self.current = name
 
 
-def said(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """Put into words what became of a connection."""
     if isinstance(error, (BlockingIOError, socket.timeout)):
         return f"silent for {PATIENCE:g} s"
@@ -106,16 +106,16 @@ class Streams:
         upstream: Upstream,
         over: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._tls, self._streams, self._over = store, tls, streams, over
+        self._store, self._tls, self._streams, self._on_end = store, tls, streams, over
         self._upstream = upstream
-        self.broken: BaseException | None = None
+        self.error: BaseException | None = None
 
     def start(self) -> None:
         """Begin to fetch."""
         for stream in range(self._streams):
-            threading.Thread(target=self._run, args=(stream,), daemon=True).start()
+            threading.Thread(target=self._run_stream, args=(stream,), daemon=True).start()
 
-    def _run(self, stream: int) -> None:
+    def _run_stream(self, stream: int) -> None:
         buffer = memoryview(bytearray(self._store.manifest.chunk))
         hand = Hand(self._store)
         try:
@@ -123,35 +123,35 @@ class Streams:
             # of this one fetched again.
             while not self._store.complete():
                 if self._store.lacks(stream, self._streams):
-                    self._turn(stream, hand, buffer)
+                    self._fetch_once(stream, hand, buffer)
                 else:
-                    time.sleep(_IDLE)
+                    time.sleep(_IDLE_INTERVAL)
         # what the disk refuses, or a mistake of ours: the main thread tells of it
         except BaseException as error:
-            self.broken = error
+            self.error = error
         finally:
             hand.close()
-            self._over()
+            self._on_end()
 
-    def _turn(self, stream: int, hand: Hand, buffer: memoryview) -> None:
+    def _fetch_once(self, stream: int, hand: Hand, buffer: memoryview) -> None:
         peer = self._upstream.choose(time.monotonic())
         if peer is None:
             time.sleep(0.05)
             return
         name, host, port = peer
         try:
-            with socket.create_connection((host, port), _CONNECT) as sock:
-                connection = self._tls.connect(sock, _CONNECT)
+            with socket.create_connection((host, port), _CONNECT_TIMEOUT) as sock:
+                connection = self._tls.connect(sock, _CONNECT_TIMEOUT)
                 wire.patient(connection, PATIENCE, PATIENCE)
                 wire.send_purpose(connection, wire.PULL)
                 self._upstream.well(name)
-                self._fetch(connection, stream, hand, buffer)
+                self._fetch_chunks(connection, stream, hand, buffer)
         except _DiskError as error:
             raise error.args[0] from None
         except OSError as error:
             self._upstream.failed(name, error, time.monotonic())
 
-    def given(self, connection: Connection) -> None:
+    def receive_stream(self, connection: Connection) -> None:
         """Fetch from a node that has connected to this one; raises OSError."""
         buffer = memoryview(bytearray(self._store.manifest.chunk))
         hand = Hand(self._store)
@@ -159,15 +159,17 @@ class Streams:
             wire.patient(connection, PATIENCE, PATIENCE)
             stream = connection.receive_exactly(1)[0]
             if stream < self._streams:
-                self._fetch(connection, stream, hand, buffer)
+                self._fetch_chunks(connection, stream, hand, buffer)
         except _DiskError as error:
-            self.broken = error.args[0]
+            self.error = error.args[0]
         except WrongBytes as error:
-            self._upstream.failed(HERE, error, time.monotonic())
+            self._upstream.failed(THIS_MACHINE, error, time.monotonic())
         finally:
             hand.close()
 
-    def _fetch(self, connection: Connection, stream: int, hand: Hand, buffer: memoryview) -> None:
+    def _fetch_chunks(
+        self, connection: Connection, stream: int, hand: Hand, buffer: memoryview
+    ) -> None:
         store = self._store
         with store.lock:
             states = bytes(store.states)
@@ -187,7 +189,7 @@ class Streams:
                 store.received += len(view)
                 if hashlib.sha256(view).digest() != digest:
                     raise WrongBytes(number)
-            with _disk():
+            with _disk_errors():
                 if kind == wire.BYTES:
                     store.write(number, view, digest, hand)
                 else:
@@ -199,7 +201,7 @@ class _DiskError(Exception):
 
 
 @contextlib.contextmanager
-def _disk() -> Any:
+def _disk_errors() -> Any:
     try:
         yield
     except (OSError, Unsafe) as error:

@@ -25,11 +25,11 @@ _REQUEST = struct.Struct(">HH32sI")
 _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE (asm-generic/socket.h)
 
 
-class Refused(OSError):
+class ProtocolError(OSError):
     """The other side belongs to another copy, or breaks the protocol."""
 
 
-def patient(connection: Connection, receive: float, send: float, rate: int = 0) -> None:
+def set_timeouts(connection: Connection, receive: float, send: float, rate: int = 0) -> None:
     """Set how many seconds of silence end a call, and bytes a second (0: as many as go)."""
     sock = connection.socket
     sock.settimeout(None)  # the kernel's own deadlines, which need no poll() before each call
@@ -53,7 +53,7 @@ def send_purpose(connection: Connection, purpose: bytes) -> None:
     """Send this client's purpose and await the confirmation; raises OSError."""
     connection.sendall(purpose)
     if connection.receive_exactly(1) != purpose:
-        raise Refused("it did not confirm the request")
+        raise ProtocolError("it did not confirm the request")
 
 
 def send_request(
@@ -68,10 +68,10 @@ def receive_request(connection: Connection, identity: str, chunks: int) -> tuple
     """Return the stream, the number of streams, and the states of the chunks; raises OSError."""
     stream, streams, theirs, count = _REQUEST.unpack(connection.receive_exactly(_REQUEST.size))
     if theirs.hex() != identity or count != chunks or not stream < streams:
-        raise Refused("it belongs to another copy")
+        raise ProtocolError("it belongs to another copy")
     return stream, streams, connection.receive_exactly(count)
 
 
-def together(connection: Connection, on: bool) -> None:
+def set_cork(connection: Connection, on: bool) -> None:
     """Have what is sent from now on wait for more, so that packets are full ones; or send it."""
     connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
