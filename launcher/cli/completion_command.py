@@ -12,7 +12,7 @@ def completion(shell: str) -> None:
     """Print shell completion; add `eval "$(vlaunch completion bash)"` to ~/.bashrc."""
     from launcher.cli.main import cli
 
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.UsageError(f"no completion for {shell}")
-    click.echo(found(cli, {}, "vlaunch", "_VLAUNCH_COMPLETE").source())
+    click.echo(completion_class(cli, {}, "vlaunch", "_VLAUNCH_COMPLETE").source())

@@ -20,7 +20,7 @@ import click
 from launcher import __version__
 from launcher.app.registry import entries
 from launcher.core.errors import VlaunchError
-from launcher.core.redaction import guarded
+from launcher.core.redaction import redact_output
 
 
 def _commands() -> dict[str, tuple[str, str, str]]:
@@ -42,7 +42,7 @@ _LOCAL = (
 )
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A group whose commands are imported when they are needed: `--help` reads their tables and
     nothing else.
     """
@@ -66,9 +66,9 @@ class Lazy(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            meant = f"; did you mean `{near[0]}`?" if near else ""
-            raise click.UsageError(f"no command `{args[0]}`{meant}", ctx)
+            matches = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            suggestion = f"; did you mean `{matches[0]}`?" if matches else ""
+            raise click.UsageError(f"no command `{args[0]}`{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,7 +77,7 @@ class Lazy(click.Group):
             formatter.write_dl([(name, help_) for name, (_, _, help_) in COMMANDS.items() if help_])
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vlaunch")
 def cli() -> None:
     """From a list of GPU servers you can SSH into, to a verified multi-node vLLM cluster.
@@ -94,14 +94,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     (`--strict`), 130 interrupted, 141 nobody reads the output any more; `exec` ends with its
     command's own.
     """
-    sys.excepthook = uncaught
-    threading.excepthook = lambda args: uncaught(
+    sys.excepthook = print_traceback
+    threading.excepthook = lambda args: print_traceback(
         args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
     )
-    leave(run(argv))
+    exit_process(run_command(argv))
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(exit_code: int) -> NoReturn:
     """End the process, with everything printed.
 
     The interpreter's own end is left out: nothing is left for it to do, and with the processors
@@ -110,31 +110,31 @@ def leave(code: int) -> NoReturn:
     try:
         click.echo("", nl=False)  # flushes
     except BrokenPipeError:
-        code = 141
+        exit_code = 141
     except OSError as error:
-        code = _failed(VlaunchError(f"standard output: {error}", hint=_LOCAL), None)
+        exit_code = _show_error(VlaunchError(f"standard output: {error}", hint=_LOCAL), None)
     with contextlib.suppress(OSError):
         click.echo("", nl=False, err=True)
-    os._exit(code)
+    os._exit(exit_code)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors are shown, tracebacks only with
     `--verbose`, secrets never.
     """
-    with guarded():
-        return _run(argv)
+    with redact_output():
+        return _run_command(argv)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run_command(argv: Sequence[str] | None) -> int:
     try:
-        result = cli.main(argv, prog_name="vlaunch", standalone_mode=False, obj=_words(argv))
+        result = cli.main(argv, prog_name="vlaunch", standalone_mode=False, obj=_read_argv(argv))
     except VlaunchError as error:
-        return _failed(error, argv)
+        return _show_error(error, argv)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        _misused(error)
+        _show_usage_error(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -145,11 +145,11 @@ def _run(argv: Sequence[str] | None) -> int:
         return 141
     except OSError as error:
         # This machine's own troubles: a full disk, a home that cannot be written.
-        return _failed(VlaunchError(str(error) or type(error).__name__, hint=_LOCAL), argv)
+        return _show_error(VlaunchError(str(error) or type(error).__name__, hint=_LOCAL), argv)
     return result if isinstance(result, int) else 0
 
 
-def _misused(error: click.ClickException) -> None:
+def _show_usage_error(error: click.ClickException) -> None:
     """Show what click has to say of a command line, on standard error."""
     from launcher.app.terminal import say
 
@@ -160,18 +160,20 @@ def _misused(error: click.ClickException) -> None:
         say(line.removeprefix(lead), lead=lead)
 
 
-def _failed(error: VlaunchError, argv: Sequence[str] | None) -> int:
+def _show_error(error: VlaunchError, argv: Sequence[str] | None) -> int:
     """Show an error, and where it came from when that was asked for; returns the exit code."""
     from launcher.app import terminal
 
-    words = _words(argv)
-    if "--verbose" in words[: words.index("--") if "--" in words else None]:
-        uncaught(type(error), error, error.__traceback__)
+    arguments = _read_argv(argv)
+    if "--verbose" in arguments[: arguments.index("--") if "--" in arguments else None]:
+        print_traceback(type(error), error, error.__traceback__)
     terminal.show_error(error)
     return error.exit_code
 
 
-def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print a traceback.
 
     In its texts is what nodes have said, which may no more draw on the terminal than anything else.
@@ -181,8 +183,8 @@ def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackTy
     from launcher.core import untrusted
 
     for line in "".join(traceback.format_exception(kind, error, trace)).splitlines():
-        click.echo(untrusted.plain(line), err=True)
+        click.echo(untrusted.sanitize(line), err=True)
 
 
-def _words(argv: Sequence[str] | None) -> list[str]:
+def _read_argv(argv: Sequence[str] | None) -> list[str]:
     return list(sys.argv[1:] if argv is None else argv)

@@ -13,7 +13,7 @@ import click
 @click.option("--py-spy", "architecture", help="Print py-spy for this architecture instead.")
 def payload(architecture: str | None) -> None:
     """Print the helper files as a tar archive."""
-    from launcher.cluster.prepare import cache
+    from launcher.cluster.prepare import cache_dir
     from launcher.cluster.wheels import fetch_py_spy
     from launcher.tools.node_files import payload_tar
     from launcher.tools.py_spy import BUILDS
@@ -21,7 +21,7 @@ def payload(architecture: str | None) -> None:
     if architecture is None:
         data = payload_tar()
     elif architecture in BUILDS:
-        data = fetch_py_spy(BUILDS[architecture], cache() / "py-spy")
+        data = fetch_py_spy(BUILDS[architecture], cache_dir() / "py-spy")
     else:
         raise click.BadParameter(f"one of {', '.join(BUILDS)}", param_hint="--py-spy")
     sys.stdout.buffer.write(data)

@@ -16,5 +16,5 @@ def schema(job: bool) -> None:
     from launcher.batch.schema import JobFile
     from launcher.inventory.schema import json_schema
 
-    shown = json_schema(JobFile) if job else json_schema()
-    click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    document = json_schema(JobFile) if job else json_schema()
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))

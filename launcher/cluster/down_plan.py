@@ -27,28 +27,28 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
     """Remove workers and ranks first, then the head, then files, and, with `purge`, what engines
     compiled; what was seen is only of the nodes that could be reached.
     """
-    head = [node for node in site.seen if node.head]
+    head = [node for node in site.observed_nodes if node.head]
     workers = (
-        *_removals(site, [node for node in site.seen if not node.head], lambda _: True),
-        *_removals(site, head, lambda role: role != "head"),
+        *_removal_steps(site, [node for node in site.observed_nodes if not node.head], lambda _: True),
+        *_removal_steps(site, head, lambda role: role != "head"),
     )
     stages = (
         Stage(id="workers", title="Remove workers", steps=workers),
         Stage(
             id="head",
             title="Remove the head",
-            steps=_removals(site, head, lambda role: role == "head"),
+            steps=_removal_steps(site, head, lambda role: role == "head"),
         ),
-        Stage(id="files", title="Remove files and secrets", steps=_clearing(site)),
+        Stage(id="files", title="Remove files and secrets", steps=_cleanup_steps(site)),
         Stage(
             id="compiled",
             title="Remove what engines compiled",
-            steps=_purging(site) if purge else (),
+            steps=_purge_steps(site) if purge else (),
         ),
         Stage(
             id="absent",
             title="Verify that nothing is left",
-            gates=(_absent(site),) if site.seen else (),
+            gates=(_absent_gate(site),) if site.observed_nodes else (),
         ),
     )
     return Plan(
@@ -58,43 +58,48 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
     )
 
 
-def _removals(site: Site, nodes: Sequence[Node], wanted: Callable[[str], bool]) -> tuple[Step, ...]:
+def _removal_steps(
+    site: Site, nodes: Sequence[Node], matches_role: Callable[[str], bool]
+) -> tuple[Step, ...]:
     """Remove the containers whose role is wanted; one that has another name than its node's own is
     named.
     """
     return tuple(
         Step(
-            title=f"removing the {each.role} container"
-            if each.name == site.container_name(node)
-            else f"removing container {each.name}",
-            command=Command(node=node.name, argv=docker.remove(node.docker, each.id), timeout=120),
+            title=f"removing the {removed.role} container"
+            if removed.name == site.container_name(node)
+            else f"removing container {removed.name}",
+            command=Command(
+                node=node.name, argv=docker.remove(node.docker, removed.id), timeout=120
+            ),
         )
         for node in nodes
-        for each in site.facts[node.name].containers
-        if wanted(each.role)
+        for removed in site.facts[node.name].containers
+        if matches_role(removed.role)
     )
 
 
-def _clearing(site: Site) -> tuple[Step, ...]:
+def _cleanup_steps(site: Site) -> tuple[Step, ...]:
     """Remove what lies on the disk of each node, then what lies in memory."""
-    nodes, facts = site.seen, site.facts
-    disk = [_clear(site, node) for node in nodes if facts[node.name].has_directory]
-    memory = [_forget(node, folder) for node in nodes for folder in facts[node.name].folders]
+    nodes, facts = site.observed_nodes, site.facts
+    disk = [_clear_step(site, node) for node in nodes if facts[node.name].has_directory]
+    memory = [_forget_step(node, folder) for node in nodes for folder in facts[node.name].folders]
     return (*disk, *memory)
 
 
-def _purging(site: Site) -> tuple[Step, ...]:
+def _purge_steps(site: Site) -> tuple[Step, ...]:
     return tuple(
-        _purge(site, node)
-        for node in site.seen
-        if (found := site.facts[node.name].compiled) is None or found.size is not None
+        _purge_step(site, node)
+        for node in site.observed_nodes
+        if (compile_cache := site.facts[node.name].compile_cache) is None
+        or compile_cache.size is not None
     )
 
 
-def _purge(site: Site, node: Node) -> Step:
+def _purge_step(site: Site, node: Node) -> Step:
     images = site.facts[node.name].images
     image = next((name for name, image in images.items() if image is not None), "")
-    folder, around = _compiled(site, node)
+    folder, around = _compile_cache_folders(site, node)
     argv = compile_cache.purge(node.docker, folder, around=around, image=image)
     return Step(
         title="removing what engines compiled",
@@ -102,7 +107,7 @@ def _purge(site: Site, node: Node) -> Step:
     )
 
 
-def _compiled(site: Site, node: Node) -> tuple[str, str]:
+def _compile_cache_folders(site: Site, node: Node) -> tuple[str, str]:
     """Return the folder of what a cluster's engines compiled, and the one around it, where that is
     no folder that the inventory names.
     """
@@ -110,16 +115,24 @@ def _compiled(site: Site, node: Node) -> tuple[str, str]:
     return folder, "" if node.cache_dir else folder.rpartition("/")[0]
 
 
-def _clear(site: Site, node: Node) -> Step:
+def _clear_step(site: Site, node: Node) -> Step:
     directory = site.state_dir(node)
-    argv = ("sh", "-c", _CLEAR, "clear", directory, network_verdict.FILE, *_compiled(site, node))
+    argv = (
+        "sh",
+        "-c",
+        _CLEAR,
+        "clear",
+        directory,
+        network_verdict.FILE,
+        *_compile_cache_folders(site, node),
+    )
     return Step(
         title="removing helper files and secrets",
         command=Command(node=node.name, argv=argv, timeout=30),
     )
 
 
-def _forget(node: Node, folder: str) -> Step:
+def _forget_step(node: Node, folder: str) -> Step:
     argv = ("sh", "-c", _FORGET, "forget", folder)
     return Step(
         title="removing secrets from memory",
@@ -127,10 +140,10 @@ def _forget(node: Node, folder: str) -> Step:
     )
 
 
-def _absent(site: Site) -> Gate:
+def _absent_gate(site: Site) -> Gate:
     def ask(node: Node) -> Command:
         directory, cluster = site.state_dir(node), site.inventory.cluster
-        program = shell.program("left_behind")
+        program = shell.program_text("left_behind")
         listing = docker.list_ids(node.docker, cluster)
         return Command(
             node=node.name,
@@ -139,7 +152,7 @@ def _absent(site: Site) -> Gate:
         )
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        return [_judge(node, answers) for node in site.seen]
+        return [_judge_remains(node, answers) for node in site.seen]
 
     return Gate(
         id="absent",
@@ -150,7 +163,7 @@ def _absent(site: Site) -> Gate:
     )
 
 
-def _judge(node: Node, answers: Answers) -> Finding:
+def _judge_remains(node: Node, answers: Answers) -> Finding:
     answer = answers[node.name][0]
     if not answer.ok:
         return Finding(
@@ -160,12 +173,12 @@ def _judge(node: Node, answers: Answers) -> Finding:
             evidence=answer.tail,
             fix="run `vlaunch down` again",
         )
-    left = answer.out.split("\n") if answer.out.strip() else []
-    if not left:
+    remains = answer.out.split("\n") if answer.out.strip() else []
+    if not remains:
         return Finding(node=node.name, status="pass", text="nothing is left")
     return Finding(
         node=node.name,
         status="wait",
-        text="still has " + ", ".join(line for line in left if line),
+        text="still has " + ", ".join(line for line in remains if line),
         fix="run `vlaunch down` again; Docker may still be removing it",
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from launcher.core.check import Finding, failed, passed, waiting
 from launcher.core.domain import Node
 from launcher.core.errors import UnreadableAnswer
-from launcher.core.plan import Gate, observed
+from launcher.core.plan import Gate, precomputed_gate
 from launcher.core.transport import Answers, Command
 from launcher.hosts.checks import container
 from launcher.tools import agent_queries, docker, servers, serving_judges
@@ -24,29 +24,29 @@ _VERSIONS = (
 )
 
 
-def memory(site: Site) -> Gate:
+def memory_gate(site: Site) -> Gate:
     """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout
     empties.
     """
-    return observed(
+    return precomputed_gate(
         "secrets-in-memory",
         "every node has a place in memory for the secrets",
-        lambda: [_memory(node, site.facts[node.name]) for node in site.nodes],
+        lambda: [_judge_memory(node, site.facts[node.name]) for node in site.nodes],
     )
 
 
-def _memory(node: Node, facts: HostFacts) -> Finding:
-    if facts.memory:
-        return passed(node, f"secrets lie in {facts.memory}")
-    linger = (
+def _judge_memory(node: Node, facts: HostFacts) -> Finding:
+    if facts.memory_dir:
+        return passed(node, f"secrets lie in {facts.memory_dir}")
+    fix = (
         f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set"
         " `secrets_in: disk`"
     )
-    evidence = facts.said.get("memory", "")
-    return failed(node, "has no place in memory for secrets", evidence=evidence, fix=linger)
+    evidence = facts.part_errors.get("memory", "")
+    return failed(node, "has no place in memory for secrets", evidence=evidence, fix=fix)
 
 
-def versions(
+def versions_gate(
     cluster: str, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str
 ) -> Gate:
     """Exact Ray and Python in the image, on every node where it is new."""
@@ -58,29 +58,29 @@ def versions(
     return Gate(
         id="ray-version",
         what="every node's image runs the same Ray and the same Python",
-        ask=tuple(ask(node) for node in nodes),
+        queries=tuple(ask(node) for node in nodes),
         judge=container.judge_versions(nodes, ray_version, python_version),
     )
 
 
-def gpus(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
+def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
     """Docker really hands out the declared GPUs, and CUDA starts: they are counted in a throw-away
     container of the image itself.
     """
 
     def ask(node: Node) -> Command:
-        argv = docker.try_gpus(node, image, cluster=cluster)
+        argv = docker.list_gpus(node, image, cluster=cluster)
         return Command(node=node.name, argv=argv, timeout=120)
 
     return Gate(
         id="gpus-in-docker",
         what="Docker hands out the declared GPUs, and CUDA starts",
-        ask=tuple(ask(node) for node in nodes),
+        queries=tuple(ask(node) for node in nodes),
         judge=container.judge_gpus(nodes),
     )
 
 
-def head(site: Site) -> Gate:
+def head_gate(site: Site) -> Gate:
     """The head's port answers, Ray's or else the agent's, so that workers need not knock in
     vain.
     """
@@ -90,37 +90,37 @@ def head(site: Site) -> Gate:
     return Gate(
         id="head",
         what="the head's agent listens" if off else "the Ray head listens",
-        ask=(_state(site, node), site.inside(node, listens, timeout=20)),
+        queries=(_inspect_container(site, node), site.in_container(node, listens, timeout=20)),
         judge=ray_checks.judge_head(site.inventory),
         deadline=120,
         every=0.2,
-        evidence=(_log(site, node),),
+        evidence=(_container_log(site, node),),
     )
 
 
-def agents(site: Site, *, deadline: float) -> Gate:
+def agents_gate(site: Site, *, deadline: float) -> Gate:
     """Every node's agent is connected to the head's: only there can servers be started."""
     node, port = site.head, site.inventory.ports.group
 
     def judge(answers: Answers) -> list[Finding]:
         try:
-            kept = servers.read(ray_checks.read_payload(answers[node.name][-1]))
+            head_state = servers.parse_servers(ray_checks.parse_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
             return [waiting(node, f"does not say which agents it hears: {error.message}")]
-        return [_agent(member, node, kept.members, port) for member in site.nodes]
+        return [_judge_agent(member, node, head_state.members, port) for member in site.nodes]
 
     return Gate(
         id="agents",
         what="the head hears the agent of every node",
-        ask=(servers.ask(site),),
+        queries=(servers.query_servers(site),),
         judge=judge,
         deadline=deadline,
         every=0.3,
-        evidence=tuple(_log(site, each) for each in site.nodes),
+        evidence=tuple(_container_log(site, each) for each in site.nodes),
     )
 
 
-def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
+def _judge_agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> Finding:
     if members.get(node.name, serving_judges.SILENT) < serving_judges.SILENT:
         return passed(node, "its agent is connected to the head")
     fix = (
@@ -130,32 +130,32 @@ def _agent(node: Node, head: Node, members: Mapping[str, float], port: int) -> F
     return waiting(node, "its agent is not connected to the head", fix=fix)
 
 
-def cluster(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
+def cluster_gate(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
     """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so
     for `hold` seconds.
 
     `restarts` says by node how often containers that are kept have restarted so far.
     """
     inventory = site.inventory
-    peers = tuple(f"{each.ip}:{inventory.ports.node_manager}" for each in inventory.workers)
-    table = site.inside(site.head, agent_queries.nodes(inventory.ports, peers))
+    peers = tuple(f"{member.ip}:{inventory.ports.node_manager}" for member in inventory.workers)
+    node_table = site.in_container(site.head, agent_queries.nodes(inventory.ports, peers))
     return Gate(
         id="ray-nodes",
         what=f"Ray has exactly {len(inventory.nodes)} nodes with {inventory.gpus} GPUs",
-        ask=(*(_state(site, each) for each in site.nodes), table),
+        queries=(*(_inspect_container(site, member) for member in site.nodes), node_table),
         judge=ray_checks.judge_cluster(inventory, restarts),
         deadline=deadline,
         every=0.3,
         hold=hold,
-        evidence=tuple(_log(site, each) for each in site.nodes),
+        evidence=tuple(_container_log(site, member) for member in site.nodes),
     )
 
 
-def _state(site: Site, node: Node) -> Command:
+def _inspect_container(site: Site, node: Node) -> Command:
     argv = docker.inspect(node.docker, site.container_name(node))
     return Command(node=node.name, argv=argv, timeout=20)
 
 
-def _log(site: Site, node: Node) -> Command:
+def _container_log(site: Site, node: Node) -> Command:
     argv = docker.logs(node.docker, site.container_name(node), tail=60)
     return Command(node=node.name, argv=argv, timeout=20)

@@ -24,15 +24,15 @@ from launcher.core.transport import Command
 from launcher.tools import certificates, derived, image, ray
 from launcher.tools.certificates import Renewal
 from launcher.tools.host import HostFacts
-from launcher.tools.node_files import lacks_py_spy
+from launcher.tools.node_files import missing_py_spy
 from launcher.tools.py_spy import BUILDS
 from launcher.tools.site import Site
 
-_KEPT = 100  # answers of images
-_PLACE = "made-from-the-image"
+_MAX_PROBES = 100  # answers of images
+_PLACEHOLDER = "made-from-the-image"
 
 
-def cache() -> Path:
+def cache_dir() -> Path:
     """Return our folder for what can be made again: wheels, and what images said about
     themselves.
     """
@@ -41,7 +41,7 @@ def cache() -> Path:
     return user_cache_path("vlaunch")
 
 
-def with_token(
+def add_token(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     secrets: Mapping[str, Secret],
@@ -56,13 +56,13 @@ def with_token(
     """
     if ray.TOKEN in secrets:
         return dict(secrets)
-    there = facts[inventory.head.name].token if inventory.head.name in facts else ""
-    token = Secret(there or (random.token_hex(32) if make else ""))
-    redaction.learn(token)
+    existing = facts[inventory.head.name].token if inventory.head.name in facts else ""
+    token = Secret(existing or (random.token_hex(32) if make else ""))
+    redaction.add_secrets(token)
     return {**secrets, ray.TOKEN: token}
 
 
-def renewal(
+def renew_certificates(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     *,
@@ -73,23 +73,25 @@ def renewal(
     `force`; without `make`, they are placeholders.
     """
     now = datetime.now(timezone.utc)
-    reasons = certificates.reasons(inventory, facts, now)
+    reasons = certificates.renewal_reasons(inventory, facts, now)
     if not reasons and not force:
         return None
     if not make:
-        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
-    authority, issued = issue_certificates.issue(inventory, now)
-    return Renewal(authority=authority, nodes=issued, reasons=reasons)
+        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, renewal_reasons=reasons)
+    authority, issued = issue_certificates.issue_certificates(inventory, now)
+    return Renewal(authority=authority, nodes=issued, renewal_reasons=reasons)
 
 
-def unknown_image(inventory: Inventory) -> RayImage:
+def placeholder_image(inventory: Inventory) -> RayImage:
     """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that
     are not known named.
     """
     if inventory.ray.off:
         return base_image(inventory)
     version = inventory.ray.version
-    recipe = derived.Recipe(tag=f"{derived.REPOSITORY}:{version}-{_PLACE}", dockerfile="", files={})
+    recipe = derived.ImageRecipe(
+        tag=f"{derived.REPOSITORY}:{version}-{_PLACEHOLDER}", write_dockerfile="", files={}
+    )
     return RayImage(
         tag=recipe.tag,
         ray_version=version,
@@ -101,7 +103,7 @@ def unknown_image(inventory: Inventory) -> RayImage:
     )
 
 
-def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
+def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     """Find out what the image has, resolve what it lacks on this machine, and say which image the
     containers will run.
 
@@ -115,31 +117,37 @@ def ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
     inventory = session.inventory
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
-    python = _ask(session, base.identity)
-    image.refuse(python, inventory.image)
+    image_python = _probe_image(session, base.identity)
+    image.check_supported(image_python, inventory.image)
     if inventory.ray.off:
         return base_image(inventory)
-    missing = image.wanted_ray(python, inventory.ray.version)
+    missing = image.ray_version_to_add(image_python, inventory.ray.version)
     plugin = derived.plugin_files() if inventory.accelerator == "cpu" else None
-    version = python.ray or inventory.ray.version
+    version = image_python.ray or inventory.ray.version
     if missing or plugin:
-        there = _everywhere(inventory, facts, base.identity, version, plugin)
-        if there is not None:
-            return RayImage(tag=there, ray_version=version, python_version=python.python)
-    wheels = _wheels(session, python, missing) if missing is not None else None
-    recipe = derived.recipe(
-        base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin
+        derived_tag = _common_image(inventory, facts, base.identity, version, plugin)
+        if derived_tag is not None:
+            return RayImage(
+                tag=derived_tag, ray_version=version, python_version=image_python.python
+            )
+    wheels = _resolve_wheels(session, image_python, missing) if missing is not None else None
+    recipe = derived.make_recipe(
+        base=inventory.image,
+        identity=base.identity,
+        image=image_python,
+        wheels=wheels,
+        plugin=plugin,
     )
     return RayImage(
         tag=recipe.tag if recipe else inventory.image,
         ray_version=version,
-        python_version=python.python,
+        python_version=image_python.python,
         recipe=recipe,
-        shown=_shown(recipe),
+        shown=_write_context(recipe),
     )
 
 
-def py_spy(
+def load_py_spy(
     session: Session, site: Site, *, download: bool = True
 ) -> dict[str, Callable[[], bytes]]:
     """Return loaders of py-spy for the architectures of the nodes that lack it.
@@ -147,8 +155,8 @@ def py_spy(
     With `download` it is loaded now, and a failure is a warning.
     """
     loaders: dict[str, Callable[[], bytes]] = {}
-    for architecture in sorted({lacks_py_spy(site, node) for node in site.nodes} - {""}):
-        load = partial(fetch_py_spy, BUILDS[architecture], cache() / "py-spy")
+    for architecture in sorted({missing_py_spy(site, node) for node in site.nodes} - {""}):
+        load = partial(fetch_py_spy, BUILDS[architecture], cache_dir() / "py-spy")
         try:
             loaders[architecture] = partial(bytes, load()) if download else load
         except (VlaunchError, OSError) as error:
@@ -156,18 +164,18 @@ def py_spy(
     return loaders
 
 
-def _wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
+def _resolve_wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
     """Resolve what the image lacks of Ray, on this machine."""
     began = time.monotonic()
     text = f"resolving Ray {version} for Python {python.python} of the image"
     session.step("ray-image", text, state="running")
-    wheels = resolver.resolve(python, version, cache() / "wheels")
+    wheels = resolver.resolve_wheels(python, version, cache_dir() / "wheels")
     seconds = time.monotonic() - began
     session.step("ray-image", text, seconds=seconds)
     return wheels
 
 
-def _everywhere(
+def _common_image(
     inventory: Inventory,
     facts: Mapping[str, HostFacts],
     identity: str,
@@ -179,24 +187,27 @@ def _everywhere(
 
     Of several, the one that the head runs: what runs and is right stays.
     """
-    fitting = [
+    tags_by_node = [
         {
             tag
-            for tag, each in node.images.items()
-            if each and derived.fits(each.labels, identity=identity, ray=ray_version, plugin=plugin)
+            for tag, derived_image in node.images.items()
+            if derived_image
+            and derived.labels_match(
+                derived_image.labels, identity=identity, ray=ray_version, plugin=plugin
+            )
         }
         for node in facts.values()
     ]
-    tags = set.intersection(*fitting)
+    tags = set.intersection(*tags_by_node)
     head = Site(inventory, facts).container(inventory.head)
     return head.image if head is not None and head.image in tags else min(tags, default=None)
 
 
-def _ask(session: Session, identity: str) -> image.ImagePython:
+def _probe_image(session: Session, identity: str) -> image.ImagePython:
     """Ask the image once; an image never changes, so its answer is kept under its identity."""
-    kept = cache() / "images" / f"{identity[:32]}-{image.PROBE_ID}.json"
-    if kept.is_file():
-        return image.parse_probe(kept.read_text(encoding="utf-8"))
+    cached = cache_dir() / "images" / f"{identity[:32]}-{image.PROBE_ID}.json"
+    if cached.is_file():
+        return image.parse_probe(cached.read_text(encoding="utf-8"))
     head, name = session.inventory.head, session.inventory.image
     text = "asking the image for its Python, Ray and packages"
     session.step("ray-image", text, node=head.name, state="running")
@@ -209,32 +220,32 @@ def _ask(session: Session, identity: str) -> image.ImagePython:
             evidence=answer.tail,
             hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
         )
-    found = image.parse_probe(answer.out)
+    image_python = image.parse_probe(answer.out)
     session.step("ray-image", text, node=head.name, seconds=answer.seconds)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(".part")
-    part.write_text(image.telling(answer.out), encoding="utf-8")
-    part.replace(kept)
-    _forget_old(kept.parent)
-    return found
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    part = cached.with_suffix(".part")
+    part.write_text(image.significant_line(answer.out), encoding="utf-8")
+    part.replace(cached)
+    _prune_probes(cached.parent)
+    return image_python
 
 
-def _forget_old(folder: Path) -> None:
+def _prune_probes(folder: Path) -> None:
     """Keep the newest answers: whoever says each time that it has another image must not fill the
     disk.
     """
     with contextlib.suppress(OSError):  # another run may do the same right now
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[
-            _KEPT:
+            _MAX_PROBES:
         ]:
             old.unlink(missing_ok=True)
 
 
-def _shown(recipe: derived.Recipe | None) -> str:
+def _write_context(recipe: derived.ImageRecipe | None) -> str:
     """Write the build context to a folder; return the command with which a script sends it."""
     if recipe is None:
         return ""
-    folder = cache() / "contexts" / recipe.content
+    folder = cache_dir() / "contexts" / recipe.content
     if not (folder / "Dockerfile").is_file():
         for name, content in recipe.files.items():
             target = folder / name

@@ -35,27 +35,32 @@ class SecretFile:
         return self.own and (self.mode == alone or (self.handed and self.mode == handed))
 
 
-def listing(cluster: str, state_dir: str) -> Argv:
+def listing_argv(cluster: str, state_dir: str) -> Argv:
     """Ask for the files of a cluster; a `state_dir` of "" is the one in the login's home."""
-    return ("sh", "-c", shell.program("secret_files"), "secrets", cluster, state_dir)
+    return ("sh", "-c", shell.program_text("secret_files"), "secrets", cluster, state_dir)
 
 
-def certificates(text: str) -> str:
+def extract_certificates(text: str) -> str:
     """Return the public certificates (PEM) in the answer to `listing`."""
     return text.rpartition(f"{_MARK} end\n")[2]
 
 
-def parse(text: str) -> tuple[SecretFile, ...]:
+def parse_listing(text: str) -> tuple[SecretFile, ...]:
     """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
-    said = re.search(
+    listing_match = re.search(
         rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}}) (-|\d{{1,10}})\n(.*?)^{_MARK} end$",
         text,
         re.MULTILINE | re.DOTALL,
     )
-    if said is None:
+    if listing_match is None:
         raise UnreadableAnswer("the node does not say which secrets lie there")
-    now, user, handed, rows = int(said[1]), said[2], said[3], said[4]
-    found = []
+    now, user, handed, rows = (
+        int(listing_match[1]),
+        listing_match[2],
+        listing_match[3],
+        listing_match[4],
+    )
+    files = []
     for row in rows.splitlines():
         match = re.fullmatch(
             r"(disk|memory) ([0-7]{1,4}) (\d{1,10}) (\d{1,10}) (\d{1,12})"
@@ -65,7 +70,7 @@ def parse(text: str) -> tuple[SecretFile, ...]:
         if match is None:
             raise UnreadableAnswer("the node's list of secrets cannot be read")
         place, mode, owner, group, changed, path, name = match.groups()
-        found.append(
+        files.append(
             SecretFile(
                 name=name or "",
                 path=path,
@@ -76,4 +81,4 @@ def parse(text: str) -> tuple[SecretFile, ...]:
                 handed=group == handed,
             )
         )
-    return tuple(found)
+    return tuple(files)

@@ -14,20 +14,20 @@ from functools import partial
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show
 from launcher.cluster import secret_files
 from launcher.cluster.secret_files import SecretFile
-from launcher.cluster.secrets_view import render
+from launcher.cluster.secrets_view import render_secrets
 from launcher.cluster.up_command import bring_up
 from launcher.core import redaction, untrusted
 from launcher.core.domain import Inventory, Secret, SecretSource, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.transport import Command
 from launcher.tools import ray, serving_judges
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -46,7 +46,7 @@ def secrets() -> None:
     flags=[options.JSON],
     short_help="each secret: its source, its users, its files",
 )
-def list_(call: Call) -> int:
+def list_(call: CommandContext) -> int:
     """Show all secrets: their sources, users, files on the nodes and the ages of these, and when
     certificates end.
 
@@ -57,16 +57,18 @@ def list_(call: Call) -> int:
 
     inventory = call.inventory
     with call.session(partial=True) as session:
-        files, shown = _files(session)
-    rows = _rows(inventory, shown)
+        files, certificate_texts = _query_files(session)
+    rows = _secret_rows(inventory, certificate_texts)
     names = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
         for name, error in session.missing.items()
     ]
-    remarks += [line for node, listed in files.items() for line in _remarks(node, listed, names)]
-    if ending := certificates.warning(shown, datetime.now(timezone.utc)):
-        remarks.append(ending)
+    remarks += [
+        line for node, listed in files.items() for line in _file_remarks(node, listed, names)
+    ]
+    if expiry_warning := certificates.expiry_warning(certificate_texts, datetime.now(timezone.utc)):
+        remarks.append(expiry_warning)
     if call.as_json:
         data = {
             "cluster": inventory.cluster,
@@ -77,7 +79,7 @@ def list_(call: Call) -> int:
         }
         click.echo(dump_json(data))
     else:
-        show(render(rows, files, remarks, fold([node.name for node in inventory.nodes])))
+        show(render_secrets(rows, files, remarks, fold([node.name for node in inventory.nodes])))
     return 1 if remarks else 0
 
 
@@ -89,7 +91,7 @@ def list_(call: Call) -> int:
 @click.argument("names", metavar="[NAME…]", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
 @options.JOIN_TIMEOUT
-def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
+def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
     """Give the agents new certificates and Ray a new token, and fetch the other secrets from their
     sources again.
 
@@ -101,49 +103,49 @@ def rotate(call: Call, names: tuple[str, ...], yes: bool, join_timeout: float) -
     from launcher.tools import certificates
 
     inventory = call.inventory
-    token = _asked(inventory, names)
+    token = _new_token(inventory, names)
     renew = not names or not set(names).isdisjoint(certificates.NAMES)
     if names and set(names) <= set(certificates.NAMES):
         with call.session() as session, call.locked(session) as ours:
-            _renew(ours)
+            _renew_certificates(ours)
         return
-    given = {**resolve(inventory.secrets, inventory.path.parent), **token}
+    values = {**resolve(inventory.secrets, inventory.path.parent), **token}
     with call.session() as session, call.locked(session) as ours:
-        _rotate(ours, given, renew=renew, yes=yes, join_timeout=join_timeout)
+        _rotate_secrets(ours, values, renew=renew, yes=yes, join_timeout=join_timeout)
 
 
-def _asked(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
+def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
     """Return a new token when it is named, or, without names, where Ray uses it; raises
     RequestError when a name is none.
     """
-    known = [row["name"] for row in _rows(inventory)]
-    if strange := [name for name in names if name not in known]:
+    known_names = [row["name"] for row in _secret_rows(inventory)]
+    if unknown := [name for name in names if name not in known_names]:
         raise RequestError(
-            f"no secret `{strange[0]}` in this cluster"
-            if len(strange) == 1
-            else f"no secrets {', '.join(strange)} in this cluster",
-            hint=f"known are: {', '.join(known)}"
-            if known
+            f"no secret `{unknown[0]}` in this cluster"
+            if len(unknown) == 1
+            else f"no secrets {', '.join(unknown)} in this cluster",
+            hint=f"known are: {', '.join(known_names)}"
+            if known_names
             else "the inventory names none under `secrets:`",
         )
-    used = inventory.ray.token_auth and not inventory.ray.off
-    rotates = ray.TOKEN in names if names else used
+    is_used = inventory.ray.token_auth and not inventory.ray.off
+    rotates = ray.TOKEN in names if names else is_used
     if ray.TOKEN in inventory.secrets or not rotates:
         return {}
     token = Secret(random.token_hex(32))
-    redaction.learn(token)
+    redaction.add_secrets(token)
     return {ray.TOKEN: token}
 
 
-def _renew(session: Session) -> None:
+def _renew_certificates(session: Session) -> None:
     """Give every node a new certificate, which its agent loads: containers and servers go on."""
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_certificates
 
     inventory = session.inventory
-    site = Site(inventory, observe(inventory, session.transport, [inventory.image]))
+    site = Site(inventory, probe_nodes(inventory, session.transport, [inventory.image]))
     _refuse_without_containers(site)
-    renewal = prepare.renewal(inventory, site.facts, force=True)
+    renewal = prepare.renew_certificates(inventory, site.facts, force=True)
     assert renewal is not None  # noqa: S101 - `force`
     session.apply(plan_certificates(site, renewal))
     text = "the agents have new certificates; no container was restarted"
@@ -158,9 +160,9 @@ def _refuse_without_containers(site: Site) -> None:
         )
 
 
-def _rotate(
+def _rotate_secrets(
     session: Session,
-    given: Mapping[str, Secret],
+    values: Mapping[str, Secret],
     *,
     renew: bool,
     yes: bool,
@@ -169,13 +171,13 @@ def _rotate(
     """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
     than the one that runs.
     """
-    from launcher.app.servers import look
+    from launcher.app.servers import query_cluster
 
     inventory = session.inventory
-    snapshot = look(session)
+    snapshot = query_cluster(session)
     _refuse_without_containers(snapshot.site)
-    kept, batches = snapshot.kept.running, serving_judges.batches(snapshot.said)
-    apply = partial(bring_up, session, given, join_timeout=join_timeout, renew=renew)
+    running, batches = snapshot.kept.running, serving_judges.active_batches(snapshot.said)
+    apply = partial(bring_up, session, values, join_timeout=join_timeout, renew=renew)
     plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):
         text = "every source gives the value that the cluster has already; nothing was changed"
@@ -185,11 +187,14 @@ def _rotate(
     if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
         apply(dry_run=False)  # no container is recreated
         return
-    ends = [*(server.what for server in kept), *(f"batch job {job.name}" for job in batches)]
+    interrupted = [
+        *(server.what for server in running),
+        *(f"batch job {job.name}" for job in batches),
+    ]
     text = f"all containers of {inventory.cluster} start anew" + (
-        f"; this ends {', '.join(ends)}" if ends else ""
+        f"; this ends {', '.join(interrupted)}" if interrupted else ""
     )
-    session.warn("secrets", text, data={"ends": ends})
+    session.warn("secrets", text, data={"ends": interrupted})
     if not yes:
         session.confirm(
             "Go on?",
@@ -197,33 +202,41 @@ def _rotate(
             hint="say it: `vlaunch secrets rotate --yes`",
         )
     apply(dry_run=False)
-    for server in kept:
+    for server in running:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
-        then = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
-        session.note("secrets", f"{server.what} {then}")
+        outcome = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
+        session.note("secrets", f"{server.what} {outcome}")
     for job in batches:
         text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
         session.note("secrets", text)
 
 
-def _rows(inventory: Inventory, shown: Sequence[str] = ()) -> list[dict[str, str]]:
+def _secret_rows(
+    inventory: Inventory, certificate_texts: Sequence[str] = ()
+) -> list[dict[str, str]]:
     """Return what is known of each secret without a query; `shown` are the certificates of
     the nodes.
     """
     from launcher.tools import certificates
 
-    sources = {name: _source(source) for name, source in sorted(inventory.secrets.items())}
+    sources = {name: _describe_source(source) for name, source in sorted(inventory.secrets.items())}
     sources.setdefault(ray.TOKEN, "made by `vlaunch up`")
-    end = certificates.ends(shown)
-    issued, date = "issued by `vlaunch up`", f"{end:%Y-%m-%d}" if end else ""
+    expiry = certificates.earliest_expiry(certificate_texts)
+    issued, date = "issued by `vlaunch up`", f"{expiry:%Y-%m-%d}" if expiry else ""
     names = certificates.NAMES
     return [
-        *({"name": name, "source": sources[name], "used_by": _use(name)} for name in sources),
-        *({"name": name, "source": issued, "used_by": _use(name), "ends": date} for name in names),
+        *(
+            {"name": name, "source": sources[name], "used_by": _describe_use(name)}
+            for name in sources
+        ),
+        *(
+            {"name": name, "source": issued, "used_by": _describe_use(name), "ends": date}
+            for name in names
+        ),
     ]
 
 
-def _source(source: SecretSource) -> str:
+def _describe_source(source: SecretSource) -> str:
     if source.env is not None:
         return f"environment variable {source.env}"
     if source.file is not None:
@@ -234,7 +247,7 @@ def _source(source: SecretSource) -> str:
     return "asked for in the terminal"
 
 
-def _use(name: str) -> str:
+def _describe_use(name: str) -> str:
     users = {
         "AGENT_CA": "the agents, to verify certificates",
         "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
@@ -245,7 +258,7 @@ def _use(name: str) -> str:
     return users.get(name, "environment of the containers")
 
 
-def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
+def _query_files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
     """Ask every node that is reached for its files, and the certificates among them; raises
     NodeError.
     """
@@ -254,35 +267,37 @@ def _files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[st
         Command(
             node=node.name,
             timeout=120,
-            argv=secret_files.listing(inventory.cluster, node.state_dir or ""),
+            argv=secret_files.listing_argv(inventory.cluster, node.state_dir or ""),
         )
         for node in session.reached
     ]
     listed: dict[str, tuple[SecretFile, ...]] = {}
-    shown = []
+    certificate_texts = []
     for answer in session.transport.run(queries):
         try:
-            listed[answer.node] = secret_files.parse(answer.out)
-            shown.append(secret_files.certificates(answer.out))
+            listed[answer.node] = secret_files.parse_listing(answer.out)
+            certificate_texts.append(secret_files.extract_certificates(answer.out))
         except UnreadableAnswer as error:
             raise NodeError(
-                answer.node, error.message, evidence=untrusted.shown(answer.err.strip(), last=True)
+                answer.node,
+                error.message,
+                evidence=untrusted.excerpt(answer.err.strip(), last=True),
             ) from None
     names = [node.name for node in inventory.nodes if node.name in listed]
-    return {name: listed[name] for name in names}, shown
+    return {name: listed[name] for name in names}, certificate_texts
 
 
-def _remarks(node: str, files: Sequence[SecretFile], known: Sequence[str]) -> list[str]:
-    said = []
-    for each in files:
-        if not each.private:
-            who = "" if each.own else ", of another user"
-            right = "700" if not each.name else "600"
-            said.append(
-                f"{node}: {each.path} has mode {each.mode}{who}; on it: `chmod {right} {each.path}`"
+def _file_remarks(node: str, files: Sequence[SecretFile], secret_names: Sequence[str]) -> list[str]:
+    remarks = []
+    for file in files:
+        if not file.private:
+            owner_text = "" if file.own else ", of another user"
+            mode = "700" if not file.name else "600"
+            remarks.append(
+                f"{node}: {file.path} has mode {file.mode}{owner_text}; on it: `chmod {mode} {file.path}`"
             )
-        if each.name and each.name not in known:
-            said.append(
-                f"{node}: {each.path} is no secret of this inventory; `vlaunch down` removes it"
+        if file.name and file.name not in secret_names:
+            remarks.append(
+                f"{node}: {file.path} is no secret of this inventory; `vlaunch down` removes it"
             )
-    return said
+    return remarks

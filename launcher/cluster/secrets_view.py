@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.app.terminal import line, make_table, plain
+from launcher.app.terminal import make_table, plain_text, text_line
 from launcher.cluster.secret_files import SecretFile
 from launcher.core import sizes
 from launcher.core.domain import fold
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def render(
+def render_secrets(
     rows: Sequence[Mapping[str, str]],
     files: Mapping[str, Sequence[SecretFile]],
     remarks: Sequence[str],
-    every: str,
+    all_nodes: str,
 ) -> RenderableType:
     """Return the table; below it the directories with their modes, and `remarks`.
 
@@ -30,44 +30,47 @@ def render(
     for name in ("MODE", "AGE", "ENDS"):
         table.add_column(name, no_wrap=True)
     for row in rows:
-        table.add_row(*(plain(cell) for cell in _cells(row, files, every)))
+        table.add_row(*(plain_text(cell) for cell in _secret_cells(row, files, all_nodes)))
     return Group(
         table,
-        *(line(each) for each in _folders(files)),
-        *(line(each, "red") for each in remarks),
+        *(text_line(text) for text in _directory_lines(files)),
+        *(text_line(text, "red") for text in remarks),
     )
 
 
-def _cells(
-    row: Mapping[str, str], files: Mapping[str, Sequence[SecretFile]], every: str
+def _secret_cells(
+    row: Mapping[str, str], files: Mapping[str, Sequence[SecretFile]], all_nodes: str
 ) -> tuple[str, ...]:
     """Return a secret's row: what the inventory says of it, and its files on the nodes."""
-    known = (row["name"], row["source"], row["used_by"])
-    there = [
-        (node, each) for node, found in files.items() for each in found if each.name == row["name"]
+    cells = (row["name"], row["source"], row["used_by"])
+    holders = [
+        (node, file)
+        for node, node_files in files.items()
+        for file in node_files
+        if file.name == row["name"]
     ]
-    if not there:
-        return (*known, "-", "-", "-", "-", "-")
-    nodes = fold(list(dict.fromkeys(node for node, _ in there)))
+    if not holders:
+        return (*cells, "-", "-", "-", "-", "-")
+    nodes = fold(list(dict.fromkeys(node for node, _ in holders)))
     return (
-        *known,
-        f"all ({nodes})" if nodes == every else nodes,
-        _listed(each.place for _, each in there),
-        _listed(each.mode for _, each in there),
-        sizes.duration(max(each.age for _, each in there)),
+        *cells,
+        f"all ({nodes})" if nodes == all_nodes else nodes,
+        _join_unique(file.place for _, file in holders),
+        _join_unique(file.mode for _, file in holders),
+        sizes.format_duration(max(file.age for _, file in holders)),
         row.get("ends") or "-",
     )
 
 
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(sorted(set(words))) or "-"
+def _join_unique(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values))) or "-"
 
 
-def _folders(files: Mapping[str, Sequence[SecretFile]]) -> list[str]:
+def _directory_lines(files: Mapping[str, Sequence[SecretFile]]) -> list[str]:
     """Say which directories there are, on which nodes, with which mode."""
     folders: dict[tuple[str, str], list[str]] = {}
-    for node, found in files.items():
-        for each in found:
-            if not each.name:
-                folders.setdefault((each.path, each.mode), []).append(node)
+    for node, node_files in files.items():
+        for file in node_files:
+            if not file.name:
+                folders.setdefault((file.path, file.mode), []).append(node)
     return [f"{path} on {fold(nodes)}: mode {mode}" for (path, mode), nodes in folders.items()]

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.find_inventory import remember
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Secret
 from launcher.core.plan import Plan
 from launcher.distribute import image_copy
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -30,7 +30,7 @@ from launcher.tools.site import Site
     ],
 )
 @options.JOIN_TIMEOUT
-def up(call: Call, join_timeout: float) -> None:
+def up(call: CommandContext, join_timeout: float) -> None:
     """Bring the cluster up, or to the inventory's state.
 
     Nodes are looked at first; then only what is missing or different is changed. A second run
@@ -40,25 +40,25 @@ def up(call: Call, join_timeout: float) -> None:
         raise click.UsageError(
             "--offline goes with --dry-run: no cluster comes up without its nodes"
         )
-    wanted = call.inventory
+    inventory = call.inventory
     if call.offline:
-        call.print_script(_unseen(wanted))
+        call.print_script(_plan_offline(inventory))
         return
-    given = resolve(wanted.secrets, wanted.path.parent)
+    values = resolve(inventory.secrets, inventory.path.parent)
     with call.session(hooks_of="up") as session:
         with call.locked(session) as ours:
-            ours.hooks.pre(ours.to)
-            plans = bring_up(ours, given, dry_run=call.dry_run, join_timeout=join_timeout)
+            ours.hooks.run_pre(ours.printer)
+            plans = bring_up(ours, values, dry_run=call.dry_run, join_timeout=join_timeout)
         if not call.dry_run:
-            remember(wanted.path)
-            session.hooks.post(session.to)
+            remember(inventory.path)
+            session.hooks.run_post(session.printer)
     if call.dry_run:
         call.print_script(plans)
 
 
 def bring_up(
     session: Session,
-    given: Mapping[str, Secret],
+    values: Mapping[str, Secret],
     *,
     dry_run: bool,
     join_timeout: float,
@@ -71,56 +71,59 @@ def bring_up(
     must be there to be asked.
     """
     from launcher.cluster import prepare
-    from launcher.cluster.up_plan import lacks_image, plan_image, plan_up, rights
+    from launcher.cluster.up_plan import nodes_without_image, plan_image, plan_up, privilege_notes
 
     began = time.monotonic()
     inventory = session.inventory
-    facts = observe(inventory, session.transport, [inventory.image])
+    facts = probe_nodes(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)
-    first = plan_image(site)
-    changes = len(lacks_image(site))
-    if dry_run and changes:
-        secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-        renewal = prepare.renewal(inventory, facts, make=False, force=renew)
-        programs = prepare.py_spy(session, site, download=False)
-        image = prepare.unknown_image(inventory)
-        return [first, plan_up(site, secrets, image, renewal, py_spy=programs)]
-    for note in rights(inventory):
+    image_plan = plan_image(site)
+    missing_images = len(nodes_without_image(site))
+    if dry_run and missing_images:
+        secrets = prepare.add_token(inventory, facts, values, make=not dry_run)
+        renewal = prepare.renew_certificates(inventory, facts, make=False, force=renew)
+        programs = prepare.load_py_spy(session, site, download=False)
+        image = prepare.placeholder_image(inventory)
+        return [image_plan, plan_up(site, secrets, image, renewal, py_spy=programs)]
+    for note in privilege_notes(inventory):
         session.warn("rights", note)
-    session.apply(first)
-    if changes:
+    session.apply(image_plan)
+    if missing_images:
         if inventory.image_source == "nodes":
-            image_copy.everywhere(session, inventory.image)
-        facts = observe(inventory, session.transport, [inventory.image])
+            image_copy.copy_to_all(session, inventory.image)
+        facts = probe_nodes(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)
-    image = prepare.ray_image(session, facts)
-    secrets = prepare.with_token(inventory, facts, given, make=not dry_run)
-    renewal = prepare.renewal(inventory, facts, make=not dry_run, force=renew)
-    programs = prepare.py_spy(session, site, download=not dry_run)
-    second = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
+    image = prepare.resolve_ray_image(session, facts)
+    secrets = prepare.add_token(inventory, facts, values, make=not dry_run)
+    renewal = prepare.renew_certificates(inventory, facts, make=not dry_run, force=renew)
+    programs = prepare.load_py_spy(session, site, download=not dry_run)
+    up_plan = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
     if dry_run:
-        return [first, second]
-    if second.notes:
+        return [image_plan, up_plan]
+    if up_plan.notes:
         session.begin("difference", "What differs from the inventory")
-    for note in second.notes:
+    for note in up_plan.notes:
         session.note("difference", note)
-    session.apply(second)
-    changed = changes + len(second.steps)
+    session.apply(up_plan)
+    changed = missing_images + len(up_plan.steps)
     text = (
         f"cluster {inventory.cluster} is up: {len(inventory.nodes)} nodes, {inventory.gpus} GPUs"
         if changed
         else f"cluster {inventory.cluster} is up already; nothing was changed"
     )
     session.done(text, seconds=time.monotonic() - began, data={"changed": changed})
-    return [first, second]
+    return [image_plan, up_plan]
 
 
-def _unseen(inventory: Inventory) -> list[Plan]:
+def _plan_offline(inventory: Inventory) -> list[Plan]:
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_image, plan_up
 
-    secrets = prepare.with_token(
+    secrets = prepare.add_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
     )
-    image, renewal = prepare.unknown_image(inventory), prepare.renewal(inventory, {}, make=False)
+    image, renewal = (
+        prepare.placeholder_image(inventory),
+        prepare.renew_certificates(inventory, {}, make=False),
+    )
     return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image, renewal)]

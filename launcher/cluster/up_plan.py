@@ -8,12 +8,12 @@ from functools import cache, partial
 
 from launcher.cluster import gates
 from launcher.core.domain import Inventory, Node, Secret, fold
-from launcher.core.plan import Gate, Plan, Stage, Step, observed
+from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Command
 from launcher.hosts.check import Check, Evidence
 from launcher.hosts.checks import container
 from launcher.hosts.checks.catalogue import ESSENTIAL
-from launcher.hosts.checks.gpu_memory import GPU_MEMORY, noticed
+from launcher.hosts.checks.gpu_memory import GPU_MEMORY, warn_gpu_memory
 from launcher.tools import containers, derived, docker, node_files
 from launcher.tools.certificates import Renewal
 from launcher.tools.site import Site
@@ -30,8 +30,8 @@ class RayImage:
     tag: str
     ray_version: str
     python_version: str
-    recipe: derived.Recipe | None = None
-    shown: str = ""
+    recipe: derived.ImageRecipe | None = None
+    context_command: str = ""
 
 
 def base_image(inventory: Inventory) -> RayImage:
@@ -49,42 +49,42 @@ def plan_image(site: Site) -> Plan:
             title=f"pulling {image}",
             command=Command(node=node.name, argv=docker.pull(node.docker, image), timeout=3600),
         )
-        for node in _fetching(site)
+        for node in _pulling_nodes(site)
     )
     stages = (
-        [Stage(id="preflight", title="Look at the nodes", gates=_preflight(site))]
+        [Stage(id="preflight", title="Look at the nodes", gates=_preflight_gates(site))]
         if site.facts
         else []
     )
     if pulls:
         stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
-    notes = (*rights(site.inventory), *_given(site))
+    notes = (*privilege_notes(site.inventory), *_copy_notes(site))
     return Plan(verb="up", stages=tuple(stages), notes=notes)
 
 
-def _fetching(site: Site) -> list[Node]:
+def _pulling_nodes(site: Site) -> list[Node]:
     """Return the nodes that pull the inventory's image."""
-    lacking = lacks_image(site)
+    missing = nodes_without_image(site)
     if site.inventory.image_source == "registry":
-        return lacking
-    return [site.head] if len(lacking) == len(site.nodes) else []
+        return missing
+    return [site.head] if len(missing) == len(site.nodes) else []
 
 
-def lacks_image(site: Site) -> list[Node]:
+def nodes_without_image(site: Site) -> list[Node]:
     """Return the nodes that do not have the inventory's image, as far as was seen."""
-    return _without(site, site.inventory.image)
+    return _nodes_without(site, site.inventory.image)
 
 
-def _given(site: Site) -> tuple[str, ...]:
+def _copy_notes(site: Site) -> tuple[str, ...]:
     """Say who gets the image from another node, which no script does."""
-    getting = [node for node in lacks_image(site) if node not in _fetching(site)]
-    if site.inventory.image_source == "registry" or not getting:
+    receivers = [node for node in nodes_without_image(site) if node not in _pulling_nodes(site)]
+    if site.inventory.image_source == "registry" or not receivers:
         return ()
-    names = fold([node.name for node in getting])
+    names = fold([node.name for node in receivers])
     return (f"{names} gets the image from another node, as with `vlaunch image copy`",)
 
 
-def rights(inventory: Inventory) -> tuple[str, ...]:
+def privilege_notes(inventory: Inventory) -> tuple[str, ...]:
     """Say loudly that the containers get every right on their nodes."""
     if not inventory.privileged:
         return ()
@@ -112,29 +112,33 @@ def plan_up(
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
     changed = [node for node in site.nodes if reasons[node.name] is not None]
-    there = {node.name: each for node in site.nodes if (each := site.container(node)) is not None}
-    replaced = [there[node.name] for node in changed if node.name in there]
+    existing = {
+        node.name: container
+        for node in site.nodes
+        if (container := site.container(node)) is not None
+    }
+    replaced = [existing[node.name] for node in changed if node.name in existing]
     stages = (
         *_image_stages(site, changed, image),
         Stage(
             id="files",
             title="Write helper files and secrets",
             steps=(
-                *_writes(site, secrets, changed),
+                *_file_steps(site, secrets, changed),
                 *node_files.py_spy_steps(site, py_spy or {}),
             ),
         ),
         *node_files.certificate_stages(site, renewal),
         *_start_stages(site, changed, specs),
-        *_verify_stages(site, changed, there, join_timeout),
+        *_verify_stages(site, changed, existing, join_timeout),
     )
     return Plan(
         verb="up",
         stages=tuple(stages),
         notes=(
-            *_differing(site, _merge_reasons(reasons, renewal)),
-            *_outdated(site, changed),
-            *_ending(replaced),
+            *_difference_notes(site, _merge_reasons(reasons, renewal)),
+            *_outdated_agent_notes(site, changed),
+            *_restart_notes(replaced),
         ),
     )
 
@@ -142,7 +146,7 @@ def plan_up(
 def plan_certificates(site: Site, renewal: Renewal) -> Plan:
     """Write new certificates to all nodes; running agents load them."""
     verify = Stage(
-        id="agents", title="Verify the agents", gates=(gates.agents(site, deadline=120),)
+        id="agents", title="Verify the agents", gates=(gates.agents_gate(site, deadline=120),)
     )
     return Plan(verb="secrets", stages=(*node_files.certificate_stages(site, renewal), verify))
 
@@ -151,15 +155,17 @@ def _merge_reasons(
     reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
 ) -> Mapping[str, Sequence[str] | None]:
     """Add the reasons to renew certificates, for nodes whose containers stay unchanged."""
-    certificates = {name: [reason] for name, reason in renewal.reasons.items()} if renewal else {}
-    return {name: known or certificates.get(name) for name, known in reasons.items()}
+    certificates = {name: [reason] for name, reason in renewal.renewal_reasons.items()} if renewal else {}
+    return {name: existing or certificates.get(name) for name, existing in reasons.items()}
 
 
 def _reasons_by_node(
     site: Site, specs: Mapping[str, docker.ContainerSpec], secrets: Mapping[str, Secret]
 ) -> dict[str, list[str] | None]:
     """Why each node's container must start anew: every one's, when the head's must."""
-    reasons = {node.name: _reasons(site, node, specs[node.name], secrets) for node in site.nodes}
+    reasons = {
+        node.name: _restart_reasons(site, node, specs[node.name], secrets) for node in site.nodes
+    }
     if reasons[site.head.name] is not None:
         for node in site.inventory.workers:
             reasons[node.name] = reasons[node.name] or ["the head starts anew"]
@@ -170,20 +176,22 @@ def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[
     """Return what sees to the image before any container starts."""
     stages = []
     if site.facts:
-        stages.append(_same_image(site))
+        stages.append(_same_image_stage(site))
     if not site.inventory.ray.off:
-        stages.append(_ray_image(site, image))
+        stages.append(_ray_image_stage(site, image))
     if site.inventory.accelerator == "nvidia" and site.facts:
-        stages.append(_gpus(site, changed, image))
+        stages.append(_gpu_stage(site, changed, image))
     return stages
 
 
-def _writes(site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]) -> tuple[Step, ...]:
+def _file_steps(
+    site: Site, secrets: Mapping[str, Secret], changed: Sequence[Node]
+) -> tuple[Step, ...]:
     started = {node.name for node in changed}
     return tuple(
         step
         for node in site.nodes
-        for step in node_files.steps(site, node, secrets, fresh=node.name in started)
+        for step in node_files.file_steps(site, node, secrets, fresh=node.name in started)
     )
 
 
@@ -194,7 +202,7 @@ def _start_stages(
 ) -> list[Stage]:
     """Start the head, and the workers as soon as it answers."""
     ray = "" if site.inventory.ray.off else "Ray "
-    starts = {node.name: _start(site, node, specs[node.name], ray) for node in changed}
+    starts = {node.name: _start_steps(site, node, specs[node.name], ray) for node in changed}
     head = starts.get(site.head.name, [])
     workers = [step for node in site.inventory.workers for step in starts.get(node.name, ())]
     return [
@@ -202,7 +210,7 @@ def _start_stages(
             id="head",
             title=f"Start the {ray}head",
             steps=tuple(head),
-            gates=(gates.head(site),) if head else (),
+            gates=(gates.head_gate(site),) if head else (),
         ),
         Stage(id="workers", title=f"Start the {ray}workers", steps=tuple(workers)),
     ]
@@ -211,32 +219,34 @@ def _start_stages(
 def _verify_stages(
     site: Site,
     changed: Sequence[Node],
-    there: Mapping[str, docker.Container],
+    existing: Mapping[str, docker.Container],
     join_timeout: float,
 ) -> list[Stage]:
     """See that all nodes have joined, and that what was left alone stays as it is."""
     stages = []
     if not site.inventory.ray.off:
         started = {node.name for node in changed}
-        restarts = {name: each.restarts for name, each in there.items() if name not in started}
+        restarts = {
+            name: container.restarts for name, container in existing.items() if name not in started
+        }
         stages.append(_ray_stage(site, restarts, join_timeout, changed=bool(changed)))
-    agents = gates.agents(site, deadline=join_timeout)
+    agents = gates.agents_gate(site, deadline=join_timeout)
     return [*stages, Stage(id="agents", title="Verify the agents", gates=(agents,))]
 
 
-def _differing(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
+def _difference_notes(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
     """Say what differs from the inventory, nodes of which the same is true together."""
     nodes: dict[str, list[str]] = {}
-    for node, why in reasons.items():
-        for reason in (why or ()) if node in site.facts else ():
+    for node, node_reasons in reasons.items():
+        for reason in (node_reasons or ()) if node in site.facts else ():
             nodes.setdefault(reason, []).append(node)
     return [f"{fold(names)}: {reason}" for reason, names in nodes.items()]
 
 
-def _outdated(site: Site, changed: Sequence[Node]) -> list[str]:
+def _outdated_agent_notes(site: Site, changed: Sequence[Node]) -> list[str]:
     """Say which agents go on as they were while their files are replaced."""
-    kept = [node for node in site.nodes if node not in changed]
-    if not (names := [node.name for node in kept if node_files.replaces_agent(site, node)]):
+    unchanged = [node for node in site.nodes if node not in changed]
+    if not (names := [node.name for node in unchanged if node_files.replaces_agent(site, node)]):
         return []
     return [
         f"{fold(names)}: the agent is of another version of vlaunch, and keeps running; hint: when"
@@ -244,9 +254,9 @@ def _outdated(site: Site, changed: Sequence[Node]) -> list[str]:
     ]
 
 
-def _ending(containers_: Sequence[docker.Container]) -> list[str]:
+def _restart_notes(replaced: Sequence[docker.Container]) -> list[str]:
     """Say what becomes of what runs in containers that are replaced."""
-    if not containers_:
+    if not replaced:
         return []
     return [
         "a server that runs in these containers starts again in the new ones; a batch job ends"
@@ -254,107 +264,109 @@ def _ending(containers_: Sequence[docker.Container]) -> list[str]:
     ]
 
 
-def _ray_image(site: Site, image: RayImage) -> Stage:
+def _ray_image_stage(site: Site, image: RayImage) -> Stage:
     return Stage(
         id="ray-image",
         title=f"Have Ray {image.ray_version} in the image",
-        steps=_builds(site, image),
+        steps=_build_steps(site, image),
         gates=_image_gates(site, image),
     )
 
 
 def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, changed: bool) -> Stage:
-    gate = gates.cluster(site, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
+    gate = gates.cluster_gate(site, restarts, deadline=deadline, hold=1.0 if changed else 0.0)
     return Stage(id="ray", title="Verify the Ray cluster", gates=(gate,))
 
 
-def _without(site: Site, image: str) -> list[Node]:
+def _nodes_without(site: Site, image: str) -> list[Node]:
     """Return the nodes that do not have an image, as far as was seen."""
     return [node for node in site.nodes if site.image(node, image) is None]
 
 
-def _preflight(site: Site) -> tuple[Gate, ...]:
+def _preflight_gates(site: Site) -> tuple[Gate, ...]:
     checks = [check for check in ESSENTIAL if check.applies(site.inventory)]
-    memory = () if site.inventory.secrets_in == "disk" else (gates.memory(site),)
-    held = (_gpu_memory(site),) if GPU_MEMORY.applies(site.inventory) else ()
-    return (*(_observed_gate(check, site) for check in checks), *held, *memory)
+    memory = () if site.inventory.secrets_in == "disk" else (gates.memory_gate(site),)
+    gpu_memory = (_gpu_memory_gate(site),) if GPU_MEMORY.applies(site.inventory) else ()
+    return (*(_observed_gate(check, site) for check in checks), *gpu_memory, *memory)
 
 
-def _gpu_memory(site: Site) -> Gate:
+def _gpu_memory_gate(site: Site) -> Gate:
     evidence = Evidence(inventory=site.inventory, facts=site.facts)
-    return observed(GPU_MEMORY.id, GPU_MEMORY.what, lambda: noticed(evidence))
+    return precomputed_gate(GPU_MEMORY.id, GPU_MEMORY.what, lambda: warn_gpu_memory(evidence))
 
 
 def _observed_gate(check: Check, site: Site) -> Gate:
     model = site.inventory.serve.model or ""
     evidence = Evidence(inventory=site.inventory, facts=site.facts, model=model)
-    return observed(check.id, check.what, lambda: check.judge(evidence))
+    return precomputed_gate(check.id, check.what, lambda: check.judge(evidence))
 
 
-def _same_image(site: Site) -> Stage:
+def _same_image_stage(site: Site) -> Stage:
     evidence = Evidence(inventory=site.inventory, facts=site.facts)
-    gate = observed(
+    gate = precomputed_gate(
         "image",
         f"{site.inventory.image} is the same on every node",
-        lambda: container.same_identity(evidence),
+        lambda: container.judge_image_identity(evidence),
     )
     return Stage(id="same-image", title="Compare the image between the nodes", gates=(gate,))
 
 
-def _gpus(site: Site, changed: Sequence[Node], image: RayImage) -> Stage:
-    waiting = [node for node in changed if node.gpus]
-    counted = (gates.gpus(site.inventory.cluster, waiting, image.tag),) if waiting else ()
-    return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=counted)
+def _gpu_stage(site: Site, changed: Sequence[Node], image: RayImage) -> Stage:
+    gpu_nodes = [node for node in changed if node.gpus]
+    gates_ = (gates.gpus_gate(site.inventory.cluster, gpu_nodes, image.tag),) if gpu_nodes else ()
+    return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=gates_)
 
 
-def _builds(site: Site, image: RayImage) -> tuple[Step, ...]:
+def _build_steps(site: Site, image: RayImage) -> tuple[Step, ...]:
     recipe = image.recipe
     if recipe is None:
         return ()
     # made once, however many nodes build
-    context = cache(partial(derived.context, recipe))
+    context = cache(partial(derived.build_context, recipe))
     return tuple(
         Step(
             title=f"building {image.tag} (no network needed)",
             command=Command(
                 node=node.name,
-                argv=derived.build(node.docker, recipe),
+                argv=derived.build_image(node.docker, recipe),
                 timeout=1200,
                 stdin=context,
                 shown_stdin=image.shown,
             ),
         )
-        for node in _without(site, image.tag)
+        for node in _nodes_without(site, image.tag)
     )
 
 
 def _image_gates(site: Site, image: RayImage) -> tuple[Gate, ...]:
-    cluster, fresh = site.inventory.cluster, _without(site, image.tag)
+    cluster, fresh = site.inventory.cluster, _nodes_without(site, image.tag)
     if not fresh:
         return ()
-    return (gates.versions(cluster, fresh, image.tag, image.ray_version, image.python_version),)
+    return (
+        gates.versions_gate(cluster, fresh, image.tag, image.ray_version, image.python_version),
+    )
 
 
-def _reasons(
+def _restart_reasons(
     site: Site, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
 ) -> list[str] | None:
     """Why a node's container must start anew, in words; `None` when it must not."""
-    there = site.container(node)
-    if there is None:
+    container = site.container(node)
+    if container is None:
         return ["not there yet"]
-    if there.spec != spec.hash:
-        base = site.image(node, there.image) or site.image(node, spec.image)
-        return docker.differences(there, spec, base.env if base else {})
-    if not there.running:
-        return [f"its container is {there.status} (exit code {there.exit_code})"]
+    if container.spec != spec.hash:
+        base = site.image(node, container.image) or site.image(node, spec.image)
+        return docker.describe_differences(container, spec, base.env if base else {})
+    if not container.running:
+        return [f"its container is {container.status} (exit code {container.exit_code})"]
     in_memory = site.facts[node.name].in_memory or ()
     if site.inventory.secrets_in == "memory" and not set(secrets) <= set(in_memory):
         return ["its secrets are gone: a reboot empties what lies in memory"]
     return None
 
 
-def _start(site: Site, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
-    steps = node_files.handed_over(site, node)
+def _start_steps(site: Site, node: Node, spec: docker.ContainerSpec, ray: str) -> list[Step]:
+    steps = node_files.handover_steps(site, node)
     if site.container(node) is not None:
         steps.append(
             Step(

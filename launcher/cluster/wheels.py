@@ -52,7 +52,9 @@ _PY_SPY_PYTHON, _PY_SPY_GLIBC = "3.12", 17
 _PIP_LIMITS = ("--retries", "1", "--timeout", "10")  # fail soon: a cluster works without py-spy
 
 
-def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 600.0) -> WheelSet:
+def resolve_wheels(
+    image: ImagePython, version: str, cache: Path, *, timeout: float = 600.0
+) -> WheelSet:
     """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when
     they are there.
 
@@ -64,32 +66,32 @@ def resolve(image: ImagePython, version: str, cache: Path, *, timeout: float = 6
         RequestError: no wheel of Ray can run in such an image, or none fits its packages.
         VlaunchError: the index cannot be reached, pip failed, or it took too long.
     """
-    folder = cache / key(image, version)
-    if (files := _recall(folder)) is not None:
+    folder = cache / cache_key(image, version)
+    if (files := _load_cached(folder)) is not None:
         return WheelSet(ray=version, files=files)
     platform = _uv_platform(image)
     cache.mkdir(parents=True, exist_ok=True)
-    _sweep(cache)
+    _remove_stale(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix=_UNFINISHED) as temporary:
         work = Path(temporary)
         (work / "wheels").mkdir()
         request = f"ray[{RAY_EXTRAS}]=={version}"
         try:
-            if _lock(request, image, platform, work, timeout):
-                _download(image, work, timeout)
+            if _write_lock(request, image, platform, work, timeout):
+                _download_wheels(image, work, timeout)
         except subprocess.CalledProcessError as error:
-            raise _failure(error, image, request) from None
+            raise _resolution_error(error, image, request) from None
         except subprocess.TimeoutExpired as error:
             raise VlaunchError(
                 f"{Path(error.cmd[0]).name} did not finish within {timeout:.0f} s while resolving"
                 f" {request}",
                 hint="test the package index: `python3 -m pip download --no-deps ray`",
             ) from None
-        _store(work / "wheels", folder)
-    return WheelSet(ray=version, files=_recall(folder) or ())
+        _store_wheels(work / "wheels", folder)
+    return WheelSet(ray=version, files=_load_cached(folder) or ())
 
 
-def key(image: ImagePython, version: str) -> str:
+def cache_key(image: ImagePython, version: str) -> str:
     """Return the hash of all that decides a resolution: Ray's version and extras, the image's
     Python and its distributions.
     """
@@ -107,7 +109,9 @@ def key(image: ImagePython, version: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _lock(request: str, image: ImagePython, platform: str, work: Path, timeout: float) -> bool:
+def _write_lock(
+    request: str, image: ImagePython, platform: str, work: Path, timeout: float
+) -> bool:
     """Write `requirements.txt`: the packages that the image lacks, with versions and hashes. Return
     False where it lacks none.
 
@@ -123,10 +127,10 @@ def _lock(request: str, image: ImagePython, platform: str, work: Path, timeout: 
     options, environment = _uv_settings(platform, image)
 
     def uv(*argv: str) -> str:
-        return run((find_uv_bin(), "pip", *argv, *options), environment, timeout)
+        return run_program((find_uv_bin(), "pip", *argv, *options), environment, timeout)
 
-    around = ("--target", str(site), "--constraints", str(pins))
-    plan = uv("install", "--dry-run", *around, "--requirements", str(requirements))
+    site_options = ("--target", str(site), "--constraints", str(pins))
+    plan = uv("install", "--dry-run", *site_options, "--requirements", str(requirements))
     missing = []
     for name, version in re.findall(r"^ \+ ([^=\s]+)==(\S+)", plan, re.MULTILINE):
         installed = image.distributions.get(name)
@@ -156,13 +160,13 @@ def _write_site(image: ImagePython, site: Path) -> str:
     return "".join(pins)
 
 
-def _download(image: ImagePython, work: Path, timeout: float) -> None:
+def _download_wheels(image: ImagePython, work: Path, timeout: float) -> None:
     pip = pip_download(_release(image), image.machine, _glibc_minor(image))
     files = ("--dest", str(work / "wheels"), "--requirement", str(work / "requirements.txt"))
-    run((*pip, "--require-hashes", *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+    run_program((*pip, "--require-hashes", *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
 
 
-def run(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
+def run_program(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
     """Run a program; return what it printed on both outputs."""
     result = subprocess.run(
         argv,
@@ -193,10 +197,10 @@ def fetch_py_spy(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
         pip = pip_download(_PY_SPY_PYTHON, build.machine, _PY_SPY_GLIBC)
         files = ("--require-hashes", "--requirement", str(requirements), "--dest", folder)
         try:
-            run((*pip, *_PIP_LIMITS, *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
+            run_program((*pip, *_PIP_LIMITS, *files), {"PIP_REQUIRE_VIRTUALENV": "0"}, timeout)
             (wheel,) = Path(folder).glob("*.whl")
         except (subprocess.SubprocessError, ValueError) as error:
-            raise _py_spy_failure(error, build) from None
+            raise _py_spy_error(error, build) from None
         wheel.rename(cached)
     return unpack(cached.read_bytes(), build)
 
@@ -205,10 +209,10 @@ def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str
     """Return options and environment variables for uv: the image's platform, and the user's pip
     configuration.
     """
-    listed = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
-    entries = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    entries = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
     settings: dict[str, str] = {}
     for section in ("global", "download", ":env:"):  # the later ones win, as in pip
         for name in (*_PIP_TO_UV, *_PIP_TO_ENV, "no-index"):
@@ -218,7 +222,9 @@ def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str
     options += ["--python", sys.executable, "--no-python-downloads", "--only-binary", ":all:"]
     options += ["--index-strategy", "unsafe-best-match", "--no-config", "--no-progress"]
     for name, option in _PIP_TO_UV.items():
-        options += [word for value in settings.get(name, "").split() for word in (option, value)]
+        options += [
+            argument for value in settings.get(name, "").split() for argument in (option, value)
+        ]
     if settings.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
         options.append("--no-index")
     return options, {
@@ -259,16 +265,16 @@ def _release(image: ImagePython) -> str:
     return match[0] if match else image.python
 
 
-def _failure(
+def _resolution_error(
     error: subprocess.CalledProcessError, image: ImagePython, request: str
 ) -> VlaunchError:
     """Return the error of uv or pip with its own lines."""
     lines = [line.strip() for line in error.stdout.splitlines() if line.strip()]
     evidence = [line for line in lines if not line.startswith(("warning:", "Using "))][-8:]
-    where = f"for Python {image.python} on {image.machine}"
+    target = f"for Python {image.python} on {image.machine}"
     tags = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
     platforms = " ".join(f"--platform {tag}_{image.machine}" for tag in tags)
-    air_gapped = (
+    offline_hint = (
         "vlaunch uses this machine's pip configuration; without an index, run on a machine that"
         " has one\n`pip download --only-binary :all:"
         f" --python-version {_release(image)} {platforms} --dest wheels '{request}'`,\n"
@@ -276,14 +282,14 @@ def _failure(
     )
     if "No solution found" in error.stdout:
         return RequestError(
-            f"no wheels of {request} fit the packages of the image {where}",
+            f"no wheels of {request} fit the packages of the image {target}",
             evidence=evidence,
-            hint=f"{_OTHER_RAY}\n{air_gapped}",
+            hint=f"{_OTHER_RAY}\n{offline_hint}",
         )
-    return VlaunchError(f"cannot download {request} {where}", evidence=evidence, hint=air_gapped)
+    return VlaunchError(f"cannot download {request} {target}", evidence=evidence, hint=offline_hint)
 
 
-def _sweep(cache: Path) -> None:
+def _remove_stale(cache: Path) -> None:
     """Remove what killed runs left behind; a younger folder may belong to another run."""
     for folder in cache.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(FileNotFoundError):  # that run has just ended
@@ -291,7 +297,7 @@ def _sweep(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _recall(folder: Path) -> tuple[WheelFile, ...] | None:
+def _load_cached(folder: Path) -> tuple[WheelFile, ...] | None:
     """Return the files of an earlier resolution, or None when there was none or a file is missing
     or damaged.
     """
@@ -300,19 +306,19 @@ def _recall(folder: Path) -> tuple[WheelFile, ...] | None:
             WheelFile(name=name, sha256=digest, path=folder / name)
             for name, digest in json.loads((folder / _LIST).read_text()).items()
         )
-        complete = all(_digest(file.path) == file.sha256 for file in files)
+        complete = all(_hash_file(file.path) == file.sha256 for file in files)
     except (OSError, ValueError, AttributeError):
         return None
     return files if complete else None
 
 
-def _store(downloaded: Path, folder: Path) -> None:
+def _store_wheels(downloaded: Path, folder: Path) -> None:
     """Give downloaded wheels their place in the cache, with a list of their hashes.
 
     Raises:
         VlaunchError: an earlier wheel of the same name had another hash: an index never does that.
     """
-    digests = {path.name: _digest(path) for path in sorted(downloaded.glob("*.whl"))}
+    digests = {path.name: _hash_file(path) for path in sorted(downloaded.glob("*.whl"))}
     for earlier in folder.parent.glob(f"*/{_LIST}"):
         with contextlib.suppress(ValueError, AttributeError):  # damaged
             for name, digest in json.loads(earlier.read_text()).items():
@@ -328,7 +334,7 @@ def _store(downloaded: Path, folder: Path) -> None:
     downloaded.rename(folder)
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -343,7 +349,7 @@ def _unpack_cached(wheel: Path, build: Build) -> bytes | None:
         return None
 
 
-def _py_spy_failure(error: Exception, build: Build) -> VlaunchError:
+def _py_spy_error(error: Exception, build: Build) -> VlaunchError:
     output = error.stdout if isinstance(error, subprocess.CalledProcessError) else ""
     lines = [line.strip() for line in (output or "").splitlines() if line.strip()]
     return VlaunchError(

@@ -12,11 +12,19 @@ from dataclasses import dataclass, replace
 
 from launcher.core.domain import fold
 from launcher.planner import versions
-from launcher.planner.choice import Option, Planned, Question, choose, enough, options, refused
+from launcher.planner.choice import (
+    Layout,
+    PlannedLayout,
+    PlanQuestion,
+    add_nodes_until_fit,
+    candidate_layouts,
+    choose_layout,
+    tp_objection,
+)
 from launcher.planner.estimate import Range
 from launcher.tools import vllm
 
-_MOST = 6
+_MAX_ALTERNATIVES = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
 _EVERYTHING = "one replica that takes everything: the longest contexts"
 
@@ -27,28 +35,32 @@ class Alternative:
 
     change: str
     better: str
-    planned: Planned
+    planned: PlannedLayout
 
 
-def alternatives(question: Question, chosen: Planned) -> tuple[Alternative, ...]:
+def list_alternatives(question: PlanQuestion, plan: PlannedLayout) -> tuple[Alternative, ...]:
     """Return other ways, at most six: changes of flags, then other splits."""
-    short = chosen.verdict == "does-not-fit" and not chosen.estimate.states("high")
-    more = list(_more_nodes(question)) if short else []
-    flags = [*_other_layers(question, chosen), *_other_flags(question, chosen)]
-    splits = list(_other_splits(question, chosen))
-    return (*more, *flags[: _MOST - len(more) - min(3, len(splits))], *splits)[:_MOST]
+    lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate_replica.states("high")
+    bigger = list(_node_alternatives(question)) if lacks_memory else []
+    flags = [*_partition_alternatives(question, plan), *_flag_alternatives(question, plan)]
+    splits = list(_layout_alternatives(question, plan))
+    return (*bigger, *flags[: _MAX_ALTERNATIVES - len(bigger) - min(3, len(splits))], *splits)[
+        :_MAX_ALTERNATIVES
+    ]
 
 
-def _more_nodes(question: Question) -> Iterator[Alternative]:
-    if larger := enough(question):
-        count = len(larger.cluster.hosts)
-        yield Alternative(f"--nodes {count}", "the fewest such nodes that fit", choose(larger))
+def _node_alternatives(question: PlanQuestion) -> Iterator[Alternative]:
+    if bigger := add_nodes_until_fit(question):
+        count = len(bigger.cluster.hosts)
+        yield Alternative(
+            f"--nodes {count}", "the fewest such nodes that fit", choose_layout(bigger)
+        )
 
 
-def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
-    given, found = question.flags, chosen.estimate
-    fewer = found.states() or _SEQUENCES
-    measures = not given.cache_bytes  # else the cache's memory is what it is given
+def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
+    given, estimate = question.flags, plan.estimate_replica
+    fewer_sequences = estimate.states() or _SEQUENCES
+    sizes_cache = not given.cache_bytes  # else the cache's memory is what it is given
     changes = (
         (
             given.cache_dtype == "auto" and question.model.kv_heads > 0,
@@ -57,32 +69,33 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
             replace(given, cache_dtype="fp8"),
         ),
         (
-            found.sequences > fewer and (measures or fewer != _SEQUENCES),
-            f"--max-num-seqs {fewer}",
+            estimate.sequences > fewer_sequences and (sizes_cache or fewer_sequences != _SEQUENCES),
+            f"--max-num-seqs {fewer_sequences}",
             "memory of the sampler and of graphs",
-            replace(given, sequences=fewer),
+            replace(given, sequences=fewer_sequences),
         ),
         (
-            found.batched_tokens > _BATCHED and measures,
+            estimate.batched_tokens > _BATCHED and sizes_cache,
             f"--max-num-batched-tokens {_BATCHED}",
             "memory of a forward pass, for slower prompts",
             replace(given, batched_tokens=_BATCHED),
         ),
         (
-            measures
-            and (given.utilization or versions.utilization(question.version)) < _UTILIZATION,
+            sizes_cache
+            and (given.utilization or versions.default_utilization(question.version))
+            < _UTILIZATION,
             f"--gpu-memory-utilization {_UTILIZATION}",
             "the rest of the memory, where nobody else needs it",
             replace(given, utilization=_UTILIZATION),
         ),
         (
-            found.length > 1,
-            f"--max-model-len {found.length // 2}",
+            estimate.length > 1,
+            f"--max-model-len {estimate.length // 2}",
             "requests at once, of half the length",
-            replace(given, length=found.length // 2),
+            replace(given, length=estimate.length // 2),
         ),
         (
-            measures and not given.eager and not question.cluster.smallest.cpu,
+            sizes_cache and not given.eager and not question.cluster.smallest.cpu,
             "--enforce-eager",
             "memory of CUDA graphs, for slower answers",
             replace(given, eager=True),
@@ -90,31 +103,31 @@ def _other_flags(question: Question, chosen: Planned) -> Iterator[Alternative]:
     )
     for applies, change, better, flags in changes:
         if applies:
-            yield Alternative(change, better, question.judged(chosen.option, flags))
+            yield Alternative(change, better, question.judge_layout(plan.option, flags))
 
 
-def _other_layers(question: Question, chosen: Planned) -> Iterator[Alternative]:
+def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
     """Yield the layers of each stage that suit GPUs of unequal memory, where more tokens come of
     it: one after the other goes from the stage that decides to the one that has most room.
     """
-    option = chosen.option
-    gpus = question.stage_gpus(option)
-    if len({gpu.memory_gib for gpu in gpus}) < 2 or question.model.modelled:
+    layout = plan.option
+    gpus = question.stage_gpus(layout)
+    if len({gpu.memory_gib for gpu in gpus}) < 2 or question.model.unmodelled_reason:
         return
-    counts, best = [stage.layers for stage in chosen.estimate.stages], chosen
+    counts, best = [stage.layers for stage in plan.estimate_replica.stages], plan
     for _ in question.model.layers:
-        found = best.estimate
-        room = [stage.kv.likely / max(1, stage.layers) for stage in found.stages]
-        counts[room.index(min(room))] -= 1
-        counts[room.index(max(room))] += 1
+        estimate = best.estimate_replica
+        headroom = [stage.kv.likely / max(1, stage.layers) for stage in estimate.stages]
+        counts[headroom.index(min(headroom))] -= 1
+        counts[headroom.index(max(headroom))] += 1
         if min(counts) < 1:
             break
-        planned = question.judged(option, replace(question.flags, partition=tuple(counts)))
-        if planned.requests("likely") <= best.requests("likely"):
+        candidate = question.judge_layout(layout, replace(question.flags, partition=tuple(counts)))
+        if candidate.requests("likely") <= best.requests("likely"):
             break
-        best = planned
-    if best is not chosen:
-        layers = ",".join(str(stage.layers) for stage in best.estimate.stages)
+        best = candidate
+    if best is not plan:
+        layers = ",".join(str(stage.layers) for stage in best.estimate_replica.stages)
         yield Alternative(
             f'env: {{VLLM_PP_LAYER_PARTITION: "{layers}"}}',
             "each stage has the layers for its memory",
@@ -122,101 +135,105 @@ def _other_layers(question: Question, chosen: Planned) -> Iterator[Alternative]:
         )
 
 
-def _other_splits(question: Question, chosen: Planned) -> Iterator[Alternative]:
-    cluster, taken = question.cluster, chosen.option
-    seen = {_shape(taken)}
-    default = Option(tp=cluster.each, pp=len(cluster.hosts))
-    whole = (
-        () if refused(question.model, default.tp) or not _stages(question, default) else (default,)
+def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
+    cluster, current = question.cluster, plan.option
+    shapes = {_layout_key(current)}
+    default = Layout(tp=cluster.gpus_per_node, pp=len(cluster.hosts))
+    defaults = (
+        ()
+        if tp_objection(question.model, default.tp) or not _fills_stages(question, default)
+        else (default,)
     )
-    for option in (*whole, *options(question.model, cluster)):
-        planned = question.judged(option)
-        alone = option.each < taken.each or (planned.option.coupled and not option.coupled)
-        hopeless = alone and planned.verdict == "does-not-fit"
-        if (shape := _shape(planned.option)) not in seen and not hopeless:
-            seen.add(shape)
-            better = _EVERYTHING if option is default else _better(option, taken)
-            several = planned.option.servers
-            each = f"{several} servers, each " if several > 1 else ""
-            yield Alternative(each + arguments(planned.option), better, planned)
+    for layout in (*defaults, *candidate_layouts(question.model, cluster)):
+        candidate = question.judge_layout(layout)
+        is_smaller = layout.each < current.each or (candidate.option.coupled and not layout.coupled)
+        is_useless = is_smaller and candidate.verdict == "does-not-fit"
+        if (shape := _layout_key(candidate.option)) not in shapes and not is_useless:
+            shapes.add(shape)
+            better = _EVERYTHING if layout is default else _describe_benefit(layout, current)
+            servers = candidate.option.servers
+            prefix = f"{servers} servers, each " if servers > 1 else ""
+            yield Alternative(prefix + layout_flags(candidate.option), better, candidate)
 
 
-def _shape(option: Option) -> tuple[int, int, int, bool]:
-    return option.tp, option.pp, option.replicas, option.coupled
+def _layout_key(layout: Layout) -> tuple[int, int, int, bool]:
+    return layout.tp, layout.pp, layout.replicas, layout.coupled
 
 
-def _stages(question: Question, option: Option) -> bool:
+def _fills_stages(question: PlanQuestion, layout: Layout) -> bool:
     """Tell whether each pipeline stage would have a layer."""
-    return option.pp <= max(1, len(question.model.layers))
+    return layout.pp <= max(1, len(question.model.layers))
 
 
-def commands(
-    name: str, question: Question, planned: Planned, args: Sequence[str]
+def serve_commands(
+    name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the lines that start what is planned, one for each server; `args` are those of vLLM
     that were asked for.
     """
-    option = planned.option
-    words = ["vlaunch", "serve", "--model", name, *_sizes(option)]
-    own = [] if question.flags.length else ["--max-model-len", str(planned.estimate.length)]
-    if option.experts and not question.flags.expert_parallel:
-        own.append(vllm.EXPERT_PARALLEL)
-    own = ["--", *own, *args] if own or args else []
-    if option.servers == 1:
-        return (shlex.join([*words, *own]),)
+    layout = plan.option
+    argv = ["vlaunch", "serve", "--model", name, *_size_flags(layout)]
+    vllm_args = [] if question.flags.length else ["--max-model-len", str(plan.estimate_replica.length)]
+    if layout.experts and not question.flags.expert_parallel:
+        vllm_args.append(vllm.EXPERT_PARALLEL)
+    vllm_args = ["--", *vllm_args, *args] if vllm_args or args else []
+    if layout.servers == 1:
+        return (shlex.join([*argv, *vllm_args]),)
     names = [host.name for host in question.cluster.hosts]
-    size = len(names) // option.servers
+    size = len(names) // layout.servers
     return tuple(
-        shlex.join([*words, "--backend", "mp", "--name", f"server-{at}", "--nodes"])
-        + f" {fold(names[(at - 1) * size : at * size])} "
-        + shlex.join(own)
-        for at in range(1, option.servers + 1)
+        shlex.join([*argv, "--backend", "mp", "--name", f"server-{number}", "--nodes"])
+        + f" {fold(names[(number - 1) * size : number * size])} "
+        + shlex.join(vllm_args)
+        for number in range(1, layout.servers + 1)
     )
 
 
-def arguments(option: Option) -> str:
+def layout_flags(layout: Layout) -> str:
     """Return the flags of `vlaunch serve` for a split."""
-    words = _sizes(option)
-    return " ".join([*words, "--", vllm.EXPERT_PARALLEL] if option.experts else words)
+    argv = _size_flags(layout)
+    return " ".join([*argv, "--", vllm.EXPERT_PARALLEL] if layout.experts else argv)
 
 
-def _sizes(option: Option) -> list[str]:
-    return ["--tp", str(option.tp), "--pp", str(option.pp), "--dp", str(option.dp)]
+def _size_flags(layout: Layout) -> list[str]:
+    return ["--tp", str(layout.tp), "--pp", str(layout.pp), "--dp", str(layout.dp)]
 
 
-def _better(option: Option, taken: Option) -> str:
-    if option.coupled and option.tp == 1:
+def _describe_benefit(layout: Layout, current: Layout) -> str:
+    if layout.coupled and layout.tp == 1:
         return "throughput of many requests: KV is held once"
-    if option.each < taken.each:
+    if layout.each < current.each:
         return "throughput: more replicas, less talk between GPUs"
-    if option.tp > taken.tp:
+    if layout.tp > current.tp:
         return "latency of a single request, and more KV for each replica"
     return "room for weights and KV: more GPUs for each replica"
 
 
-def one_more_node(question: Question, planned: Planned, tokens: int) -> tuple[Range, str] | None:
+def extra_node_tokens(
+    question: PlanQuestion, plan: PlannedLayout, tokens: int
+) -> tuple[Range, str] | None:
     """Return how many tokens one more node like the first would add to the `tokens` of all replicas
     now, and as what; None where nobody knows.
 
     A replica that fits a node gets others; one that takes nodes gets pipeline stages.
     """
-    option, each = planned.option, question.cluster.each
-    if option.whole <= each:
-        share, several = tokens // option.replicas, each // option.whole
-        more = share * (option.dp if option.coupled else 1) * several
+    layout, gpus_per_node = plan.option, question.cluster.gpus_per_node
+    if layout.whole <= gpus_per_node:
+        per_replica, count = tokens // layout.replicas, gpus_per_node // layout.whole
+        extra = per_replica * (layout.dp if layout.coupled else 1) * count
         return Range(
-            more, more, more
-        ), f"{'replicas' if several > 1 else 'a replica'} of this split"
-    stages = max(1, each // option.tp)
+            extra, extra, extra
+        ), f"{'replicas' if count > 1 else 'a replica'} of this split"
+    stages = max(1, gpus_per_node // layout.tp)
     hosts = (*question.cluster.hosts, replace(question.cluster.hosts[0], name="one more"))
     larger = replace(question, cluster=replace(question.cluster, hosts=hosts))
-    deeper = replace(option, pp=option.pp + stages)
-    if not _stages(question, deeper):
+    deeper = replace(layout, pp=layout.pp + stages)
+    if not _fills_stages(question, deeper):
         return None
-    found = larger.judged(deeper).estimate.tokens
-    if found is None or found.low <= tokens:
+    total = larger.judge_layout(deeper).estimate.tokens
+    if total is None or total.low <= tokens:
         return None
     return (
-        Range(*(value - tokens for value in (found.low, found.likely, found.high))),
+        Range(*(value - tokens for value in (total.low, total.likely, total.high))),
         f"PP {deeper.pp}",
     )

@@ -4,89 +4,91 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.planner.advice import Alternative, alternatives
-from launcher.planner.choice import Planned, Question, Reason, remarks
-from launcher.planner.estimate import Estimate, Range, Stage
+from launcher.planner.advice import Alternative, list_alternatives
+from launcher.planner.choice import PlannedLayout, PlanQuestion, Reason, explain_layout
+from launcher.planner.estimate import Estimate, Range, StageMemory
 
 Json = dict[str, Any]
 
 
-def answer(question: Question, planned: Planned) -> Json:
+def plan_json(question: PlanQuestion, plan: PlannedLayout) -> Json:
     """Return a plan with its reasons and alternatives."""
-    why = remarks(question, planned)
+    reasons = explain_layout(question, plan)
     return {
-        **_figures(planned.estimate, question.model.modelled),
-        "verdict": planned.verdict,
-        "max_concurrency": _range(planned.estimate.concurrency, planned.option.replicas),
-        "split": _split(planned),
-        "why": [_reason(reason) for reason in why],
-        "alternatives": [_alternative(each) for each in alternatives(question, planned)],
+        **_figures_json(plan.estimate_replica, question.model.unmodelled_reason),
+        "verdict": plan.verdict,
+        "max_concurrency": _range_json(plan.estimate_replica.concurrency, plan.option.replicas),
+        "split": _layout_json(plan),
+        "why": [_reason_json(reason) for reason in reasons],
+        "alternatives": [
+            _alternative_json(alternative) for alternative in list_alternatives(question, plan)
+        ],
     }
 
 
-def basis(found: Estimate, unknown: str) -> str:
+def figures_basis(estimate: Estimate, unmodelled_reason: str) -> str:
     """Name what the figures rest on; `unknown` says why a model is not modelled."""
-    if found.at is not None:
+    if estimate.at is not None:
         return "measured"
-    return "weights-only" if unknown else "estimate"
+    return "weights-only" if unmodelled_reason else "estimate"
 
 
-def _figures(found: Estimate, unknown: str) -> Json:
-    poorest = found.poorest
+def _figures_json(estimate: Estimate, unmodelled_reason: str) -> Json:
+    poorest = estimate.poorest
     return {
-        "basis": basis(found, unknown),
-        **({"measured_at": found.at} if found.at is not None else {}),
-        **({"not_modelled": unknown} if unknown else {}),
-        "context": found.length,
-        **_stage(poorest),
-        "kv_tokens": _range(found.tokens),
-        "stages": [{"layers": stage.layers, **_stage(stage)} for stage in found.stages],
+        "basis": figures_basis(estimate, unmodelled_reason),
+        **({"measured_at": estimate.measured_at} if estimate.at is not None else {}),
+        **({"not_modelled": unmodelled_reason} if unmodelled_reason else {}),
+        "context": estimate.length,
+        **_stage_json(poorest),
+        "kv_tokens": _range_json(estimate.tokens),
+        "stages": [{"layers": stage.layers, **_stage_json(stage)} for stage in estimate.stages],
     }
 
 
-def _stage(stage: Stage) -> Json:
+def _stage_json(stage: StageMemory) -> Json:
     return {
         "budget_gib": round(stage.budget, 3),
-        "weights_gib": _range(stage.weights),
-        "working_gib": _range(stage.working),
-        "kv_gib": _range(stage.kv),
+        "weights_gib": _range_json(stage.weights),
+        "working_gib": _range_json(stage.working),
+        "kv_gib": _range_json(stage.kv),
     }
 
 
-def _range(found: Range | None, times: int = 1) -> Json | None:
-    if found is None:
+def _range_json(value_range: Range | None, factor: int = 1) -> Json | None:
+    if value_range is None:
         return None
-    values = {"low": found.low, "likely": found.likely, "high": found.high}
+    values = {"low": value_range.low, "likely": value_range.likely, "high": value_range.high}
     return {
-        name: value * times if isinstance(value, int) else round(value * times, 3)
+        name: value * factor if isinstance(value, int) else round(value * factor, 3)
         for name, value in values.items()
     }
 
 
-def _split(planned: Planned) -> Json:
-    option = planned.option
+def _layout_json(plan: PlannedLayout) -> Json:
+    layout = plan.option
     return {
-        "tp": option.tp,
-        "pp": option.pp,
-        "dp": option.dp,
-        "servers": option.servers,
-        "expert_parallel": option.experts,
-        "nodes": [{"name": name, "gpus": gpus} for name, gpus in planned.placement],
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "dp": layout.dp,
+        "servers": layout.servers,
+        "expert_parallel": layout.experts,
+        "nodes": [{"name": name, "gpus": gpus} for name, gpus in plan.placement],
     }
 
 
-def _reason(reason: Reason) -> Json:
+def _reason_json(reason: Reason) -> Json:
     return {"rule": reason.rule, "text": reason.text, "source": reason.source}
 
 
-def _alternative(each: Alternative) -> Json:
-    planned = each.planned
+def _alternative_json(alternative: Alternative) -> Json:
+    plan = alternative.planned
     return {
-        "change": each.change,
-        "better": each.better,
-        "verdict": planned.verdict,
-        "split": _split(planned),
-        **_stage(planned.estimate.poorest),
-        "kv_tokens": _range(planned.estimate.tokens),
-        "max_concurrency": _range(planned.estimate.concurrency, planned.option.replicas),
+        "change": alternative.change,
+        "better": alternative.better,
+        "verdict": plan.verdict,
+        "split": _layout_json(plan),
+        **_stage_json(plan.estimate.poorest),
+        "kv_tokens": _range_json(plan.estimate.tokens),
+        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
     }

@@ -37,7 +37,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class LatentAttention:
     """Multi-head latent attention: ranks and head sizes; `indexer` is the head size of a sparse
     one's indexer, with its heads.
     """
@@ -87,12 +87,12 @@ class Architecture:
     gated_mlp: bool = True
     gated_attention: bool = False
     experts: Experts | None = None
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     recurrent: Recurrent | None = None
     mtp_layers: int = 0
     mtp_embeds: bool = False
     vision_params: int = 0
-    modelled: str = ""
+    unmodelled_reason: str = ""
 
     @property
     def kv_heads(self) -> int:

@@ -11,63 +11,66 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from launcher.planner.architecture import Architecture, Experts, Latent, Recurrent
-from launcher.planner.config_fields import Fields
-from launcher.planner.families import Family, family_of
-from launcher.planner.layers_read import layers_of
+from launcher.planner.architecture import Architecture, Experts, LatentAttention, Recurrent
+from launcher.planner.config_fields import ConfigFields
+from launcher.planner.families import Family, find_family
+from launcher.planner.layers_read import parse_layers
 
-_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
-def architecture_of(config: Mapping[str, Any]) -> Architecture:
+def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a `config.json`.
 
     Raises:
         RequestError: fields that are no numbers, or that no model can have; all of them at once.
     """
-    fields = Fields(config)
-    family = family_of(config, fields.text)
+    fields = ConfigFields(config)
+    family = find_family(config, fields.text)
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", "hidden_size_per_head") or hidden // max(1, heads)
-    experts = _experts(fields, family)
-    built = Architecture(
+    experts = _parse_experts(fields, family)
+    architecture = Architecture(
         name=family.name,
-        layers=layers_of(fields, family, head_dim, mixed=experts is not None),
+        layers=parse_layers(fields, family, head_dim, mixed=experts is not None),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
         vocabulary=fields.count("vocab_size"),
         width=fields.count("intermediate_size", "ffn_hidden_size", "n_inner"),
         context=fields.count("max_position_embeddings", "n_positions", "max_seq_len"),
-        tied=family.headless or fields.flag("tie_word_embeddings", family.tied),
-        quantization=_quantization(config, fields.text),
+        tied=family.headless or fields.read_flag("tie_word_embeddings", family.tied),
+        quantization=_parse_quantization(config, fields.text),
         gated_mlp=family.gated_mlp,
-        gated_attention=fields.flag("attn_output_gate", family.gated_attention),
+        gated_attention=fields.read_flag("attn_output_gate", family.gated_attention),
         experts=experts,
-        latent=_latent(fields) if family.latent else None,
-        recurrent=_recurrent(fields, family, hidden),
+        latent=_parse_latent_attention(fields) if family.latent else None,
+        recurrent=_parse_recurrent(fields, family, hidden),
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers"),
         mtp_embeds=fields.count("num_nextn_predict_layers") > 0,
-        vision_params=_vision(config),
-        modelled=family.unknown,
+        vision_params=_estimate_vision_params(config),
+        unmodelled_reason=family.unmodelled_reason,
     )
     fields.refuse()
-    return replace(built, modelled=built.modelled or _unknown(fields, family, built))
+    return replace(
+        architecture,
+        modelled=architecture.modelled or _unmodelled_reason(fields, family, architecture),
+    )
 
 
-def _unknown(fields: Fields, family: Family, built: Architecture) -> str:
+def _unmodelled_reason(fields: ConfigFields, family: Family, architecture: Architecture) -> str:
     """Return what of a known family's model is not said; "" when all is."""
-    missing = [name for name in _NEEDED if not fields.count(name)]
-    if not built.head_dim and "hidden_size" not in missing:
+    missing = [name for name in _REQUIRED if not fields.count(name)]
+    if not architecture.head_dim and "hidden_size" not in missing:
         missing.append("head_dim")
-    if family.latent and built.latent is None:
+    if family.latent and architecture.latent is None:
         missing += ["kv_lora_rank", "qk_rope_head_dim"]
     if missing:
         return f"config.json does not say {', '.join(missing)}"
-    return "" if built.layers else "the kinds of its layers are not known"
+    return "" if architecture.layers else "the kinds of its layers are not known"
 
 
-def _experts(fields: Fields, family: Family) -> Experts | None:
+def _parse_experts(fields: ConfigFields, family: Family) -> Experts | None:
     count = fields.count("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
     if not count:
         return None
@@ -86,11 +89,11 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     )
 
 
-def _latent(fields: Fields) -> Latent | None:
+def _parse_latent_attention(fields: ConfigFields) -> LatentAttention | None:
     rank, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
     if not rank or not rope:
         return None
-    return Latent(
+    return LatentAttention(
         kv_rank=rank,
         q_rank=fields.count("q_lora_rank"),
         rope=rope,
@@ -101,9 +104,9 @@ def _latent(fields: Fields) -> Latent | None:
     )
 
 
-def _recurrent(fields: Fields, family: Family, hidden: int) -> Recurrent | None:
+def _parse_recurrent(fields: ConfigFields, family: Family, hidden: int) -> Recurrent | None:
     if fields.count("linear_num_value_heads"):
-        return _gated_delta_net(fields, hidden)
+        return _parse_gated_delta_net(fields, hidden)
     heads = fields.count("mamba_num_heads", "mamba_n_heads")
     if not heads:
         return None
@@ -127,7 +130,7 @@ def _recurrent(fields: Fields, family: Family, hidden: int) -> Recurrent | None:
     )
 
 
-def _gated_delta_net(fields: Fields, hidden: int) -> Recurrent:
+def _parse_gated_delta_net(fields: ConfigFields, hidden: int) -> Recurrent:
     keys, values = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
     key_dim, value_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
     inputs = 2 * keys * key_dim + 2 * values * value_dim + 2 * values
@@ -144,33 +147,35 @@ def _gated_delta_net(fields: Fields, hidden: int) -> Recurrent:
     )
 
 
-def _state_bytes(fields: Fields, otherwise: str) -> int:
+def _state_bytes(fields: ConfigFields, default: str) -> int:
     """Return the bytes of an element of a state: of float32 where that is said, else of 16 bits."""
-    said = fields.text.get("mamba_ssm_cache_dtype") or fields.text.get("mamba_ssm_dtype")
-    return 4 if (said or otherwise) == "float32" else 2
+    dtype = fields.text.get("mamba_ssm_cache_dtype") or fields.text.get("mamba_ssm_dtype")
+    return 4 if (dtype or default) == "float32" else 2
 
 
-def _vision(config: Mapping[str, Any]) -> int:
+def _estimate_vision_params(config: Mapping[str, Any]) -> int:
     """Estimate a vision tower's parameters: attention and MLP of its layers, nothing else."""
     for name in ("vision_config", "visual", "vit_config", "audio_config"):
-        part = config.get(name)
-        if not isinstance(part, Mapping):
+        section = config.get(name)
+        if not isinstance(section, Mapping):
             continue
-        inner = Fields({key: part[key] for key in part if not isinstance(part[key], Mapping)})
-        hidden = inner.count("hidden_size", "embed_dim", "d_model", "width")
-        layers = inner.count("depth", "num_hidden_layers", "encoder_layers", "layers")
-        width = inner.count("intermediate_size", "encoder_ffn_dim") or 4 * hidden
+        fields = ConfigFields(
+            {key: section[key] for key in section if not isinstance(section[key], Mapping)}
+        )
+        hidden = fields.count("hidden_size", "embed_dim", "d_model", "width")
+        layers = fields.count("depth", "num_hidden_layers", "encoder_layers", "layers")
+        width = fields.count("intermediate_size", "encoder_ffn_dim") or 4 * hidden
         return max(1, layers * (4 * hidden * hidden + 2 * hidden * width))
     return 0
 
 
-def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+def _parse_quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     """Name the quantization of the weights; "" of weights as the file's dtype has them."""
     for part in (config, text):
         for name in ("quantization_config", "compression_config"):
-            found = part.get(name)
-            if isinstance(found, Mapping):
-                names = [found.get("quant_method") or "unknown", found.get("quant_algo") or ""]
+            entry = part.get(name)
+            if isinstance(entry, Mapping):
+                names = [entry.get("quant_method") or "unknown", entry.get("quant_algo") or ""]
                 return " ".join(map(str, names)).strip().lower()
-    found = text.get("quantization")
-    return found.lower() if isinstance(found, str) else ""
+    entry = text.get("quantization")
+    return entry.lower() if isinstance(entry, str) else ""

@@ -12,16 +12,16 @@ from typing import Literal
 
 from launcher.planner.architecture import Architecture
 from launcher.planner.cluster import Cluster
-from launcher.planner.estimate import Engine, Estimate, Gpu, Range, estimate
-from launcher.planner.flags import Flags
-from launcher.planner.kv_cache import copies, partition
-from launcher.planner.measured import Started, measured
-from launcher.planner.versions import TODAY
+from launcher.planner.estimate import Estimate, GpuModel, PlannedEngine, Range, estimate_replica
+from launcher.planner.flags import EngineFlags
+from launcher.planner.kv_cache import count_kv_copies, partition_layers
+from launcher.planner.measured import MeasuredStart, apply_measurement
+from launcher.planner.versions import CURRENT
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
 _MOST_NODES = 64
-_WORSE: tuple[Verdict, ...] = ("fits", "tight", "does-not-fit")
+_VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "does-not-fit")
 _DOCS = "https://docs.vllm.ai/en/latest/serving/"
 RULES = {
     "one-gpu": _DOCS + "parallelism_scaling/",
@@ -62,7 +62,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Demand:
     """What the model is to be able to do: so many requests of so many tokens at once."""
 
     context: int
@@ -70,7 +70,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Layout:
     """A split, and why it is considered.
 
     `dp` replicas are behind one endpoint, and are `coupled` when they share a mixture's experts;
@@ -88,14 +88,14 @@ class Option:
     reasons: tuple[Reason, ...] = ()
 
     @property
-    def each(self) -> int:
+    def gpus_per_replica(self) -> int:
         """GPUs of one replica."""
         return self.tp * self.pp
 
     @property
-    def whole(self) -> int:
+    def gpus_per_unit(self) -> int:
         """GPUs of what cannot be taken apart: a replica, or several that share experts."""
-        return self.each * (self.dp if self.coupled else 1)
+        return self.gpus_per_replica * (self.dp if self.coupled else 1)
 
     @property
     def replicas(self) -> int:
@@ -103,7 +103,7 @@ class Option:
         return self.dp * self.servers
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Name the split for people."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
         shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
@@ -112,21 +112,21 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedLayout:
     """An option with its figures: `requests` is how many of the wanted length all replicas hold."""
 
-    option: Option
-    estimate: Estimate
+    option: Layout
+    estimate_replica: Estimate
     verdict: Verdict
     placement: tuple[tuple[str, int], ...]
 
-    def requests(self, which: str) -> float:
+    def requests(self, bound: str) -> float:
         """Return how many requests of the wanted length fit: `low`, `likely` or `high`."""
-        found = self.estimate.concurrency
-        return getattr(found, which) * self.option.replicas if found else 0.0
+        concurrency = self.estimate_replica.concurrency
+        return getattr(concurrency, bound) * self.option.replicas if concurrency else 0.0
 
 
-def refused(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
+def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
     """Return why vLLM refuses this TP; None when it does not."""
     if model.heads % tp:
         return Reason("heads", f"{model.heads} attention heads cannot be divided by TP {tp}")
@@ -144,83 +144,89 @@ def refused(model: Architecture, tp: int, *, expert_parallel: bool = False) -> R
     return None
 
 
-def options(model: Architecture, cluster: Cluster) -> Iterator[Option]:
+def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]:
     """Return the splits that can run here, the preferred ones first."""
-    each = cluster.each
-    sizes = [tp for tp in range(1, each + 1) if each % tp == 0]
-    for tp in sizes:
-        yield from _in_node(model, cluster, tp)
-    widest = max(tp for tp in sizes if tp == 1 or not refused(model, tp, expert_parallel=True))
-    wrong = refused(model, each, expert_parallel=True)
-    if wrong and len(model.layers) >= each // widest:
-        text = f"{wrong.text}: TP {widest}, and pipeline stages for the rest"
-        yield Option(
+    gpus_per_node = cluster.gpus_per_node
+    tp_sizes = [tp for tp in range(1, gpus_per_node + 1) if gpus_per_node % tp == 0]
+    for tp in tp_sizes:
+        yield from _node_layouts(model, cluster, tp)
+    widest = max(
+        tp for tp in tp_sizes if tp == 1 or not tp_objection(model, tp, expert_parallel=True)
+    )
+    objection = tp_objection(model, gpus_per_node, expert_parallel=True)
+    if objection and len(model.layers) >= gpus_per_node // widest:
+        text = f"{objection.text}: TP {widest}, and pipeline stages for the rest"
+        yield Layout(
             tp=widest,
-            pp=each // widest,
-            experts=refused(model, widest) is not None,
+            pp=gpus_per_node // widest,
+            experts=tp_objection(model, widest) is not None,
             reasons=(Reason("uneven", text),),
         )
-    if _copied(model, each):
+    if _copies_kv_cache(model, gpus_per_node):
         text = "each GPU attends for itself, so that KV is not copied, and experts are shared"
-        yield Option(
-            tp=1, dp=each, experts=True, coupled=True, reasons=(Reason("dp-attention", text),)
+        yield Layout(
+            tp=1,
+            dp=gpus_per_node,
+            experts=True,
+            coupled=True,
+            reasons=(Reason("dp-attention", text),),
         )
-    yield from _over_nodes(model, cluster, widest)
+    yield from _multi_node_layouts(model, cluster, widest)
 
 
-def _copied(model: Architecture, gpus: int) -> bool:
+def _copies_kv_cache(model: Architecture, gpus: int) -> bool:
     """Tell whether a mixture of experts would have its KV cache copied over a node's GPUs."""
-    return gpus > 1 and model.experts is not None and copies(model, gpus) > 1
+    return gpus > 1 and model.experts is not None and count_kv_copies(model, gpus) > 1
 
 
-def _in_node(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Option]:
+def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Layout]:
     """Return the splits over so many GPUs of one node."""
-    wrong = refused(model, tp)
-    slow = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
-    if slow:
+    objection = tp_objection(model, tp)
+    lacks_nvlink = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
+    if lacks_nvlink:
         text = "no NVLink in a node: pipeline stages pass less over PCIe"
-        yield Option(tp=1, pp=tp, reasons=(Reason("no-nvlink", text),))
-    if wrong is None:
-        what = "one GPU" if tp == 1 else f"{tp} GPUs of a node"
-        reason = Reason("one-gpu" if tp == 1 else "node", f"the model fits {what}")
-        yield Option(tp=tp, reasons=(reason,))
-    elif wrong.rule == "fp8-blocks":
-        whole = Reason("expert-parallel", "so each GPU has whole experts")
-        yield Option(tp=tp, experts=True, reasons=(wrong, whole))
+        yield Layout(tp=1, pp=tp, reasons=(Reason("no-nvlink", text),))
+    if objection is None:
+        gpus = "one GPU" if tp == 1 else f"{tp} GPUs of a node"
+        reason = Reason("one-gpu" if tp == 1 else "node", f"the model fits {gpus}")
+        yield Layout(tp=tp, reasons=(reason,))
+    elif objection.rule == "fp8-blocks":
+        whole_experts = Reason("expert-parallel", "so each GPU has whole experts")
+        yield Layout(tp=tp, experts=True, reasons=(objection, whole_experts))
 
 
-def _over_nodes(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Option]:
+def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Layout]:
     """Return splits of one replica over nodes."""
     count, stages = len(cluster.hosts), cluster.each // widest
-    experts = refused(model, widest) is not None
-    over = widest * count
-    wide = count > 1 and not refused(model, over)
-    if wide and cluster.each == 1 and cluster.link.rdma:
+    experts = tp_objection(model, widest) is not None
+    total_tp = widest * count
+    can_span = count > 1 and not tp_objection(model, total_tp)
+    if can_span and cluster.each == 1 and cluster.link.rdma:
         text = "one GPU a node, and RDMA between them: TP over nodes"
-        yield Option(tp=over, reasons=(Reason("rdma-of-single-gpus", text),))
+        yield Layout(tp=total_tp, reasons=(Reason("rdma-of-single-gpus", text),))
     for nodes in range(2, count + 1):
         if nodes * stages > len(model.layers):
             break
         reason = Reason(
             "nodes", f"the model needs {nodes} nodes: TP inside, pipeline stages between them"
         )
-        yield Option(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
+        yield Layout(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
     if count > 1 and model.experts and cluster.link.rdma:
         text = "RDMA between nodes: each GPU attends for itself, and experts are over all of them"
-        yield Option(
+        yield Layout(
             tp=1,
             dp=cluster.each * count,
             experts=True,
             coupled=True,
             reasons=(Reason("expert-parallel", text),),
         )
-    if wide and cluster.link.carries_tp:
+    if can_span and cluster.link.carries_tp:
         text = "the link between nodes was measured fast enough for TP"
-        yield Option(tp=over, reasons=(Reason("tp-over-nodes", text),))
+        yield Layout(tp=total_tp, reasons=(Reason("tp-over-nodes", text),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanQuestion:
     """Everything that a plan depends on; `starts` are servers of this model that have answered
     here, the newest first.
     """
@@ -228,161 +234,167 @@ class Question:
     model: Architecture
     weight_bytes: int
     cluster: Cluster
-    want: Want
-    flags: Flags = field(default_factory=Flags)
-    version: tuple[int, int] = TODAY
-    starts: tuple[Started, ...] = ()
+    demand: Demand
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    version: tuple[int, int] = CURRENT
+    starts: tuple[MeasuredStart, ...] = ()
 
-    def judged(self, option: Option, flags: Flags | None = None) -> Planned:
+    def judge_layout(self, option: Layout, flags: EngineFlags | None = None) -> PlannedLayout:
         """Work an option out with as many replicas as the GPUs give, and judge it."""
-        whole = replicated(option, self.model, self.cluster)
+        layout = add_replicas(option, self.model, self.cluster)
         flags = flags or self.flags
-        found = self._estimated(whole, flags)
-        verdict = verdict_of(found, -(-self.want.requests // whole.replicas))
-        if whole.coupled and not option.coupled:  # each is to fit without the others' help, too
-            verdict = max(verdict, verdict_of(self._estimated(option, flags)), key=_WORSE.index)
-        placement = place(whole, self.cluster)
-        placed = placement[: whole.dp] if whole.exact and not whole.coupled else placement
-        return Planned(option=whole, estimate=found, verdict=verdict, placement=placed)
+        estimate = self._estimate_layout(layout, flags)
+        verdict = judge_estimate(estimate, -(-self.demand.requests // layout.replicas))
+        if layout.coupled and not option.coupled:  # each is to fit without the others' help, too
+            verdict = max(
+                verdict, judge_estimate(self._estimate_layout(option, flags)), key=_VERDICTS.index
+            )
+        placement = place_replicas(layout, self.cluster)
+        placed = placement[: layout.dp] if layout.exact and not layout.coupled else placement
+        return PlannedLayout(option=layout, estimate=estimate, verdict=verdict, placement=placed)
 
-    def stage_gpus(self, option: Option) -> tuple[Gpu, ...]:
+    def stage_gpus(self, layout: Layout) -> tuple[GpuModel, ...]:
         """Return the GPU of each pipeline stage: stages fill one node after the other."""
         cluster = self.cluster
-        if option.whole <= cluster.each or option.coupled or option.servers > 1:
-            return (cluster.smallest,) * option.pp
-        here = max(1, cluster.each // option.tp)
+        if layout.whole <= cluster.each or layout.coupled or layout.servers > 1:
+            return (cluster.smallest,) * layout.pp
+        stages_per_node = max(1, cluster.each // layout.tp)
         last = len(cluster.hosts) - 1
-        return tuple(cluster.hosts[min(at // here, last)].gpu for at in range(option.pp))
+        return tuple(
+            cluster.hosts[min(stage // stages_per_node, last)].gpu for stage in range(layout.pp)
+        )
 
-    def _estimated(self, option: Option, flags: Flags) -> Estimate:
-        engine = Engine(
-            gpus=self.stage_gpus(option),
-            tp=option.tp,
-            dp=option.dp if option.coupled else 1,
-            nodes=-(-option.whole // self.cluster.each),
+    def _estimate_layout(self, layout: Layout, flags: EngineFlags) -> Estimate:
+        engine = PlannedEngine(
+            gpus=self.stage_gpus(layout),
+            tp=layout.tp,
+            dp=layout.dp if layout.coupled else 1,
+            nodes=-(-layout.whole // self.cluster.each),
             flags=replace(
                 flags,
-                length=flags.length or self.want.context,
-                expert_parallel=flags.expert_parallel or option.experts,
+                length=flags.length or self.demand.context,
+                expert_parallel=flags.expert_parallel or layout.experts,
             ),
             version=self.version,
         )
-        found = estimate(self.model, self.weight_bytes, engine)
-        return measured(self.model, engine, found, self.starts)
+        estimated = estimate_replica(self.model, self.weight_bytes, engine)
+        return apply_measurement(self.model, engine, estimated, self.starts)
 
 
-def replicated(option: Option, model: Architecture, cluster: Cluster) -> Option:
+def add_replicas(layout: Layout, model: Architecture, cluster: Cluster) -> Layout:
     """Return an option with as many replicas as there are GPUs for.
 
     Those of a mixture share its experts in every layer, so that they are behind one endpoint inside
     a node, and each node has a server of its own.
     """
-    if option.exact:
-        return replace(option, coupled=option.dp > 1 and model.experts is not None)
-    if not option.coupled and model.experts is None:
-        return replace(option, dp=len(place(option, cluster)) or 1)
-    if not option.coupled and (here := cluster.each // option.each) > 1:
-        option = replace(option, dp=here, coupled=True, experts=True)
-    return replace(option, servers=len(place(option, cluster)) or 1)
+    if layout.exact:
+        return replace(layout, coupled=layout.dp > 1 and model.experts is not None)
+    if not layout.coupled and model.experts is None:
+        return replace(layout, dp=len(place_replicas(layout, cluster)) or 1)
+    if not layout.coupled and (replicas_per_node := cluster.each // layout.each) > 1:
+        layout = replace(layout, dp=replicas_per_node, coupled=True, experts=True)
+    return replace(layout, servers=len(place_replicas(layout, cluster)) or 1)
 
 
-def verdict_of(found: Estimate, need: int = 1) -> Verdict:
+def judge_estimate(estimate: Estimate, requests: int = 1) -> Verdict:
     """Judge one replica that is to hold so many longest requests at once."""
-    if found.cache is None and found.at is None:
-        return "tight" if found.starts("likely") else "does-not-fit"
-    times = found.concurrency or Range(0.0, 0.0, 0.0)
-    if found.starts("low") and times.low >= need:
+    if estimate.cache is None and estimate.at is None:
+        return "tight" if estimate.starts("likely") else "does-not-fit"
+    concurrency = estimate.concurrency or Range(0.0, 0.0, 0.0)
+    if estimate.starts("low") and concurrency.low >= requests:
         return "fits"
-    if found.starts("high") and times.high >= need:
+    if estimate.starts("high") and concurrency.high >= requests:
         return "tight"
     return "does-not-fit"
 
 
-def place(option: Option, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+def place_replicas(layout: Layout, cluster: Cluster) -> tuple[tuple[str, int], ...]:
     """Return where each replica lies, or several that share experts: the first node, and the GPUs
     that are taken there.
     """
-    whole = option.whole
-    if whole <= cluster.each:
-        return tuple(
-            (host.name, whole) for host in cluster.hosts for _ in range(host.gpus // whole)
-        )
-    nodes = -(-whole // cluster.each)
+    gpus = layout.whole
+    if gpus <= cluster.each:
+        return tuple((host.name, gpus) for host in cluster.hosts for _ in range(host.gpus // gpus))
+    nodes = -(-gpus // cluster.each)
     heads = cluster.hosts[: len(cluster.hosts) // nodes * nodes : nodes]
-    return tuple((host.name, whole // nodes) for host in heads)
+    return tuple((host.name, gpus // nodes) for host in heads)
 
 
-def choose(question: Question, *, one_server: bool = False) -> Planned:
+def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> PlannedLayout:
     """Return the first split that fits, else the first that may, else what comes closest.
 
     With `one_server`, several servers beside each other are not looked at.
     """
-    found = [question.judged(option) for option in options(question.model, question.cluster)]
-    judged = [each for each in found if each.option.servers == 1 or not one_server] or [
-        replace(each, option=replace(each.option, servers=1)) for each in found
+    plans = [
+        question.judged(option) for option in candidate_layouts(question.model, question.cluster)
+    ]
+    candidates = [plan for plan in plans if plan.option.servers == 1 or not single_server] or [
+        replace(plan, option=replace(plan.option, servers=1)) for plan in plans
     ]
     for verdict in ("fits", "tight"):
-        for planned in judged:
+        for planned in candidates:
             if planned.verdict == verdict:
                 return planned
-    best = max(judged, key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely))
+    best = max(
+        candidates, key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely)
+    )
     reason = Reason("closest", "no split fits; this one comes closest")
     return replace(best, option=replace(best.option, reasons=(reason,)))
 
 
-def enough(question: Question) -> Question | None:
+def add_nodes_until_fit(question: PlanQuestion) -> PlanQuestion | None:
     """Return the question with as many nodes like the first as fit; None when 64 would not."""
-    first, count = question.cluster.hosts[0], len(question.cluster.hosts)
-    for nodes in range(count + 1, _MOST_NODES + 1):
-        hosts = tuple(replace(first, name=f"node{at}") for at in range(nodes))
+    first, node_count = question.cluster.hosts[0], len(question.cluster.hosts)
+    for nodes in range(node_count + 1, _MOST_NODES + 1):
+        hosts = tuple(replace(first, name=f"node{index}") for index in range(nodes))
         larger = replace(question, cluster=replace(question.cluster, hosts=hosts))
-        if choose(larger).verdict == "fits":
+        if choose_layout(larger).verdict == "fits":
             return larger
     return None
 
 
-def remarks(question: Question, planned: Planned) -> tuple[Reason, ...]:
+def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason, ...]:
     """Return what else is to be known of a split."""
-    model, option = question.model, planned.option
-    found = list(option.reasons)
-    found += _of_replicas(option)
-    if states := planned.estimate.states():
-        found.append(
+    model, layout = question.model, plan.option
+    reasons = list(layout.reasons)
+    reasons += _replica_reasons(layout)
+    if states := plan.estimate.states():
+        reasons.append(
             Reason(
                 "states",
-                f"{planned.estimate.sequences:,} sequences need a block of recurrent state each,"
+                f"{plan.estimate.sequences:,} sequences need a block of recurrent state each,"
                 f" and there may be no more than {states:,}: add --max-num-seqs {states}",
             )
         )
-    if (held := copies(model, option.tp)) > 1:
-        found.append(
+    if (kv_copies := count_kv_copies(model, layout.tp)) > 1:
+        reasons.append(
             Reason(
                 "kv-copies",
-                f"{held} GPUs hold the same KV: TP {option.tp}, {model.kv_heads} KV heads",
+                f"{kv_copies} GPUs hold the same KV: TP {layout.tp}, {model.kv_heads} KV heads",
             )
         )
     if question.flags.drafts:
-        found.append(Reason("drafts", "what the draft model takes is not counted"))
-    counts = partition(len(model.layers) or 1, option.pp)
+        reasons.append(Reason("drafts", "what the draft model takes is not counted"))
+    counts = partition_layers(len(model.layers) or 1, layout.pp)
     if len(set(counts)) > 1:
-        found.append(
-            Reason("layers", f"{len(model.layers)} layers over {option.pp} stages: {counts}")
+        reasons.append(
+            Reason("layers", f"{len(model.layers)} layers over {layout.pp} stages: {counts}")
         )
-    return tuple(found)
+    return tuple(reasons)
 
 
-def _of_replicas(option: Option) -> list[Reason]:
+def _replica_reasons(layout: Layout) -> list[Reason]:
     """Say how replicas and servers share the requests."""
-    found = []
-    if option.dp > 1 and option.coupled:
+    reasons = []
+    if layout.dp > 1 and layout.coupled:
         text = (
-            f"{option.dp} replicas share experts, behind one endpoint; inside a node that is quick"
+            f"{layout.dp} replicas share experts, behind one endpoint; inside a node that is quick"
         )
-        found.append(Reason("shared-experts", text))
-    elif option.dp > 1:
-        text = f"{option.dp} replicas share the requests behind one endpoint"
-        found.append(Reason("replicas", text))
-    if option.servers > 1:
+        reasons.append(Reason("shared-experts", text))
+    elif layout.dp > 1:
+        text = f"{layout.dp} replicas share the requests behind one endpoint"
+        reasons.append(Reason("replicas", text))
+    if layout.servers > 1:
         text = "each server has its own endpoint: experts that are shared over nodes need RDMA"
-        found.append(Reason("shared-experts", text))
-    return found
+        reasons.append(Reason("shared-experts", text))
+    return reasons

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.planner.estimate import Gpu
+from launcher.planner.estimate import GpuModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class PlanHost:
     """A node: its name, how many GPUs it brings, and of which model."""
 
     name: str
     gpus: int
-    gpu: Gpu
+    gpu: GpuModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ClusterLink:
     """What connects GPUs: `nvlink` inside a node (None: not known), and between nodes GB/s for each
     GPU and microseconds, as measured or None; `rdma` is what the inventory's fabric promises.
     `mnnvl` is NVLink that spans nodes.
@@ -45,11 +45,11 @@ class Link:
 class Cluster:
     """Nodes and their link."""
 
-    hosts: tuple[Host, ...]
-    link: Link = Link()
+    hosts: tuple[PlanHost, ...]
+    link: ClusterLink = ClusterLink()
 
     @property
-    def each(self) -> int:
+    def gpus_per_node(self) -> int:
         """GPUs that every node has."""
         return min(host.gpus for host in self.hosts)
 
@@ -59,6 +59,6 @@ class Cluster:
         return sum(host.gpus for host in self.hosts)
 
     @property
-    def smallest(self) -> Gpu:
+    def smallest(self) -> GpuModel:
         """The GPU with the least memory."""
         return min((host.gpu for host in self.hosts), key=lambda gpu: gpu.memory_gib)

@@ -11,7 +11,7 @@ MOST_LAYERS = 1024
 _LARGEST = 1 << 24
 
 
-class Fields:
+class ConfigFields:
     """A `config.json` with its text part; wrong values are collected, not raised one by one."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -27,7 +27,7 @@ class Fields:
         self.text: Mapping[str, Any] = {**config, **inner}
         self.wrong: dict[str, object] = {}
 
-    def count(self, *names: str, most: int = _LARGEST) -> int:
+    def read_count(self, *names: str, most: int = _LARGEST) -> int:
         """Return the first of these fields as a number from 0; 0 when none is there."""
         for name in names:
             value = self.text.get(name)
@@ -41,15 +41,15 @@ class Fields:
             break
         return 0
 
-    def flag(self, name: str, otherwise: bool) -> bool:
+    def read_flag(self, name: str, default: bool) -> bool:
         """Return a yes or no."""
-        value = self.text.get(name, otherwise)
+        value = self.text.get(name, default)
         if value is None or isinstance(value, bool):
-            return otherwise if value is None else value
+            return default if value is None else value
         self.wrong[name] = value
-        return otherwise
+        return default
 
-    def words(self, name: str) -> list[str]:
+    def read_strings(self, name: str) -> list[str]:
         """Return a list of words; [] when there is none."""
         value = self.text.get(name)
         if value is None:
@@ -59,7 +59,7 @@ class Fields:
             return []
         return value
 
-    def refuse(self) -> None:
+    def raise_if_wrong(self) -> None:
         """Raise what is wrong, all of it."""
         layers = self.text.get("num_hidden_layers")
         if isinstance(layers, int) and layers > MOST_LAYERS:
@@ -67,11 +67,11 @@ class Fields:
         if self.wrong:
             raise RequestError(
                 "the model's config.json has fields that no model can have",
-                evidence=[f"{name}: {_short(value)}" for name, value in self.wrong.items()],
+                evidence=[f"{name}: {_shorten(value)}" for name, value in self.wrong.items()],
                 hint="take the file that lies beside the model's weights",
             )
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from launcher.planner import versions
 from launcher.planner.architecture import Architecture
-from launcher.planner.flags import Flags
-from launcher.planner.kv_cache import Cache, CacheRequest, cache_of, partition
-from launcher.planner.weights import GIB, Split, stage_bytes
-from launcher.planner.working import FACTORS, Load, Parts, parts, summed
+from launcher.planner.flags import EngineFlags
+from launcher.planner.kv_cache import CacheRequest, KvCache, build_cache, partition_layers
+from launcher.planner.weights import GIB, ParallelConfig, stage_bytes
+from launcher.planner.working import FACTORS, EngineLoad, Parts, memory_parts, sum_parts
 
 CPU_NAME = "CPU"
 CPU_DEFAULTS = (2048, 128)  # batched tokens and sequences, for each rank
@@ -37,7 +37,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuModel:
     """A GPU model, or a node's CPU; memory is what CUDA reports, or the node's, in GiB."""
 
     name: str
@@ -50,15 +50,15 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class PlannedEngine:
     """One replica as it is to be started. `gpus` has one entry for each pipeline stage."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuModel, ...]
     tp: int = 1
     dp: int = 1
     nodes: int = 1
-    flags: Flags = field(default_factory=Flags)
-    version: tuple[int, int] = versions.TODAY
+    flags: EngineFlags = field(default_factory=EngineFlags)
+    version: tuple[int, int] = versions.CURRENT
 
     @property
     def pp(self) -> int:
@@ -67,15 +67,15 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageMemory:
     """One GPU of a pipeline stage, in GiB; `parts` are those of its working memory."""
 
     layers: int
-    budget: float
+    memory_budget: float
     weights: Range
     working: Range
     kv: Range
-    parts: Parts
+    memory_parts: Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,49 +84,49 @@ class Estimate:
     when a server was started from which this is known (seconds since 1970), None of an estimate.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageMemory, ...]
     length: int
     batched_tokens: int
     sequences: int
-    cache: Cache | None
+    cache: KvCache | None
     tokens: Range | None = None
     concurrency: Range | None = None
-    at: float | None = None
+    measured_at: float | None = None
 
     @property
-    def poorest(self) -> Stage:
+    def poorest(self) -> StageMemory:
         """The stage that decides: it has the fewest blocks."""
         if self.cache is None:
             return min(self.stages, key=lambda stage: stage.kv.likely)
         blocks = [
-            stage.kv.likely / each if each else math.inf
-            for stage, each in zip(self.stages, self.cache.block_bytes, strict=True)
+            stage.kv.likely / block_bytes if block_bytes else math.inf
+            for stage, block_bytes in zip(self.stages, self.cache.block_bytes, strict=True)
         ]
         return self.stages[blocks.index(min(blocks))]
 
-    def starts(self, which: str) -> bool:
+    def can_start(self, bound: str) -> bool:
         """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
-        if self.cache is None and self.at is not None:
+        if self.cache is None and self.measured_at is not None:
             return True  # it did
-        memory = self.kv_bytes(which)
-        return min(memory) > 0 and (self.cache is None or self.cache.starts(memory))
+        memory = self.kv_bytes(bound)
+        return min(memory) > 0 and (self.cache is None or self.cache.can_start(memory))
 
-    def states(self, which: str = "low") -> int | None:
+    def state_limit(self, bound: str = "low") -> int | None:
         """Return for how many sequences there are blocks of recurrent state, where nothing but
         their number keeps the engine from starting; else None.
         """
         if self.cache is None:
             return None
-        blocks = self.cache.blocks(self.kv_bytes(which))
+        blocks = self.cache.blocks(self.kv_bytes(bound))
         return blocks if self.cache.per_request < blocks < self.cache.states else None
 
-    def kv_bytes(self, which: str) -> list[int]:
+    def kv_bytes(self, bound: str) -> list[int]:
         """Return the KV cache's bytes on each stage, at an end of the range; 0 where none is."""
-        return [max(0, int(getattr(stage.kv, which) * GIB)) for stage in self.stages]
+        return [max(0, int(getattr(stage.kv, bound) * GIB)) for stage in self.stages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """What an engine is started with where flags or vLLM's defaults say it; `counts` is the layers
     of each stage.
     """
@@ -137,43 +137,48 @@ class Limits:
     counts: tuple[int, ...]
 
 
-def limits_of(model: Architecture, engine: Engine) -> Limits:
+def engine_limits(model: Architecture, engine: PlannedEngine) -> EngineLimits:
     """Return the limits of an engine: its flags', else the defaults of its version and GPU."""
     flags = engine.flags
     smallest = min(engine.gpus, key=lambda gpu: gpu.memory_gib)
-    tokens, sequences = versions.defaults(engine.version, smallest.name, smallest.memory_gib)
+    tokens, sequences = versions.default_limits(engine.version, smallest.name, smallest.memory_gib)
     if smallest.cpu:
         tokens, sequences = (default * engine.tp * engine.pp for default in CPU_DEFAULTS)
     layers = len(model.layers) or 1
-    fits = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
-    return Limits(
+    is_valid = (len(flags.partition), sum(flags.partition)) == (engine.pp, layers)
+    return EngineLimits(
         length=flags.length or model.context or 1,
         batched_tokens=flags.batched_tokens or tokens,
         sequences=flags.sequences or sequences,
-        counts=flags.partition if fits else partition(layers, engine.pp),
+        counts=flags.partition if is_valid else partition_layers(layers, engine.pp),
     )
 
 
-def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate:
+def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngine) -> Estimate:
     """Work out one replica.
 
     Raises:
         RequestError: a KV cache dtype that is not known here.
     """
-    limits = limits_of(model, engine)
-    split = Split(
+    limits = engine_limits(model, engine)
+    parallel = ParallelConfig(
         tp=engine.tp,
         dp=engine.dp,
         stages=limits.counts,
         expert_parallel=engine.flags.expert_parallel,
         mxfp4_width=versions.mxfp4_width(engine.version, engine.gpus[0].name),
     )
-    held = stage_bytes(model, weight_bytes, split)
+    weights_by_stage = stage_bytes(model, weight_bytes, parallel)
     stages = tuple(
-        _stage(model, engine, _load(engine, limits, split, at), held[at] / GIB)
-        for at in range(engine.pp)
+        _estimate_stage(
+            model,
+            engine,
+            _engine_load(engine, limits, parallel, stage),
+            weights_by_stage[stage] / GIB,
+        )
+        for stage in range(engine.pp)
     )
-    found = Estimate(
+    result = Estimate(
         stages=stages,
         length=limits.length,
         batched_tokens=limits.batched_tokens,
@@ -181,30 +186,34 @@ def estimate(model: Architecture, weight_bytes: int, engine: Engine) -> Estimate
         cache=None,
     )
     if model.modelled:
-        return found
-    return with_cache(found, cache_of(model, cache_request(model, engine, limits), limits.counts))
+        return result
+    return add_cache(
+        result, build_cache(model, build_cache_request(model, engine, limits), limits.counts)
+    )
 
 
-def with_cache(found: Estimate, cache: Cache) -> Estimate:
+def add_cache(result: Estimate, cache: KvCache) -> Estimate:
     """Return an estimate with what a KV cache of this shape holds in the memory that is left."""
-    blocks = [cache.blocks(found.kv_bytes(which)) for which in ("low", "likely", "high")]
+    blocks = [cache.blocks(result.kv_bytes(bound)) for bound in ("low", "likely", "high")]
     return replace(
-        found,
+        result,
         cache=cache,
         tokens=Range(*map(cache.tokens, blocks)),
         concurrency=Range(*map(cache.concurrency, blocks)),
     )
 
 
-def budget(engine: Engine, stage: int) -> float:
+def memory_budget(engine: PlannedEngine, stage: int) -> float:
     """Return the GiB of a stage's GPU that the engine may take."""
-    share = engine.flags.utilization or versions.utilization(engine.version)
+    share = engine.flags.utilization or versions.default_utilization(engine.version)
     return math.ceil(engine.gpus[stage].memory_gib * GIB * share) / GIB
 
 
-def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
-    return Load(
-        split=split,
+def _engine_load(
+    engine: PlannedEngine, limits: EngineLimits, parallel: ParallelConfig, stage: int
+) -> EngineLoad:
+    return EngineLoad(
+        split=parallel,
         stage=stage,
         batched_tokens=limits.batched_tokens,
         sequences=limits.sequences,
@@ -216,12 +225,14 @@ def _load(engine: Engine, limits: Limits, split: Split, stage: int) -> Load:
     )
 
 
-def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheRequest:
+def build_cache_request(
+    model: Architecture, engine: PlannedEngine, limits: EngineLimits
+) -> CacheRequest:
     """Return what decides about an engine's KV cache."""
     flags, on_cpu = engine.flags, engine.gpus[0].cpu
     graphs = flags.full_graphs and not flags.eager and not on_cpu
-    block_each = graphs and versions.needs_a_block_each(engine.version)
-    batches = engine.pp if on_cpu else versions.batches(engine.version, engine.pp)
+    block_per_sequence = graphs and versions.needs_block_per_sequence(engine.version)
+    batches = engine.pp if on_cpu else versions.max_batches(engine.version, engine.pp)
     return CacheRequest(
         tp=engine.tp,
         dcp=flags.dcp,
@@ -229,34 +240,38 @@ def cache_request(model: Architecture, engine: Engine, limits: Limits) -> CacheR
         in_flight=limits.batched_tokens * batches,
         block=flags.block or (CPU_BLOCK if on_cpu and not model.latent else 0),
         dtype=flags.cache_dtype,
-        prefix_caching=flags.prefix_caching and versions.aligns_states(engine.version),
+        prefix_caching=flags.prefix_caching and versions.caches_prefixes(engine.version),
         hybrid=flags.hybrid,
-        states=limits.sequences if block_each else 0,
+        states=limits.sequences if block_per_sequence else 0,
     )
 
 
-def _stage(model: Architecture, engine: Engine, load: Load, weights: float) -> Stage:
-    whole = budget(engine, load.stage)
-    sizes = CPU_PARTS if engine.gpus[load.stage].cpu else parts(model, load)
-    low, likely, high = summed(sizes, FACTORS)
-    spread = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
-    return Stage(
+def _estimate_stage(
+    model: Architecture, engine: PlannedEngine, load: EngineLoad, weights: float
+) -> StageMemory:
+    gpu_budget = memory_budget(engine, load.stage)
+    sizes = CPU_PARTS if engine.gpus[load.stage].cpu else memory_parts(model, load)
+    low, likely, high = sum_parts(sizes, FACTORS)
+    weight_error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
+    return StageMemory(
         layers=load.split.stages[load.stage],
-        budget=whole,
-        weights=Range(weights - spread, weights, weights + spread),
+        budget=gpu_budget,
+        weights=Range(weights - weight_error, weights, weights + weight_error),
         working=Range(low, likely, high),
-        kv=_left(whole - weights, Range(low, likely, high), spread, engine.flags.cache_bytes),
+        kv=_remaining_kv(
+            gpu_budget - weights, Range(low, likely, high), weight_error, engine.flags.cache_bytes
+        ),
         parts=sizes,
     )
 
 
-def _left(room: float, used: Range, spread: float, given: int) -> Range:
+def _remaining_kv(free: float, working: Range, weight_error: float, fixed_bytes: int) -> Range:
     """Return the KV cache's GiB: what is left of the room, or what is given for it."""
-    if given:
-        return Range(given / GIB, given / GIB, given / GIB)
-    likely = room - used.likely
+    if fixed_bytes:
+        return Range(fixed_bytes / GIB, fixed_bytes / GIB, fixed_bytes / GIB)
+    likely = free - working.likely
     return Range(
-        likely - math.hypot(spread, used.high - used.likely),
+        likely - math.hypot(weight_error, working.high - working.likely),
         likely,
-        likely + math.hypot(spread, used.likely - used.low),
+        likely + math.hypot(weight_error, working.likely - working.low),
     )

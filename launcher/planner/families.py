@@ -23,23 +23,23 @@ class Family:
     """
 
     name: str = ""
-    unknown: str = ""
+    unmodelled_reason: str = ""
     latent: bool = False
     tied: bool = False
     gated_mlp: bool = True
     gated_attention: bool = False
     full_every: int = 0
-    others: Literal["", "sliding", "chunked", "recurrent"] = ""
+    other_kind: Literal["", "sliding", "chunked", "recurrent"] = ""
     wide_state: bool = False
     shares_expert: bool = False
-    window_if_asked: bool = False
+    window_opt_in: bool = False
     headless: bool = False
 
 
 _PLAIN = Family()
 _LATENT = Family(latent=True)
-_GEMMA3 = Family(tied=True, full_every=6, others="sliding")
-_DELTA = Family(full_every=4, others="recurrent", gated_attention=True)
+_GEMMA3 = Family(tied=True, full_every=6, other_kind="sliding")
+_DELTA = Family(full_every=4, other_kind="recurrent", gated_attention=True)
 
 _NAMES: tuple[tuple[Family, str], ...] = (
     (
@@ -61,26 +61,26 @@ _NAMES: tuple[tuple[Family, str], ...] = (
         AfmoeForCausalLM""",
     ),
     (
-        Family(window_if_asked=True),
+        Family(window_opt_in=True),
         """Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
         Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
         Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
         Qwen2AudioForConditionalGeneration Qwen2_5OmniForConditionalGeneration
         Qwen3OmniMoeForConditionalGeneration""",
     ),
-    (Family(full_every=2, others="sliding"), "GptOssForCausalLM"),
+    (Family(full_every=2, other_kind="sliding"), "GptOssForCausalLM"),
     (
         Family(gated_mlp=False),
         """NemotronForCausalLM StarCoder2ForCausalLM Starcoder2ForCausalLM PhiForCausalLM
         GPTNeoXForCausalLM GPT2LMHeadModel OPTForCausalLM FalconForCausalLM""",
     ),
     (Family(tied=True), "GemmaForCausalLM CohereForCausalLM"),
-    (Family(tied=True, full_every=2, others="sliding"), "Gemma2ForCausalLM"),
+    (Family(tied=True, full_every=2, other_kind="sliding"), "Gemma2ForCausalLM"),
     (_GEMMA3, "Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma3TextModel"),
     (_GEMMA3, "Gemma4ForCausalLM Gemma4ForConditionalGeneration"),
-    (Family(tied=True, full_every=4, others="sliding"), "Cohere2ForCausalLM"),
+    (Family(tied=True, full_every=4, other_kind="sliding"), "Cohere2ForCausalLM"),
     (
-        Family(full_every=4, others="chunked", shares_expert=True),
+        Family(full_every=4, other_kind="chunked", shares_expert=True),
         "Llama4ForCausalLM Llama4ForConditionalGeneration",
     ),
     (
@@ -106,26 +106,26 @@ _FAMILIES = {name: family for family, names in _NAMES for name in names.split()}
 _POOLING = ("Model", "ForSequenceClassification", "ForRewardModel")
 
 
-def family_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
+def find_family(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
     """Return the family of a model; one that is not modelled says so in `unknown`."""
     listed = config.get("architectures")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     if not names:
-        return Family(name="unknown", unknown="config.json names no architecture")
+        return Family(name="unknown", unmodelled_reason="config.json names no architecture")
     for name in names:
-        if (found := _family(name)) is not None:
-            family = replace(found, name=name)
+        if (known_family := _lookup_family(name)) is not None:
+            family = replace(known_family, name=name)
             if family.latent and "compress_ratios" in text:
                 return replace(family, unknown=f"{name} with compressed attention is not modelled")
             return family
-    return Family(name=names[0], unknown=f"the architecture {names[0]} is not modelled")
+    return Family(name=names[0], unmodelled_reason=f"the architecture {names[0]} is not modelled")
 
 
-def _family(name: str) -> Family | None:
+def _lookup_family(name: str) -> Family | None:
     if name in _FAMILIES:
         return _FAMILIES[name]
-    for ending in _POOLING:
-        generates = name.removesuffix(ending) + "ForCausalLM"
-        if name.endswith(ending) and generates in _FAMILIES:
-            return replace(_FAMILIES[generates], headless=True)
+    for suffix in _POOLING:
+        decoder_name = name.removesuffix(suffix) + "ForCausalLM"
+        if name.endswith(suffix) and decoder_name in _FAMILIES:
+            return replace(_FAMILIES[decoder_name], headless=True)
     return None

@@ -21,7 +21,7 @@ _LENGTH = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)([kKmMgG]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class EngineFlags:
     """What is asked of an engine; None where nothing is said, so that vLLM's default holds.
 
     `cache_bytes` is a KV cache of a given size on each GPU, beside which nothing else counts.
@@ -47,17 +47,17 @@ class Flags:
     flashinfer_sampler: bool | None = None
 
 
-def length_of(text: str) -> int | None:
+def parse_length(text: str) -> int | None:
     """Return the tokens of `32768`, `32k` (thousands) or `32K` (times 1024), as vLLM reads them;
     None for what it does not read (`human_readable_int`).
     """
-    found = _LENGTH.fullmatch(text)
-    if not found:
+    match = _LENGTH.fullmatch(text)
+    if not match:
         return None
-    return int(float(found[1]) * _THOUSANDS[found[2]]) or None
+    return int(float(match[1]) * _THOUSANDS[match[2]]) or None
 
 
-def flags_of(args: Sequence[str], env: Mapping[str, str] | None = None) -> Flags:
+def parse_flags(args: Sequence[str], env: Mapping[str, str] | None = None) -> EngineFlags:
     """Read the arguments, and of an engine's environment what counts before them: vLLM's CPU build
     takes the GiB of its cache from there (`platforms/cpu.py`), pipeline stages their layers
     (`distributed/utils.py`).
@@ -65,19 +65,19 @@ def flags_of(args: Sequence[str], env: Mapping[str, str] | None = None) -> Flags
     env = env or {}
 
     def number(*names: str) -> int | None:
-        found = [length_of(value) for value in vllm.values(args, *names)]
-        return found[-1] if found else None
+        lengths = [parse_length(value) for value in vllm.option_values(args, *names)]
+        return lengths[-1] if lengths else None
 
-    words = {word.partition("=")[0].replace("_", "-") for word in args}
-    cache = vllm.values(args, "--kv-cache-dtype")
-    cache = cache or vllm.values(args, "--dtype")  # `auto` is the model's own
-    return Flags(
+    words = {argument.partition("=")[0].replace("_", "-") for argument in args}
+    dtypes = vllm.option_values(args, "--kv-cache-dtype")
+    dtypes = dtypes or vllm.option_values(args, "--dtype")  # `auto` is the model's own
+    return EngineFlags(
         utilization=vllm.memory_share(args) if "--gpu-memory-utilization" in words else None,
         length=number("--max-model-len"),
         batched_tokens=number("--max-num-batched-tokens"),
         sequences=number("--max-num-seqs"),
-        cache_dtype=cache[-1] if cache else "auto",
-        cache_bytes=_whole(env.get(_SPACE)) * (1 << 30)
+        cache_dtype=dtypes[-1] if dtypes else "auto",
+        cache_bytes=_parse_count(env.get(_SPACE)) * (1 << 30)
         or number("--kv-cache-memory-bytes", "--kv-cache-memory")
         or 0,
         block=number("--block-size") or 0,
@@ -87,17 +87,17 @@ def flags_of(args: Sequence[str], env: Mapping[str, str] | None = None) -> Flags
         prefix_caching="--no-enable-prefix-caching" not in words,
         drafts=bool(words & {"--speculative-config", "-sc"}),
         hybrid="--disable-hybrid-kv-cache-manager" not in words,
-        partition=_partition(env.get(_PARTITION, "")),
+        partition=_parse_partition(env.get(_PARTITION, "")),
         full_graphs=not _NOT_FULL.search(" ".join(args)),
         flashinfer_sampler={"0": False, "1": True}.get(env.get(_SAMPLER, "")),
     )
 
 
-def _whole(text: str | None) -> int:
+def _parse_count(text: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 6 else 0
 
 
-def _partition(text: str) -> tuple[int, ...]:
+def _parse_partition(text: str) -> tuple[int, ...]:
     """Return the layers of each pipeline stage; () where it says nothing that can be read."""
-    counts = [_whole(each.strip()) for each in text.split(",")]
+    counts = [_parse_count(count.strip()) for count in text.split(",")]
     return tuple(counts) if all(counts) else ()

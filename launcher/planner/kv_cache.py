@@ -52,7 +52,7 @@ class CacheRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spec:
+class _LayerCache:
     """One layer's cache: `page` bytes for `block` tokens. Layers with equal ones may be grouped."""
 
     kind: Kind
@@ -62,21 +62,21 @@ class _Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CacheGroup:
     """Layers that share a table of blocks; `needs` is the blocks that a longest request takes."""
 
-    spec: _Spec
+    spec: _LayerCache
     layers: tuple[int, ...]
-    needs: int
+    request_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class KvCache:
     """A KV cache's shape: its groups, and the bytes of one block on each pipeline stage. An engine
     does not start with fewer blocks than `states`.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[CacheGroup, ...]
     block_bytes: tuple[int, ...]
     length: int
     states: int = 0
@@ -88,8 +88,10 @@ class Cache:
 
     def blocks(self, memory: Sequence[int]) -> int:
         """Return the blocks that fit: the poorest stage decides. `memory` is bytes for each."""
-        pairs = zip(memory, self.block_bytes, strict=True)
-        return max(0, min((have // each for have, each in pairs if each), default=0))
+        stage_memory = zip(memory, self.block_bytes, strict=True)
+        return max(
+            0, min((available // block for available, block in stage_memory if block), default=0)
+        )
 
     def concurrency(self, blocks: int) -> float:
         """Return how many requests of the longest length so many blocks hold."""
@@ -99,18 +101,18 @@ class Cache:
         """Return what vLLM prints as "GPU KV cache size" (`get_kv_cache_capacity`)."""
         return int(self.concurrency(blocks) * self.length)
 
-    def starts(self, memory: Sequence[int]) -> bool:
+    def can_start(self, memory: Sequence[int]) -> bool:
         """Tell whether a longest request fits on each stage, beside the block that is held back,
         and there is a block for each recurrent state.
         """
         return self.blocks(memory) >= self.states and all(
-            have // each - 1 >= self.per_request
-            for have, each in zip(memory, self.block_bytes, strict=True)
-            if each
+            available // block - 1 >= self.per_request
+            for available, block in zip(memory, self.block_bytes, strict=True)
+            if block
         )
 
 
-def cache_of(model: Architecture, request: CacheRequest, stages: Sequence[int]) -> Cache:
+def build_cache(model: Architecture, request: CacheRequest, stages: Sequence[int]) -> KvCache:
     """Return the cache of a model whose pipeline stages have so many layers each.
 
     Raises:
@@ -121,21 +123,24 @@ def cache_of(model: Architecture, request: CacheRequest, stages: Sequence[int]) 
             f"the KV cache dtype {request.dtype} is not known to the planner",
             hint="use auto, bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2 or nvfp4",
         )
-    specs = _unified(_specs(model, request), request)
+    specs = _unify_pages(_layer_caches(model, request), request)
     groups = tuple(
-        Group(specs[layers[0]], layers, _needs(specs[layers[0]], request))
-        for layers in _grouped(specs)
+        CacheGroup(specs[layers[0]], layers, _blocks_per_request(specs[layers[0]], request))
+        for layers in _group_layers(specs)
     )
     ends = list(accumulate(stages))
     block_bytes = tuple(
         max(
-            (sum(specs[at].page for at in group.layers if start <= at < end) for group in groups),
+            (
+                sum(specs[layer].page for layer in group.layers if start <= layer < end)
+                for group in groups
+            ),
             default=0,
         )
         for start, end in zip([0, *ends], ends, strict=False)
     )
     states = request.states if any(spec.kind == "recurrent" for spec in specs.values()) else 0
-    return Cache(groups=groups, block_bytes=block_bytes, length=request.length, states=states)
+    return KvCache(groups=groups, block_bytes=block_bytes, length=request.length, states=states)
 
 
 def state_bytes(state: Recurrent, tp: int) -> int:
@@ -146,23 +151,25 @@ def state_bytes(state: Recurrent, tp: int) -> int:
     return channels * state.taps * 2 + memory
 
 
-def _specs(model: Architecture, request: CacheRequest) -> dict[int, _Spec]:
+def _layer_caches(model: Architecture, request: CacheRequest) -> dict[int, _LayerCache]:
     """Return the cache of each layer that keeps one, by the layer's number.
 
     Recurrent states lie in pages of the attention layers, whose blocks grow until one fits.
     """
     sizes = {
-        at: _token_bytes(model, layer, request)
-        for at, layer in enumerate(model.layers)
+        index: _token_bytes(model, layer, request)
+        for index, layer in enumerate(model.layers)
         if layer.kind not in ("none", "recurrent")
     }
     widest = max(sizes.values(), default=0)
     state = state_bytes(model.recurrent, request.tp) if model.recurrent else 0
-    block = _block(model, request, state, widest)
+    block = _block_tokens(model, request, state, widest)
     page = max(state, block * widest)
     return {
-        at: _Spec(layer.kind, layer.window, block, block * sizes[at] if at in sizes else page)
-        for at, layer in enumerate(model.layers)
+        index: _LayerCache(
+            layer.kind, layer.window, block, block * sizes[index] if index in sizes else page
+        )
+        for index, layer in enumerate(model.layers)
         if layer.kind != "none"
     }
 
@@ -170,16 +177,16 @@ def _specs(model: Architecture, request: CacheRequest) -> dict[int, _Spec]:
 def _token_bytes(model: Architecture, layer: Layer, request: CacheRequest) -> int:
     """Return the bytes that one token takes in one layer on one GPU."""
     if latent := model.latent:
-        dense = (latent.kv_rank + latent.rope) * _element(request.dtype) // 16
+        dense = (latent.kv_rank + latent.rope) * _element_sixteenths(request.dtype) // 16
         if not latent.indexer:
             return dense
-        main = _SPARSE_FP8 if request.dtype.startswith("fp8") else dense
-        return main + latent.indexer + _INDEXER_SCALE
+        latent_bytes = _SPARSE_FP8 if request.dtype.startswith("fp8") else dense
+        return latent_bytes + latent.indexer + _INDEXER_SCALE
     heads = max(1, layer.kv_heads // request.tp)
-    return heads * 2 * layer.head_dim * _element(request.dtype) // 16
+    return heads * 2 * layer.head_dim * _element_sixteenths(request.dtype) // 16
 
 
-def _block(model: Architecture, request: CacheRequest, state: int, token: int) -> int:
+def _block_tokens(model: Architecture, request: CacheRequest, state: int, token: int) -> int:
     """Return the tokens of a block: as many as a recurrent state needs, at so many bytes each."""
     block = request.block or (64 if model.latent else 16)
     if not state or not token:
@@ -188,64 +195,66 @@ def _block(model: Architecture, request: CacheRequest, state: int, token: int) -
     return max(block, step * -(-state // (step * token)))
 
 
-def _unified(specs: Mapping[int, _Spec], request: CacheRequest) -> Mapping[int, _Spec]:
+def _unify_pages(
+    specs: Mapping[int, _LayerCache], request: CacheRequest
+) -> Mapping[int, _LayerCache]:
     """Make all pages equal, where layers of several kinds share blocks: smaller ones take more
     tokens a block, or padding (`unify_kv_cache_spec_page_size`). Without the hybrid manager local
     attention keeps all tokens.
     """
     if not request.hybrid and any(spec.kind == "full" for spec in specs.values()):
-        specs = {at: _kept_whole(spec) for at, spec in specs.items()}
+        specs = {index: _as_full_attention(spec) for index, spec in specs.items()}
     if len({(spec.kind, spec.window) for spec in specs.values()}) < 2:
         return specs
     largest = max(spec.page for spec in specs.values())
-    return {at: _grown(spec, largest) for at, spec in specs.items()}
+    return {index: _resize_page(spec, largest) for index, spec in specs.items()}
 
 
-def _element(dtype: str) -> int:
+def _element_sixteenths(dtype: str) -> int:
     """Return sixteenths of a byte for one element."""
     return _SIXTEENTHS.get(dtype, 16)
 
 
-def _kept_whole(spec: _Spec) -> _Spec:
+def _as_full_attention(spec: _LayerCache) -> _LayerCache:
     return replace(spec, kind="full", window=0) if spec.kind in ("sliding", "chunked") else spec
 
 
-def _grown(spec: _Spec, page: int) -> _Spec:
+def _resize_page(spec: _LayerCache, page: int) -> _LayerCache:
     """Return a cache with a page of this size: of more tokens, or padded."""
-    times = page // spec.page if page % spec.page == 0 and spec.kind != "recurrent" else 1
-    return replace(spec, page=page, block=spec.block * times)
+    factor = page // spec.page if page % spec.page == 0 and spec.kind != "recurrent" else 1
+    return replace(spec, page=page, block=spec.block * factor)
 
 
-def _grouped(specs: Mapping[int, _Spec]) -> list[tuple[int, ...]]:
+def _group_layers(specs: Mapping[int, _LayerCache]) -> list[tuple[int, ...]]:
     """Group layers (`_get_kv_cache_groups_uniform_page_size`): equally many in each group, as many
     as there are of the rarest kind, or of the commonest where that is less than half as many more.
     """
     kinds: dict[tuple[Kind, int], list[int]] = {}
-    for at, spec in specs.items():
-        kinds.setdefault((spec.kind, spec.window), []).append(at)
+    for index, spec in specs.items():
+        kinds.setdefault((spec.kind, spec.window), []).append(index)
     counts = [len(layers) for layers in kinds.values()] or [1]
     size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
     groups = []
     for layers in kinds.values():
-        number = -(-len(layers) // size)
-        groups += [tuple(layers[start::number]) for start in range(number)]
+        group_count = -(-len(layers) // size)
+        groups += [tuple(layers[start::group_count]) for start in range(group_count)]
     return groups
 
 
-def _needs(spec: _Spec, request: CacheRequest) -> int:
+def _blocks_per_request(spec: _LayerCache, request: CacheRequest) -> int:
     """Return the blocks of one group that a request of the longest length takes."""
     if spec.kind == "recurrent":
         return 2 if request.prefix_caching else 1
     if spec.kind == "sliding":
-        held = min(spec.window - 1 + request.in_flight, request.length)
-        return -(-held // spec.block) + 1
+        tokens = min(spec.window - 1 + request.in_flight, request.length)
+        return -(-tokens // spec.block) + 1
     if spec.kind == "chunked":
         return -(-min(spec.window + request.in_flight, request.length) // spec.block)
     shard = -(-request.length // request.dcp)
     return -(-shard // spec.block)
 
 
-def partition(layers: int, stages: int) -> tuple[int, ...]:
+def partition_layers(layers: int, stages: int) -> tuple[int, ...]:
     """Return how many layers each pipeline stage has: what is left over goes to those before the
     last (`get_pp_indices` in vLLM's `distributed/utils.py`).
     """
@@ -255,7 +264,7 @@ def partition(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def copies(model: Architecture, tp: int) -> int:
+def count_kv_copies(model: Architecture, tp: int) -> int:
     """Return how many GPUs of a TP group hold the same KV heads."""
     heads = model.kv_heads
     return tp // gcd(heads, tp) if heads and tp > heads else 1

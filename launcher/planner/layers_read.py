@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from launcher.planner.architecture import Kind, Layer
-from launcher.planner.config_fields import MOST_LAYERS, Fields
+from launcher.planner.config_fields import MOST_LAYERS, ConfigFields
 from launcher.planner.families import Family
 
 _TYPES: Mapping[str, Kind] = {
@@ -38,7 +38,7 @@ class Heads:
     full_size: int
     window: int
 
-    def layer(self, kind: Kind, *, moe: bool, mlp: bool) -> Layer:
+    def build_layer(self, kind: Kind, *, moe: bool, mlp: bool) -> Layer:
         """Return a layer of this kind."""
         if kind == "full":
             return Layer(kind, self.full_kv, self.full_size, moe=moe, mlp=mlp)
@@ -47,24 +47,30 @@ class Heads:
         return Layer(kind, int(kind == "mla"), moe=moe, mlp=mlp)
 
 
-def layers_of(fields: Fields, family: Family, head_dim: int, *, mixed: bool) -> tuple[Layer, ...]:
+def parse_layers(
+    fields: ConfigFields, family: Family, head_dim: int, *, mixed: bool
+) -> tuple[Layer, ...]:
     """Return the decoder's layers in order; () where their kinds cannot be told. `mixed`: there are
     experts.
     """
     count = fields.count("num_hidden_layers", "n_layer")
-    kinds = _kinds(fields, family, count) if 0 < count <= MOST_LAYERS else ()
+    kinds = _layer_kinds(fields, family, count) if 0 < count <= MOST_LAYERS else ()
     if len(kinds) != count or not kinds:
         return ()
-    heads = _heads(fields, head_dim)
+    heads = _parse_heads(fields, head_dim)
     letters = fields.text.get("hybrid_override_pattern")
     if isinstance(letters, str):
         pairs = zip(kinds, letters, strict=True)
-        return tuple(heads.layer(kind, moe=one == "E", mlp=kind == "none") for kind, one in pairs)
-    moe = _mixtures(fields, count) if mixed else [False] * count
-    return tuple(heads.layer(kind, moe=one, mlp=True) for kind, one in zip(kinds, moe, strict=True))
+        return tuple(
+            heads.layer(kind, moe=letter == "E", mlp=kind == "none") for kind, letter in pairs
+        )
+    moe = _moe_layers(fields, count) if mixed else [False] * count
+    return tuple(
+        heads.layer(kind, moe=letter, mlp=True) for kind, letter in zip(kinds, moe, strict=True)
+    )
 
 
-def _heads(fields: Fields, head_dim: int) -> Heads:
+def _parse_heads(fields: ConfigFields, head_dim: int) -> Heads:
     kv = fields.count(
         "num_key_value_heads",
         "num_kv_heads",
@@ -83,22 +89,22 @@ def _heads(fields: Fields, head_dim: int) -> Heads:
     )
 
 
-def _kinds(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+def _layer_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
     """Return each layer's kind; fewer where some are not known."""
     if family.latent:
         return ["mla"] * count
     listed = fields.words("layer_types") or fields.words("layers_block_type")
     letters = fields.text.get("hybrid_override_pattern")
     if listed:
-        return [kind for word in listed[:count] if (kind := _TYPES.get(word))]
+        return [kind for name in listed[:count] if (kind := _TYPES.get(name))]
     if isinstance(letters, str):
         return [kind for letter in letters[:count] if (kind := _LETTERS.get(letter))]
     if family.others:
-        return _periodic(fields, family, count)
-    return _windowed(fields, family, count)
+        return _periodic_kinds(fields, family, count)
+    return _windowed_kinds(fields, family, count)
 
 
-def _periodic(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+def _periodic_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
     """Return full attention in each so manieth layer, and the family's other kind between."""
     every = (
         fields.count("full_attention_interval")
@@ -111,7 +117,7 @@ def _periodic(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
     return list(islice(cycle(period), count))
 
 
-def _windowed(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
+def _windowed_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
     """Return full attention, or a window in all layers, or behind the first ones (Qwen2)."""
     used = fields.flag("use_sliding_window", not family.window_if_asked)
     if not fields.count("sliding_window") or not used:
@@ -120,13 +126,15 @@ def _windowed(fields: Fields, family: Family, count: int) -> Sequence[Kind]:
     return ["full" if index < first else "sliding" for index in range(count)]
 
 
-def _mixtures(fields: Fields, count: int) -> list[bool]:
+def _moe_layers(fields: ConfigFields, count: int) -> list[bool]:
     """Tell which layers are mixtures: every so manieth one, or all but the first."""
     step = fields.count("decoder_sparse_step", "interleave_moe_layer_step")
     if step:
-        only = fields.text.get("mlp_only_layers")
-        dense = set(map(str, only)) if isinstance(only, list) else set()
-        return [(at + 1) % step == 0 and str(at) not in dense for at in range(count)]
+        dense_layers = fields.text.get("mlp_only_layers")
+        dense_indexes = set(map(str, dense_layers)) if isinstance(dense_layers, list) else set()
+        return [
+            (index + 1) % step == 0 and str(index) not in dense_indexes for index in range(count)
+        ]
     first = fields.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
     step = fields.count("moe_layer_freq") or 1
-    return [at >= first and at % step == 0 for at in range(count)]
+    return [index >= first and index % step == 0 for index in range(count)]

@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 
 from launcher.planner.architecture import Architecture
 from launcher.planner.estimate import (
-    Engine,
     Estimate,
+    PlannedEngine,
     Range,
-    Stage,
-    budget,
-    cache_request,
-    limits_of,
-    with_cache,
+    StageMemory,
+    add_cache,
+    build_cache_request,
+    engine_limits,
+    memory_budget,
 )
-from launcher.planner.flags import Flags
-from launcher.planner.kv_cache import cache_of
+from launcher.planner.flags import EngineFlags
+from launcher.planner.kv_cache import build_cache
 from launcher.planner.weights import GIB
 
 # What decides only how the cache's memory is laid out, or by how much it is larger or smaller.
-_OTHERWISE = Flags(length=1, utilization=0.0)
+_NEUTRAL_FLAGS = EngineFlags(length=1, utilization=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class MeasuredStart:
     """A server of the model that has answered, at a time in seconds since 1970: its split, its
     flags, and for how many longest requests the KV cache of one replica has room.
     """
@@ -38,72 +38,89 @@ class Started:
     tp: int
     pp: int
     dp: int
-    flags: Flags
+    flags: EngineFlags
     concurrency: float
 
 
-def measured(
-    model: Architecture, engine: Engine, found: Estimate, starts: Sequence[Started]
+def apply_measurement(
+    model: Architecture, engine: PlannedEngine, estimate: Estimate, starts: Sequence[MeasuredStart]
 ) -> Estimate:
     """Return the estimate with what the newest start of the same kind has held, where there is one.
 
     Another length, dtype of the cache or utilization is reckoned from there.
     """
     for start in starts:
-        if _key(start.flags, start.tp, start.pp, _coupled(model, start.dp)) == _key(
-            engine.flags, engine.tp, engine.pp, engine.dp
-        ):
-            return _as_started(model, engine, found, start)
-    return found
+        if _comparison_key(
+            start.flags, start.tp, start.pp, _coupled_replicas(model, start.dp)
+        ) == _comparison_key(engine.flags, engine.tp, engine.pp, engine.dp):
+            return _estimate_from_start(model, engine, estimate, start)
+    return estimate
 
 
-def _coupled(model: Architecture, dp: int) -> int:
+def _coupled_replicas(model: Architecture, dp: int) -> int:
     """Return how many replicas share memory's work: those of a mixture share its experts."""
     return dp if model.experts else 1
 
 
-def _key(flags: Flags, tp: int, pp: int, dp: int) -> tuple[object, ...]:
-    alike = replace(
+def _comparison_key(flags: EngineFlags, tp: int, pp: int, dp: int) -> tuple[object, ...]:
+    neutral = replace(
         flags,
-        length=_OTHERWISE.length,
-        utilization=_OTHERWISE.utilization,
-        cache_dtype=_OTHERWISE.cache_dtype,
-        prefix_caching=_OTHERWISE.prefix_caching,
-        hybrid=_OTHERWISE.hybrid,
-        block=_OTHERWISE.block,
-        dcp=_OTHERWISE.dcp,
+        length=_NEUTRAL_FLAGS.length,
+        utilization=_NEUTRAL_FLAGS.utilization,
+        cache_dtype=_NEUTRAL_FLAGS.cache_dtype,
+        prefix_caching=_NEUTRAL_FLAGS.prefix_caching,
+        hybrid=_NEUTRAL_FLAGS.hybrid,
+        block=_NEUTRAL_FLAGS.block,
+        dcp=_NEUTRAL_FLAGS.dcp,
     )
-    return alike, tp, pp, dp
+    return neutral, tp, pp, dp
 
 
-def _as_started(model: Architecture, engine: Engine, found: Estimate, start: Started) -> Estimate:
+def _estimate_from_start(
+    model: Architecture, engine: PlannedEngine, estimate: Estimate, start: MeasuredStart
+) -> Estimate:
     if engine.flags.cache_bytes:  # what is given is known without a start
-        return replace(found, at=start.at)
-    then = replace(engine, flags=start.flags)
-    limits = limits_of(model, then)
-    if found.cache is None:
-        if limits.length != found.length:
-            return found
-        times = start.concurrency
-        tokens = int(times * found.length)
-        return replace(found, at=start.at, tokens=_exactly(tokens), concurrency=_exactly(times))
-    cache = cache_of(model, cache_request(model, then, limits), limits.counts)
+        return replace(estimate, measured_at=start.at)
+    started_engine = replace(engine, flags=start.flags)
+    limits = engine_limits(model, started_engine)
+    if estimate.cache is None:
+        if limits.length != estimate.length:
+            return estimate
+        concurrency = start.concurrency
+        tokens = int(concurrency * estimate.length)
+        return replace(
+            estimate,
+            at=start.at,
+            tokens=_exact_range(tokens),
+            concurrency=_exact_range(concurrency),
+        )
+    cache = build_cache(model, build_cache_request(model, started_engine, limits), limits.counts)
     blocks = round(start.concurrency * cache.per_request)
     stages = tuple(
-        _stage(stage, blocks * each / GIB + budget(engine, at) - budget(then, at))
-        for at, (stage, each) in enumerate(zip(found.stages, cache.block_bytes, strict=True))
+        _measured_stage(
+            stage,
+            blocks * block_bytes / GIB
+            + memory_budget(engine, index)
+            - memory_budget(started_engine, index),
+        )
+        for index, (stage, block_bytes) in enumerate(
+            zip(estimate.stages, cache.block_bytes, strict=True)
+        )
     )
-    return with_cache(replace(found, stages=stages, at=start.at), found.cache)
+    return add_cache(replace(estimate, stages=stages, at=start.at), estimate.cache)
 
 
-def _stage(stage: Stage, kv: float) -> Stage:
+def _measured_stage(stage: StageMemory, kv: float) -> StageMemory:
     """Return a stage whose KV cache is known: what weights leave of the rest is working memory."""
-    rest = max(0.0, stage.budget - kv)
-    weights = min(stage.weights.likely, rest)
+    remaining = max(0.0, stage.budget - kv)
+    weights = min(stage.weights.likely, remaining)
     return replace(
-        stage, weights=_exactly(weights), working=_exactly(rest - weights), kv=_exactly(kv)
+        stage,
+        weights=_exact_range(weights),
+        working=_exact_range(remaining - weights),
+        kv=_exact_range(kv),
     )
 
 
-def _exactly(value: float) -> Range:
+def _exact_range(value: float) -> Range:
     return Range(value, value, value)

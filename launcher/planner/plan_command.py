@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import options
-from launcher.app.choose import chosen_model
-from launcher.app.command import Call, command
-from launcher.app.terminal import dump_json, field
+from launcher.app.choose import select_model
+from launcher.app.command import CommandContext, command
+from launcher.app.terminal import dump_json, print_field
 from launcher.core.errors import RequestError
 from launcher.planner import choice, plan_view
-from launcher.planner.advice import commands
-from launcher.planner.answer import answer
-from launcher.planner.choice import Planned, Question, Want
-from launcher.planner.cluster import Link
-from launcher.planner.flags import Flags, flags_of, length_of
+from launcher.planner.advice import serve_commands
+from launcher.planner.answer import plan_json
+from launcher.planner.choice import Demand, PlannedLayout, PlanQuestion
+from launcher.planner.cluster import ClusterLink
+from launcher.planner.flags import EngineFlags, parse_flags, parse_length
 
 if TYPE_CHECKING:
-    from launcher.planner.plan_inputs import Inputs
+    from launcher.planner.plan_inputs import PlanInputs
 
-_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
+_EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 
 
 @command("plan", shows="people", flags=[options.JSON])
@@ -64,7 +64,7 @@ _CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 @click.option("--explain", is_flag=True, help="Show the arithmetic of each stage.")
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def plan(
-    call: Call,
+    call: CommandContext,
     model: str | None,
     context: str | None,
     concurrency: int,
@@ -91,14 +91,14 @@ def plan(
     The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
     Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
     """
-    link = Link(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
-    wanted = _tokens(context)
-    described = gpu is not None or gpu_memory_gib is not None
-    if described or offline:
+    link = ClusterLink(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
+    context_tokens = _parse_context(context)
+    is_described = gpu is not None or gpu_memory_gib is not None
+    if is_described or offline:
         from launcher.planner import plan_inputs
 
-        here = plan_inputs.model_here(model, config, weights_bytes)
-        if here is None:
+        local_model = plan_inputs.read_local_model(model, config, weights_bytes)
+        if local_model is None:
             raise RequestError(
                 f"the model {model} is not here" if model else "no model is named",
                 hint="name its folder with `--model`, or `--config FILE --weights-bytes N`; the"
@@ -109,66 +109,75 @@ def plan(
             if offline
             else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
         )
-        cluster = plan_inputs.described(gpu, gpu_memory_gib, counts, link)
-        name, read, size = here
-        inputs = plan_inputs.Inputs(name=name, model=read, weight_bytes=size, cluster=cluster)
+        cluster = plan_inputs.describe_cluster(gpu, gpu_memory_gib, counts, link)
+        name, architecture, size = local_model
+        inputs = plan_inputs.PlanInputs(
+            name=name, model=architecture, weight_bytes=size, cluster=cluster
+        )
     else:
-        inputs = _from_nodes(call, model, config, weights_bytes, link)
-    flags = _flags(call, args, described=described and not offline)
-    question = Question(
+        inputs = _query_nodes(call, model, config, weights_bytes, link)
+    flags = _read_flags(call, args, described=is_described and not offline)
+    question = PlanQuestion(
         model=inputs.model,
         weight_bytes=inputs.weight_bytes,
         cluster=inputs.cluster,
-        want=Want(
-            context=wanted or flags.length or inputs.model.context or 4096, requests=concurrency
+        demand=Demand(
+            context=context_tokens or flags.length or inputs.model.context or 4096,
+            requests=concurrency,
         ),
         flags=flags,
         starts=inputs.starts,
     )
-    planned = _planned(question, tp, pp, dp)
-    _show(call, inputs.name, question, planned, args, explain=explain)
-    return _CODES[planned.verdict]
+    chosen = _plan_layout(question, tp, pp, dp)
+    _print_plan(call, inputs.name, question, chosen, args, explain=explain)
+    return _EXIT_CODES[chosen.verdict]
 
 
-def _flags(call: Call, args: tuple[str, ...], *, described: bool) -> Flags:
+def _read_flags(call: CommandContext, args: tuple[str, ...], *, described: bool) -> EngineFlags:
     """Read the arguments; those of the inventory too, unless the cluster is only described."""
     if described:
-        return flags_of(args)
-    from launcher.planner.plan_inputs import env_of
+        return parse_flags(args)
+    from launcher.planner.plan_inputs import engine_env
 
     inventory = call.inventory
-    return flags_of((*inventory.serve.args, *args), env_of(inventory))
+    return parse_flags((*inventory.serve.args, *args), engine_env(inventory))
 
 
-def _tokens(text: str | None) -> int | None:
+def _parse_context(text: str | None) -> int | None:
     if text is None:
         return None
-    found = length_of(text)
-    if found is None:
+    tokens = parse_length(text)
+    if tokens is None:
         raise click.UsageError(
             f"--context {text}: no number of tokens, such as 32768, 32k (32,000) or 32K (32,768)"
         )
-    return found
+    return tokens
 
 
-def _from_nodes(
-    call: Call, model: str | None, config: Path | None, weights_bytes: int | None, link: Link
-) -> Inputs:
+def _query_nodes(
+    call: CommandContext,
+    model: str | None,
+    config: Path | None,
+    weights_bytes: int | None,
+    link: ClusterLink,
+) -> PlanInputs:
     """Ask the inventory's nodes."""
     from launcher.planner import plan_inputs
 
-    here = plan_inputs.model_here(model, config, weights_bytes)
+    local_model = plan_inputs.read_local_model(model, config, weights_bytes)
     inventory = call.inventory
-    name = model or inventory.serve.model or "" if here else chosen_model(model, inventory)
+    name = model or inventory.serve.model or "" if local_model else select_model(model, inventory)
     with call.session() as session:
-        return plan_inputs.asked(session, name, link, here)
+        return plan_inputs.query_inputs(session, name, link, local_model)
 
 
-def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None) -> Planned:
+def _plan_layout(
+    question: PlanQuestion, tp: int | None, pp: int | None, dp: int | None
+) -> PlannedLayout:
     """Judge the split that is asked for, or choose one; raises RequestError when it cannot run."""
     if tp is None and pp is None and dp is None:
-        return choice.choose(question)
-    option = choice.Option(
+        return choice.choose_layout(question)
+    layout = choice.Layout(
         tp=tp or 1,
         pp=pp or 1,
         dp=dp or 1,
@@ -176,36 +185,36 @@ def _planned(question: Question, tp: int | None, pp: int | None, dp: int | None)
         exact=dp is not None,
         reasons=(choice.Reason("asked", "this split was asked for"),),
     )
-    wrong = choice.refused(question.model, option.tp, expert_parallel=option.experts)
-    if wrong and not question.model.modelled:
+    objection = choice.tp_objection(question.model, layout.tp, expert_parallel=layout.experts)
+    if objection and not question.model.unmodelled_reason:
         raise RequestError(
-            f"{option.words} cannot run: {wrong.text}",
-            evidence=wrong.source,
+            f"{layout.words} cannot run: {objection.text}",
+            evidence=objection.source,
             hint="see what can: the same command without --tp, --pp and --dp",
         )
-    if option.each * option.dp > question.cluster.gpus:
+    if layout.each * layout.dp > question.cluster.gpus:
         raise RequestError(
-            f"{option.words} takes {option.each * option.dp} GPUs; there are"
+            f"{layout.words} takes {layout.each * layout.dp} GPUs; there are"
             f" {question.cluster.gpus}",
             hint="see what can run: the same command without --tp, --pp and --dp",
         )
-    return question.judged(option)
+    return question.judge_layout(layout)
 
 
-def _show(
-    call: Call,
+def _print_plan(
+    call: CommandContext,
     name: str,
-    question: Question,
-    planned: Planned,
+    question: PlanQuestion,
+    chosen: PlannedLayout,
     args: tuple[str, ...],
     *,
     explain: bool,
 ) -> None:
     if call.as_json:
-        run = commands(name, question, planned, args)
-        click.echo(dump_json({**answer(question, planned), "run": list(run)}))
+        run = serve_commands(name, question, chosen, args)
+        click.echo(dump_json({**plan_json(question, chosen), "run": list(run)}))
         return
-    for row in plan_view.rows(name, question, planned, args):
-        field(row)
-    for row in plan_view.explained(planned) if explain else ():
-        field(row)
+    for row in plan_view.plan_rows(name, question, chosen, args):
+        print_field(row)
+    for row in plan_view.stage_rows(chosen) if explain else ():
+        print_field(row)

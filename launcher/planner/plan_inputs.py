@@ -12,29 +12,29 @@ from launcher.app.session import Session
 from launcher.core import expectations_read
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import RequestError
-from launcher.core.transport import by_node
+from launcher.core.transport import run_by_node
 from launcher.planner import estimate
 from launcher.planner.architecture import Architecture
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.cluster import Cluster, Host, Link
-from launcher.planner.estimate import Gpu
-from launcher.planner.flags import flags_of
-from launcher.planner.measured import Started
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
+from launcher.planner.estimate import GpuModel
+from launcher.planner.flags import parse_flags
+from launcher.planner.measured import MeasuredStart
 from launcher.planner.weights import GIB
 from launcher.tools import history, network_verdict, observe, vllm
 from launcher.tools import model as models
-from launcher.tools.history import Answered
+from launcher.tools.history import ServerRevision
 from launcher.tools.site import Site
 
 # A model's name, what it is made of, and the bytes of its weights.
 Model = tuple[str, Architecture, int]
 
-_MOST = 16 << 20
+_MAX_CONFIG_BYTES = 16 << 20
 _NAMELESS = "MODEL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class PlanInputs:
     """A model by its name, what it is made of, the bytes of its weights, the cluster, and what has
     been served of it there.
     """
@@ -43,10 +43,12 @@ class Inputs:
     model: Architecture
     weight_bytes: int
     cluster: Cluster
-    starts: tuple[Started, ...] = ()
+    starts: tuple[MeasuredStart, ...] = ()
 
 
-def model_here(name: str | None, config: Path | None, weight_bytes: int | None) -> Model | None:
+def read_local_model(
+    name: str | None, config: Path | None, weight_bytes: int | None
+) -> Model | None:
     """Read a model from this machine: a folder, or its configuration and size; None when it is not
     here. Raises RequestError for files that are none.
     """
@@ -54,7 +56,7 @@ def model_here(name: str | None, config: Path | None, weight_bytes: int | None) 
     if folder and folder.is_dir():
         config = config or folder / "config.json"
         weight_bytes = weight_bytes or sum(
-            each.stat().st_size for each in folder.glob(f"*{models.WEIGHTS}")
+            weight_file.stat().st_size for weight_file in folder.glob(f"*{models.WEIGHTS}")
         )
     if config is None:
         return None
@@ -63,16 +65,16 @@ def model_here(name: str | None, config: Path | None, weight_bytes: int | None) 
             f"the weights of {name or config} have no size",
             hint="say how many bytes they have: `--weights-bytes N`",
         )
-    return name or _NAMELESS, architecture_of(_read(config)), weight_bytes
+    return name or _NAMELESS, parse_architecture(_read_config(config)), weight_bytes
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_bytes()[: _MOST + 1]
-        if len(text) > _MOST:
-            raise ValueError(f"it is larger than {_MOST >> 20} MiB")
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        text = path.read_bytes()[: _MAX_CONFIG_BYTES + 1]
+        if len(text) > _MAX_CONFIG_BYTES:
+            raise ValueError(f"it is larger than {_MAX_CONFIG_BYTES >> 20} MiB")
+        config = json.loads(text)
+        if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(
@@ -80,96 +82,100 @@ def _read(path: Path) -> Mapping[str, Any]:
             evidence=str(error) or type(error).__name__,
             hint="name the folder of a model with `--model`, or its config.json with `--config`",
         ) from None
-    return found
+    return config
 
 
-def described(
-    gpu: str | None, memory_gib: float | None, counts: Mapping[str, int], link: Link
+def describe_cluster(
+    gpu: str | None, memory_gib: float | None, counts: Mapping[str, int], link: ClusterLink
 ) -> Cluster:
     """Return a cluster of nodes with so many GPUs each, which are of one model.
 
     Raises RequestError for a GPU that is not known.
     """
-    known = expectations_read.load_for_user().gpu(gpu) if gpu else None
-    memory = memory_gib or (known.reported(gpu) if known and gpu else None)
+    gpu_expectations = expectations_read.load_for_user().gpu(gpu) if gpu else None
+    memory = memory_gib or (gpu_expectations.reported_gib(gpu) if gpu_expectations and gpu else None)
     if memory is None:
         raise RequestError(
             f"how much memory {gpu or 'the GPU'} has is not known",
             hint="say what CUDA reports, a little less than is sold: `--gpu-memory-gib X`",
         )
-    card = Gpu(name=gpu or "GPU", memory_gib=memory)
-    hosts = tuple(Host(name=name, gpus=count, gpu=card) for name, count in counts.items())
+    gpu_model = GpuModel(name=gpu or "GPU", memory_gib=memory)
+    hosts = tuple(PlanHost(name=name, gpus=count, gpu=gpu_model) for name, count in counts.items())
     return Cluster(hosts=hosts, link=link)
 
 
-def asked(session: Session, name: str, link: Link, here: Model | None) -> Inputs:
+def query_inputs(
+    session: Session, name: str, link: ClusterLink, local_model: Model | None
+) -> PlanInputs:
     """Ask the nodes for their GPUs and, unless it is here, for the model; and the head for the
     link as it was measured, and for what has been served. What `link` says itself counts first.
 
     Raises NodeError and RequestError: nobody has GPUs, or the model.
     """
     inventory = session.inventory
-    site = Site(inventory, observe.observe(inventory, session.transport, [], survey=True))
-    cluster = Cluster(hosts=hosts_of(site), link=link)
-    answered = history.ask_all(site)
-    looks = [] if here else models.query(site, name, hosts=True)
-    asked_head = [network_verdict.query_record(site), *([answered] if answered else [])]
-    said = by_node(session.transport, [*asked_head, *looks])
-    of_head = said[inventory.head.name]
-    measured = network_verdict.parse_record(of_head.pop(0))
-    found = history.read_all(of_head.pop(0)) if answered else ()
-    read = here or model_in(said, name)
-    return Inputs(
-        name=read[0],
-        model=read[1],
-        weight_bytes=read[2],
-        cluster=replace(cluster, link=link_of(site, link, measured)),
-        starts=starts_of(found, read[0], read[1], inventory),
+    site = Site(inventory, observe.probe_nodes(inventory, session.transport, [], survey=True))
+    cluster = Cluster(hosts=list_hosts(site), link=link)
+    history_query = history.query_all_histories(site)
+    model_queries = [] if local_model else models.query_scans(site, name, hosts=True)
+    head_queries = [network_verdict.query_record(site), *([history_query] if history_query else [])]
+    answers = run_by_node(session.transport, [*head_queries, *model_queries])
+    head_answers = answers[inventory.head.name]
+    record = network_verdict.parse_record(head_answers.pop(0))
+    revisions = history.parse_all_histories(head_answers.pop(0)) if history_query else ()
+    model = local_model or find_model(answers, name)
+    return PlanInputs(
+        name=model[0],
+        model=model[1],
+        weight_bytes=model[2],
+        cluster=replace(cluster, link=merge_link(site, link, record)),
+        starts=measured_starts(revisions, model[0], model[1], inventory),
     )
 
 
-def env_of(inventory: Inventory, own: Mapping[str, str] | None = None) -> Mapping[str, str]:
+def engine_env(
+    inventory: Inventory, server_env: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """Return the environment of engines, as far as it counts for memory: a server's `own`, and over
     it the inventory's.
     """
-    env = {**(own or {}), **inventory.head.env}
+    env = {**(server_env or {}), **inventory.head.env}
     if inventory.accelerator != "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return env
 
 
-def starts_of(
-    answered: Sequence[Answered], name: str, model: Architecture, inventory: Inventory
-) -> tuple[Started, ...]:
+def measured_starts(
+    revisions: Sequence[ServerRevision], name: str, model: Architecture, inventory: Inventory
+) -> tuple[MeasuredStart, ...]:
     """Return those servers of a model that have answered and said what they hold; the inventory's
     environment is taken to have been what it is now.
     """
-    found = []
-    for each in answered:
-        times = vllm.capacity(each.held).concurrency
-        if each.model != name or not times:
+    starts = []
+    for revision in revisions:
+        concurrency = vllm.parse_capacity(revision.held).concurrency
+        if revision.model != name or not concurrency:
             continue
-        flags = flags_of(each.args, env_of(inventory, each.env))
-        found.append(
-            Started(
-                at=each.at,
-                tp=each.tp,
-                pp=each.pp,
-                dp=each.dp,
+        flags = parse_flags(revision.args, engine_env(inventory, revision.env))
+        starts.append(
+            MeasuredStart(
+                at=revision.at,
+                tp=revision.tp,
+                pp=revision.pp,
+                dp=revision.dp,
                 flags=replace(flags, length=flags.length or model.context or 4096),
-                concurrency=times / each.dp,
+                concurrency=concurrency / revision.dp,
             )
         )
-    return tuple(found)
+    return tuple(starts)
 
 
-def link_of(site: Site, link: Link, record: network_verdict.Record) -> Link:
+def merge_link(site: Site, link: ClusterLink, record: network_verdict.NetworkRecord) -> ClusterLink:
     """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
     says nothing.
     """
     measured = record.link
     rdma = link.rdma or site.inventory.fabric != "ethernet"
-    nvlink = _nvlink(site) if link.nvlink is None else link.nvlink
+    nvlink = _has_nvlink(site) if link.nvlink is None else link.nvlink
     if measured is None or link.gbps is not None:
         return replace(link, rdma=rdma, nvlink=nvlink)
     return replace(
@@ -181,35 +187,39 @@ def link_of(site: Site, link: Link, record: network_verdict.Record) -> Link:
     )
 
 
-def _nvlink(site: Site) -> bool | None:
+def _has_nvlink(site: Site) -> bool | None:
     """Tell whether NVLink leads from each GPU that a node uses to each other one; None where no
     node says it.
     """
-    words = set[str]()
+    connections = set[str]()
     for node in site.seen:
         facts = site.facts[node.name]
-        used = {f"GPU{gpu.index}" for gpu in facts.used(node)}
+        used_gpus = {f"GPU{gpu.index}" for gpu in facts.used(node)}
         for gpu in facts.survey.gpus if facts.survey else ():
-            mine = f"GPU{gpu.index}"
-            if mine in used:
-                words |= {word for name, word in gpu.peers.items() if name in used - {mine}}
-    return all(word.startswith("NV") for word in words) if words else None
+            own_name = f"GPU{gpu.index}"
+            if own_name in used_gpus:
+                connections |= {
+                    connection
+                    for name, connection in gpu.peers.items()
+                    if name in used_gpus - {own_name}
+                }
+    return all(connection.startswith("NV") for connection in connections) if connections else None
 
 
-def model_in(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
+def find_model(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
     """Return the model as the first node has it whole; raises RequestError when none has."""
-    for scan in (models.parse(answers[0]) for answers in said.values() if answers):
+    for scan in (models.parse_scan(answers[0]) for answers in said.values() if answers):
         if scan.config is not None and scan.weight_bytes:
-            return name, architecture_of(scan.config), scan.weight_bytes
+            return name, parse_architecture(scan.config), scan.weight_bytes
     raise RequestError(
         f"no node has the model {name} whole",
         hint="say what it is: `--config FILE --weights-bytes N`",
     )
 
 
-def hosts_of(site: Site) -> tuple[Host, ...]:
+def list_hosts(site: Site) -> tuple[PlanHost, ...]:
     """Return the nodes with what they bring; raises RequestError where none brings anything."""
-    hosts = tuple(host for node in site.inventory.nodes if (host := _host(site, node)))
+    hosts = tuple(host for node in site.inventory.nodes if (host := _build_host(site, node)))
     if not hosts:
         raise RequestError(
             "no node of this cluster has GPUs that tell their memory",
@@ -219,7 +229,7 @@ def hosts_of(site: Site) -> tuple[Host, ...]:
     return hosts
 
 
-def _host(site: Site, node: Node) -> Host | None:
+def _build_host(site: Site, node: Node) -> PlanHost | None:
     """Return a node with the GPUs that it uses, or the slots of its CPU; None when it has none.
 
     nvidia-smi counts what the driver keeps for itself; CUDA reports less, by our table.
@@ -227,15 +237,17 @@ def _host(site: Site, node: Node) -> Host | None:
     facts = site.facts.get(node.name)
     if site.inventory.accelerator == "cpu":
         memory = facts.survey.memory if facts and facts.survey else None
-        card = Gpu(name=estimate.CPU_NAME, memory_gib=(memory or 0) / GIB)
-        return Host(name=node.name, gpus=node.gpus, gpu=card)
+        gpu_model = GpuModel(name=estimate.CPU_NAME, memory_gib=(memory or 0) / GIB)
+        return PlanHost(name=node.name, gpus=node.gpus, gpu=gpu_model)
     used = facts.used(node) if facts else ()
     if not used:
         return None
     smallest = min(used, key=lambda gpu: gpu.memory_total)
-    known = expectations_read.load_for_user().gpu(smallest.name)
+    gpu_expectations = expectations_read.load_for_user().gpu(smallest.name)
     total = smallest.memory_total / 1024
-    reported = known.reported(smallest.name) if known else None
-    near = reported is not None and abs(reported - total) < total / 10
-    memory_gib = reported if near and reported is not None else total
-    return Host(name=node.name, gpus=len(used), gpu=Gpu(name=smallest.name, memory_gib=memory_gib))
+    reported = gpu_expectations.reported(smallest.name) if gpu_expectations else None
+    is_plausible = reported is not None and abs(reported - total) < total / 10
+    memory_gib = reported if is_plausible and reported is not None else total
+    return PlanHost(
+        name=node.name, gpus=len(used), gpu=GpuModel(name=smallest.name, memory_gib=memory_gib)
+    )

@@ -6,69 +6,79 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
 from launcher.core.domain import fold
-from launcher.planner.advice import Alternative, alternatives, commands
+from launcher.planner.advice import Alternative, list_alternatives, serve_commands
 from launcher.planner.architecture import Architecture
-from launcher.planner.choice import Planned, Question, remarks
-from launcher.planner.estimate import Estimate, Range, Stage
+from launcher.planner.choice import PlannedLayout, PlanQuestion, explain_layout
+from launcher.planner.estimate import Estimate, Range, StageMemory
 from launcher.planner.weights import GIB
 
 _LEAD = 11
 _VERDICTS = {"fits": "FITS", "tight": "TIGHT", "does-not-fit": "DOES NOT FIT"}
 
 
-def rows(
-    name: str, question: Question, planned: Planned, args: Sequence[str] = ()
+def plan_rows(
+    name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the plan of a model; `args` are vLLM's that were asked for."""
-    found, option = planned.estimate, planned.option
-    yield _row("model", _model(name, question))
-    yield _row("cluster", _cluster(question))
-    yield _row("choice", f"{option.words}; vLLM {'.'.join(map(str, question.version))}")
-    yield _row("per slot" if question.cluster.smallest.cpu else "per GPU", _memory(found.poorest))
-    if found.tokens and found.tokens.high:
-        several = f" per replica, {option.replicas} replicas" if option.replicas > 1 else ""
-        yield _row("KV cache", f"{_tokens(found.tokens)} tokens{several}; {_requests(planned)}")
-    yield _row("verdict", _VERDICTS[planned.verdict] + _because(question, planned))
-    for place, reason in enumerate(remarks(question, planned)):
-        yield _row("" if place else "why", reason.text)
-    for place, each in enumerate(alternatives(question, planned)):
-        yield _row("" if place else "other", _other(each))
-    if planned.verdict != "does-not-fit":
-        yield from _run(commands(name, question, planned, args))
-    yield _row("basis", _basis(question.model, found))
+    estimate, layout = plan.estimate_replica, plan.option
+    yield _format_row("model", _describe_model(name, question))
+    yield _format_row("cluster", _describe_cluster(question))
+    yield _format_row("choice", f"{layout.words}; vLLM {'.'.join(map(str, question.version))}")
+    yield _format_row(
+        "per slot" if question.cluster.smallest.cpu else "per GPU",
+        _describe_memory(estimate.poorest),
+    )
+    if estimate.tokens and estimate.tokens.high:
+        replicas = f" per replica, {layout.replicas} replicas" if layout.replicas > 1 else ""
+        yield _format_row(
+            "KV cache",
+            f"{_format_tokens(estimate.tokens)} tokens{replicas}; {_format_requests(plan)}",
+        )
+    yield _format_row("verdict", _VERDICTS[plan.verdict] + _explain_verdict(question, plan))
+    for index, reason in enumerate(explain_layout(question, plan)):
+        yield _format_row("" if index else "why", reason.text)
+    for index, alternative in enumerate(list_alternatives(question, plan)):
+        yield _format_row("" if index else "other", _describe_alternative(alternative))
+    if plan.verdict != "does-not-fit":
+        yield from _command_rows(serve_commands(name, question, plan, args))
+    yield _format_row("basis", _describe_basis(question.model, estimate))
 
 
-def _run(lines: Sequence[str]) -> Iterator[str]:
-    yield _row("run", lines[0])
+def _command_rows(lines: Sequence[str]) -> Iterator[str]:
+    yield _format_row("run", lines[0])
     if len(lines) > 2:
-        yield _row("", f"… {len(lines) - 2} more, one for each server; all of them: --json")
+        yield _format_row("", f"… {len(lines) - 2} more, one for each server; all of them: --json")
     if len(lines) > 1:
-        yield _row("", lines[-1])
+        yield _format_row("", lines[-1])
 
 
-def explained(planned: Planned) -> Iterator[str]:
+def stage_rows(plan: PlannedLayout) -> Iterator[str]:
     """Yield the sum of each pipeline stage, and the KV cache's groups."""
-    found = planned.estimate
-    for index, stage in enumerate(found.stages):
-        yield _row("" if index else "stages", f"{index}: {stage.layers} layers; {_memory(stage)}")
-    if found.cache is None:
+    estimate = plan.estimate
+    for index, stage in enumerate(estimate.stages):
+        yield _format_row(
+            "" if index else "stages", f"{index}: {stage.layers} layers; {_describe_memory(stage)}"
+        )
+    if estimate.cache is None:
         return
-    for place, group in enumerate(found.cache.groups):
+    for place, group in enumerate(estimate.cache.groups):
         spec = group.spec
         text = (
             f"{len(group.layers)} {spec.kind} layers, {spec.block} tokens a block, {spec.page:,}"
-            f" bytes a page; a request of {found.length:,} tokens takes {group.needs:,} blocks"
+            f" bytes a page; a request of {estimate.length:,} tokens takes {group.needs:,} blocks"
         )
-        yield _row("" if place else "groups", text)
-    each = ", ".join(f"{size:,}" for size in found.cache.block_bytes)
-    yield _row("blocks", f"{each} bytes each; {found.cache.per_request:,} for a longest request")
+        yield _format_row("" if place else "groups", text)
+    sizes = ", ".join(f"{size:,}" for size in estimate.cache.block_bytes)
+    yield _format_row(
+        "blocks", f"{sizes} bytes each; {estimate.cache.per_request:,} for a longest request"
+    )
 
 
-def _row(name: str, text: str) -> str:
+def _format_row(name: str, text: str) -> str:
     return f"{name:<{_LEAD - 2}}  {text}" if name else " " * _LEAD + text
 
 
-def _model(name: str, question: Question) -> str:
+def _describe_model(name: str, question: PlanQuestion) -> str:
     model = question.model
     kind = f"{len(model.layers)} layers"
     if model.experts:
@@ -77,86 +87,84 @@ def _model(name: str, question: Question) -> str:
         kind += ", latent attention"
     elif model.kv_heads:
         kind += f", {model.kv_heads} KV heads × {model.head_dim}"
-    weights = f"{_size(question.weight_bytes / GIB)} GiB of weights"
+    weights = f"{_format_size(question.weight_bytes / GIB)} GiB of weights"
     parts = [name, weights] + ([model.quantization] if model.quantization else []) + [kind]
     return ", ".join(parts)
 
 
-def _cluster(question: Question) -> str:
+def _describe_cluster(question: PlanQuestion) -> str:
     cluster = question.cluster
     names = fold([host.name for host in cluster.hosts])
     gpu = cluster.smallest
     link = cluster.link
-    between = "not measured"
+    link_text = "not measured"
     if link.gbps:
-        between = f"{link.gbps:.{0 if link.gbps >= 10 else 1}f} GB/s for each GPU" + (
+        link_text = f"{link.gbps:.{0 if link.gbps >= 10 else 1}f} GB/s for each GPU" + (
             ", RDMA" if link.rdma else ""
         )
     elif link.rdma:
-        between = "RDMA, not measured"
-    several = f"; between nodes: {between}" if len(cluster.hosts) > 1 else ""
-    return f"{names}: {cluster.each} × {gpu.name} ({gpu.memory_gib:.1f} GiB) each{several}"
+        link_text = "RDMA, not measured"
+    between_text = f"; between nodes: {link_text}" if len(cluster.hosts) > 1 else ""
+    return f"{names}: {cluster.gpus_per_node} × {gpu.name} ({gpu.memory_gib:.1f} GiB) each{between_text}"
 
 
-def _memory(stage: Stage) -> str:
-    spent = f"weights {_size(stage.weights.likely)} + working {_gib(stage.working)}"
+def _describe_memory(stage: StageMemory) -> str:
+    used = f"weights {_format_size(stage.weights.likely)} + working {_format_gib(stage.working)}"
     if stage.kv.high <= 0:
-        return (
-            f"{spent} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.budget:.1f}"
-        )
-    return f"budget {stage.budget:.1f} = {spent} + KV {_gib(stage.kv)} GiB"
+        return f"{used} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.memory_budget:.1f}"
+    return f"budget {stage.memory_budget:.1f} = {used} + KV {_format_gib(stage.kv)} GiB"
 
 
-def _gib(found: Range) -> str:
-    if found.high == found.low:
-        return _size(found.likely)
-    return f"{_size(found.low)} to {_size(found.high)} (likely {_size(found.likely)})"
+def _format_gib(value_range: Range) -> str:
+    if value_range.high == value_range.low:
+        return _format_size(value_range.likely)
+    return f"{_format_size(value_range.low)} to {_format_size(value_range.high)} (likely {_format_size(value_range.likely)})"
 
 
-def _size(gib: float) -> str:
+def _format_size(gib: float) -> str:
     """Return GiB with a digit that says something."""
     return f"{gib:.1f}" if abs(gib) >= 0.1 or not gib else f"{gib:.3f}"
 
 
-def _tokens(found: Range) -> str:
-    low, high = f"{int(found.low):,}", f"{int(found.high):,}"
+def _format_tokens(value_range: Range) -> str:
+    low, high = f"{int(value_range.low):,}", f"{int(value_range.high):,}"
     return low if low == high else f"{low} to {high}"
 
 
-def _requests(planned: Planned) -> str:
-    low, high = (f"{planned.requests(which):.1f}" for which in ("low", "high"))
-    times = low if low == high else f"{low} to {high}"
-    return f"{times} requests of {planned.estimate.length:,} tokens at once"
+def _format_requests(plan: PlannedLayout) -> str:
+    low, high = (f"{plan.requests(bound):.1f}" for bound in ("low", "high"))
+    count = low if low == high else f"{low} to {high}"
+    return f"{count} requests of {plan.estimate_replica.length:,} tokens at once"
 
 
-def _because(question: Question, planned: Planned) -> str:
-    want = question.want
-    many = "a request" if want.requests == 1 else f"{want.requests} requests"
-    asked = f"{many} of {want.context:,} tokens"
+def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
+    demand = question.want
+    requests = "a request" if demand.requests == 1 else f"{demand.requests} requests"
+    demand_text = f"{requests} of {demand.context:,} tokens"
     if question.model.modelled:
-        return f": {question.model.modelled}; only its weights are judged"
-    if states := planned.estimate.states("high"):
-        sequences = f"{planned.estimate.sequences:,} sequences"
+        return f": {question.model.unmodelled_reason}; only its weights are judged"
+    if states := plan.estimate.states("high"):
+        sequences = f"{plan.estimate_replica.sequences:,} sequences"
         return f": {sequences} at once, with blocks of recurrent state for {states:,}"
-    if planned.verdict == "fits":
-        return f": {asked}, even if working memory is as large as it may be"
-    if planned.verdict == "tight":
-        return f": {asked} if working memory is small; the start will tell"
-    return f": {asked} {'is' if want.requests == 1 else 'are'} more than it holds"
+    if plan.verdict == "fits":
+        return f": {demand_text}, even if working memory is as large as it may be"
+    if plan.verdict == "tight":
+        return f": {demand_text} if working memory is small; the start will tell"
+    return f": {demand_text} {'is' if demand.requests == 1 else 'are'} more than it holds"
 
 
-def _other(each: Alternative) -> str:
-    planned = each.planned
-    held = ""
-    if planned.verdict != "does-not-fit" and planned.estimate.concurrency:
-        low, high = (f"{planned.requests(which):.0f}" for which in ("low", "high"))
-        held = f", {low if low == high else f'{low} to {high}'} requests"
-    return f"{each.change}: {_VERDICTS[planned.verdict]}{held}; {each.better}"
+def _describe_alternative(alternative: Alternative) -> str:
+    plan = alternative.planned
+    requests = ""
+    if plan.verdict != "does-not-fit" and plan.estimate.concurrency:
+        low, high = (f"{plan.requests(bound):.0f}" for bound in ("low", "high"))
+        requests = f", {low if low == high else f'{low} to {high}'} requests"
+    return f"{alternative.change}: {_VERDICTS[plan.verdict]}{requests}; {alternative.better}"
 
 
-def _basis(model: Architecture, found: Estimate) -> str:
-    if found.at is not None:
-        when = datetime.fromtimestamp(found.at, timezone.utc)
+def _describe_basis(model: Architecture, estimate: Estimate) -> str:
+    if estimate.at is not None:
+        when = datetime.fromtimestamp(estimate.at, timezone.utc)
         return f"measured: a server of this split has answered here, {when:%Y-%m-%d %H:%M} UTC"
     if model.modelled:
         return "weights only"

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-TODAY = (0, 32)
+CURRENT = (0, 32)
 
 
-def utilization(version: tuple[int, int]) -> float:
+def default_utilization(version: tuple[int, int]) -> float:
     """Return the default of `--gpu-memory-utilization` (`config/cache.py`)."""
     return 0.92 if version > (0, 19) else 0.9
 
 
-def charges_graphs(version: tuple[int, int]) -> bool:
+def counts_graph_memory(version: tuple[int, int]) -> bool:
     """Tell whether CUDA graphs are taken off the KV cache (`gpu_worker.py`, it says since 0.21;
     0.20.0 did).
     """
     return version >= (0, 20)
 
 
-def sampler(
+def sampler_kind(
     version: tuple[int, int], gpu: str, flashinfer: bool | None
 ) -> Literal["fused", "sorts", "either", "unsure"]:
     """Return how a server samples while it measures its memory (`v1/sample/ops/
@@ -35,12 +35,12 @@ def sampler(
     """
     if version >= (0, 17):
         return "unsure" if "RTX PRO" in gpu or "RTX 50" in gpu else "fused"
-    if version < (0, 12) and flashinfer is None and not amd(gpu):
+    if version < (0, 12) and flashinfer is None and not is_amd(gpu):
         return "either"
-    return "fused" if flashinfer and not amd(gpu) else "sorts"
+    return "fused" if flashinfer and not is_amd(gpu) else "sorts"
 
 
-def amd(gpu: str) -> bool:
+def is_amd(gpu: str) -> bool:
     """Tell whether a GPU is AMD's."""
     return "MI3" in gpu or "AMD" in gpu
 
@@ -54,7 +54,7 @@ def mxfp4_width(version: tuple[int, int], gpu: str) -> int:
     return 64 if hopper and version >= (0, 11) else 128
 
 
-def needs_a_block_each(version: tuple[int, int]) -> bool:
+def needs_block_per_sequence(version: tuple[int, int]) -> bool:
     """Tell whether CUDA graphs of a recurrent model are only captured where each of
     `--max-num-seqs` has a block of the cache (`config/compilation.py`, "exceeds available Mamba
     cache blocks"). 0.18 and 0.19 captured fewer graphs instead.
@@ -62,7 +62,7 @@ def needs_a_block_each(version: tuple[int, int]) -> bool:
     return version >= (0, 20)
 
 
-def batches(version: tuple[int, int], pp: int) -> int:
+def max_batches(version: tuple[int, int], pp: int) -> int:
     """Return how many batches may be under way (`max_concurrent_batches` in `config/vllm.py`).
 
     Before, what a sliding window keeps was counted with one batch.
@@ -70,7 +70,7 @@ def batches(version: tuple[int, int], pp: int) -> int:
     return pp + 1 if version >= (0, 25) else 1
 
 
-def defaults(version: tuple[int, int], gpu: str, memory_gib: float) -> tuple[int, int]:
+def default_limits(version: tuple[int, int], gpu: str, memory_gib: float) -> tuple[int, int]:
     """Return `--max-num-batched-tokens` and `--max-num-seqs` (`engine/arg_utils.py`,
     `get_batch_defaults`).
     """
@@ -83,7 +83,7 @@ def defaults(version: tuple[int, int], gpu: str, memory_gib: float) -> tuple[int
     return 2048, 256
 
 
-def aligns_states(version: tuple[int, int]) -> bool:
+def caches_prefixes(version: tuple[int, int]) -> bool:
     """Tell whether recurrent models cache prefixes by default, for which a request keeps two states
     (`MambaModelConfig` in `model_executor/models/config.py`).
     """

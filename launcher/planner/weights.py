@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from launcher.planner.architecture import Architecture, Latent, Layer
+from launcher.planner.architecture import Architecture, LatentAttention, Layer
 
 GIB = 1 << 30
 _FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4", "4bit")
@@ -31,7 +31,7 @@ class Share(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """Parameters of one kind. `linear` ones are those that a quantized checkpoint stores small."""
 
     share: Share
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class ParallelConfig:
     """How many ranks a model is divided over; `stages` is the layers of each pipeline stage,
     `mxfp4_width` what the width of experts in mxfp4 is padded to a multiple of.
     """
@@ -62,171 +62,180 @@ class Widths:
     vision: float
 
 
-def stage_bytes(model: Architecture, total: int, split: Split) -> tuple[int, ...]:
+def stage_bytes(model: Architecture, total: int, parallel: ParallelConfig) -> tuple[int, ...]:
     """Return the bytes of weights on one GPU of each stage; `total` is the checkpoint's bytes.
 
     A model that is not modelled is divided evenly.
     """
-    if model.modelled:
-        ranks = split.tp * len(split.stages)
-        return (-(-total // ranks),) * len(split.stages)
+    if model.unmodelled_reason:
+        ranks = parallel.tp * len(parallel.stages)
+        return (-(-total // ranks),) * len(parallel.stages)
     layers = [_layer_parts(model, layer) for layer in model.layers]
     widths = _widths(model, layers, total)
-    ends = list(accumulate(split.stages))
-    held = []
+    ends = list(accumulate(parallel.stages))
+    bytes_by_stage = []
     for start, end in zip([0, *ends], ends, strict=False):
         parts = [part for layer in layers[start:end] for part in layer]
-        parts += [_embedding(model)] * _embeddings(model, first=start == 0, last=end == ends[-1])
+        parts += [_embedding_part(model)] * _count_embeddings(
+            model, first=start == 0, last=end == ends[-1]
+        )
         size = sum(
-            _held(part, split, model) * (widths.linear if part.linear else widths.other)
+            _params_per_gpu(part, parallel, model)
+            * (widths.linear if part.linear else widths.other)
             for part in parts
         )
-        vision = widths.vision / split.tp if start == 0 else 0.0
-        held.append(int(size + vision + _absorbed(model, end - start, split)))
-    return tuple(held)
+        vision = widths.vision / parallel.tp if start == 0 else 0.0
+        bytes_by_stage.append(int(size + vision + _absorbed_bytes(model, end - start, parallel)))
+    return tuple(bytes_by_stage)
 
 
-def counted(model: Architecture) -> int:
+def estimate_weight_bytes(model: Architecture) -> int:
     """Return about how many bytes of weights a model has, from its shape; 0 where that does not
     tell: it is not modelled, or its weights are of several precisions. Weights of four bits have an
     eighth more for their scales.
     """
-    if model.modelled or "mixed" in model.quantization:
+    if model.unmodelled_reason or "mixed" in model.quantization:
         return 0
-    linear, others = _params(model, [_layer_parts(model, layer) for layer in model.layers])
-    small = any(word in model.quantization for word in _FOUR_BITS)
-    quantized = 0.5625 if small else 1.0
-    each = quantized if model.quantization else 2.0
-    return int(linear * each + others * 2.0 + model.vision_params * 2.0)
+    linear, others = _count_params(model, [_layer_parts(model, layer) for layer in model.layers])
+    is_four_bit = any(name in model.quantization for name in _FOUR_BITS)
+    quantized_width = 0.5625 if is_four_bit else 1.0
+    linear_width = quantized_width if model.quantization else 2.0
+    return int(linear * linear_width + others * 2.0 + model.vision_params * 2.0)
 
 
-def _embeddings(model: Architecture, *, first: bool, last: bool) -> int:
+def _count_embeddings(model: Architecture, *, first: bool, last: bool) -> int:
     """Return how many tables of the vocabulary a stage holds: the embedding, the head, or one that
     is both.
     """
     return 1 if first and last and model.tied else first + last
 
 
-def _embedding(model: Architecture) -> Part:
-    return Part(Share.TP, model.vocabulary * model.hidden, linear=False)
+def _embedding_part(model: Architecture) -> WeightPart:
+    return WeightPart(Share.TP, model.vocabulary * model.hidden, linear=False)
 
 
-def _held(part: Part, split: Split, model: Architecture) -> float:
+def _params_per_gpu(part: WeightPart, parallel: ParallelConfig, model: Architecture) -> float:
     """Return the parameters of one part that one GPU holds."""
     if part.share is Share.TP:
-        return part.params / split.tp
+        return part.params / parallel.tp
     if part.share is Share.KV:
-        return part.params / min(split.tp, part.heads or split.tp)
+        return part.params / min(parallel.tp, part.heads or parallel.tp)
     if part.share is Share.EXPERTS:
-        return part.params / (split.tp * split.dp) * _padding(model, split)
+        return part.params / (parallel.tp * parallel.dp) * _padding_factor(model, parallel)
     return part.params
 
 
-def _padding(model: Architecture, split: Split) -> float:
+def _padding_factor(model: Architecture, parallel: ParallelConfig) -> float:
     """Return how much larger experts become by padding, as a factor."""
     if model.quantization != "mxfp4" or not model.experts or model.name != "GptOssForCausalLM":
         return 1.0
-    width = model.experts.width / (1 if split.expert_parallel else split.tp)
-    return (_up(width, split.mxfp4_width) / width) * (
-        _up(model.hidden, _MXFP4_HIDDEN) / model.hidden
+    width = model.experts.width / (1 if parallel.expert_parallel else parallel.tp)
+    return (_round_up(width, parallel.mxfp4_width) / width) * (
+        _round_up(model.hidden, _MXFP4_HIDDEN) / model.hidden
     )
 
 
-def _up(value: float, step: int) -> int:
+def _round_up(value: float, step: int) -> int:
     return -(-int(value) // step) * step
 
 
-def _absorbed(model: Architecture, layers: int, split: Split) -> float:
+def _absorbed_bytes(model: Architecture, layers: int, parallel: ParallelConfig) -> float:
     """Return bytes that no checkpoint has: latent attention keeps the up-projection a second time,
     for decoding (`process_weights_after_loading` of `layers/attention/mla_attention.py`).
     """
     latent = model.latent
     if not latent:
         return 0.0
-    return 2.0 * latent.kv_rank * model.heads * (latent.nope + latent.value) * layers / split.tp
+    return 2.0 * latent.kv_rank * model.heads * (latent.nope + latent.value) * layers / parallel.tp
 
 
-def _layer_parts(model: Architecture, layer: Layer) -> list[Part]:
+def _layer_parts(model: Architecture, layer: Layer) -> list[WeightPart]:
     """Return the tensors of one layer."""
-    parts = _attention(model, layer)
+    parts = _attention_parts(model, layer)
     if layer.moe and model.experts:
         experts = model.experts
         matrices = 3 if model.gated_mlp else 2
         parts += [
-            Part(Share.EXPERTS, experts.count * matrices * model.hidden * experts.width),
-            Part(Share.TP, matrices * model.hidden * experts.shared),
-            Part(Share.COPY, model.hidden * experts.count, linear=False),
+            WeightPart(Share.EXPERTS, experts.count * matrices * model.hidden * experts.width),
+            WeightPart(Share.TP, matrices * model.hidden * experts.shared),
+            WeightPart(Share.COPY, model.hidden * experts.count, linear=False),
         ]
     elif layer.mlp:
         matrices = 3 if model.gated_mlp else 2
-        parts.append(Part(Share.TP, matrices * model.hidden * model.width))
+        parts.append(WeightPart(Share.TP, matrices * model.hidden * model.width))
     return parts
 
 
-def _attention(model: Architecture, layer: Layer) -> list[Part]:
+def _attention_parts(model: Architecture, layer: Layer) -> list[WeightPart]:
     hidden = model.hidden
     if layer.kind == "mla" and model.latent:
-        return _latent(model, model.latent)
+        return _latent_parts(model, model.latent)
     if layer.kind == "recurrent" and model.recurrent:
-        return [Part(Share.TP, model.recurrent.params)]
+        return [WeightPart(Share.TP, model.recurrent.params)]
     if layer.kind == "none":
         return []
     query = model.heads * layer.head_dim
     gate = 2 if model.gated_attention else 1
     return [
-        Part(Share.TP, hidden * query * (gate + 1)),
-        Part(Share.KV, 2 * hidden * layer.kv_heads * layer.head_dim, heads=layer.kv_heads),
+        WeightPart(Share.TP, hidden * query * (gate + 1)),
+        WeightPart(Share.KV, 2 * hidden * layer.kv_heads * layer.head_dim, heads=layer.kv_heads),
     ]
 
 
-def _latent(model: Architecture, latent: Latent) -> list[Part]:
+def _latent_parts(model: Architecture, latent: LatentAttention) -> list[WeightPart]:
     hidden, heads = model.hidden, model.heads
-    wide = heads * (latent.nope + latent.rope)
+    query_width = heads * (latent.nope + latent.rope)
     queries = (
-        [Part(Share.COPY, hidden * latent.q_rank), Part(Share.TP, latent.q_rank * wide)]
+        [
+            WeightPart(Share.COPY, hidden * latent.q_rank),
+            WeightPart(Share.TP, latent.q_rank * query_width),
+        ]
         if latent.q_rank
-        else [Part(Share.TP, hidden * wide)]
+        else [WeightPart(Share.TP, hidden * query_width)]
     )
     indexer = latent.indexer * (latent.q_rank * latent.indexer_heads + hidden)
     return [
         *queries,
-        Part(Share.COPY, hidden * (latent.kv_rank + latent.rope)),
-        Part(Share.TP, latent.kv_rank * heads * (latent.nope + latent.value)),
-        Part(Share.TP, heads * latent.value * hidden),
-        Part(Share.COPY, indexer),
+        WeightPart(Share.COPY, hidden * (latent.kv_rank + latent.rope)),
+        WeightPart(Share.TP, latent.kv_rank * heads * (latent.nope + latent.value)),
+        WeightPart(Share.TP, heads * latent.value * hidden),
+        WeightPart(Share.COPY, indexer),
     ]
 
 
-def _widths(model: Architecture, layers: Sequence[Sequence[Part]], total: int) -> Widths:
+def _widths(model: Architecture, layers: Sequence[Sequence[WeightPart]], total: int) -> Widths:
     """Divide the checkpoint's bytes by its parameters.
 
     Tensors that are not of linear layers are 16 bits wide. In a quantized checkpoint linear layers
     have what is left; in another all parameters share it, or the vision tower has it.
     """
-    linear, others = _params(model, layers)
-    drafts, tables = _drafts(model, layers[-1])
+    linear, others = _count_params(model, layers)
+    drafts, tables = _count_draft_params(model, layers[-1])
     # What quantizes experts to four bits leaves draft layers as they were.
-    small = model.quantization.startswith("fp8") or not model.quantization
-    linear, others = linear + drafts * small, others + tables + drafts * (not small)
+    drafts_quantized = model.quantization.startswith("fp8") or not model.quantization
+    linear, others = (
+        linear + drafts * drafts_quantized,
+        others + tables + drafts * (not drafts_quantized),
+    )
     vision = 2.0 * model.vision_params
     if model.quantization:
         return Widths(max(0.0, total - 2.0 * others - vision) / max(1, linear), 2.0, vision)
-    rest = total - 2.0 * (linear + others)
-    if model.vision_params and rest >= 0:
-        return Widths(2.0, 2.0, rest)
-    each = max(0.0, total - vision) / max(1, linear + others)
-    return Widths(each, each, vision)
+    vision_bytes = total - 2.0 * (linear + others)
+    if model.vision_params and vision_bytes >= 0:
+        return Widths(2.0, 2.0, vision_bytes)
+    width = max(0.0, total - vision) / max(1, linear + others)
+    return Widths(width, width, vision)
 
 
-def _params(model: Architecture, layers: Sequence[Sequence[Part]]) -> tuple[int, int]:
+def _count_params(model: Architecture, layers: Sequence[Sequence[WeightPart]]) -> tuple[int, int]:
     """Return the parameters of linear layers, and all others with the tables of the vocabulary."""
     parts = [part for layer in layers for part in layer]
     linear = sum(part.params for part in parts if part.linear)
-    tables = _embeddings(model, first=True, last=True) * _embedding(model).params
+    tables = _count_embeddings(model, first=True, last=True) * _embedding_part(model).params
     return linear, sum(part.params for part in parts) - linear + tables
 
 
-def _drafts(model: Architecture, last: Sequence[Part]) -> tuple[int, int]:
+def _count_draft_params(model: Architecture, last: Sequence[WeightPart]) -> tuple[int, int]:
     """Return the parameters of layers that only speculation loads: linear ones, and tables of the
     vocabulary.
     """

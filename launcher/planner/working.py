@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.planner import versions
 from launcher.planner.architecture import Architecture
-from launcher.planner.weights import GIB, Split
+from launcher.planner.weights import GIB, ParallelConfig
 
 Factors = tuple[float, float, float]
 
@@ -43,10 +43,10 @@ FACTORS: dict[str, Factors] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """What an engine is asked to do at most, and where; `stage` counts from 0."""
 
-    split: Split
+    split: ParallelConfig
     stage: int
     batched_tokens: int
     sequences: int
@@ -67,7 +67,7 @@ Parts = tuple[tuple[str, float], ...]
 _LAYERS, _SAMPLER = ("forward", "experts"), ("sampler",)
 
 
-def summed(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
+def sum_parts(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
     """Return the sum of parts: ranges are added as squares are."""
 
     def peak(which: int) -> float:
@@ -87,49 +87,49 @@ def summed(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
     return max(0.0, total - below), total, total + above
 
 
-def parts(model: Architecture, load: Load) -> Parts:
+def memory_parts(model: Architecture, load: EngineLoad) -> Parts:
     """Return the parts that there are, by the names of their factors, with their sizes."""
-    split, latent = load.split, model.latent
-    ranks = split.tp * len(split.stages) * split.dp
-    graphs = versions.charges_graphs(load.version) and not load.eager
-    layers = split.stages[load.stage]
-    found = {
+    parallel, latent = load.split, model.latent
+    ranks = parallel.tp * len(parallel.stages) * parallel.dp
+    graphs = versions.counts_graph_memory(load.version) and not load.eager
+    layers = parallel.stages[load.stage]
+    sizes = {
         "context": 1.0,
         "peers": float(ranks > 1),
         "many": min(1.0, max(0, ranks - 2) / 6),
         "nodes": float(load.nodes > 1),
-        "graphs": len(captured(load)) * layers / 1024 if graphs else 0.0,
+        "graphs": len(graph_batch_sizes(load)) * layers / 1024 if graphs else 0.0,
         "capture": float(graphs),
         "encoder": float(model.multimodal and load.stage == 0),
         "unified": float("GB10" in load.gpu),
         "sparse": float(latent is not None and latent.indexer > 0),
-        "rocm": float(versions.amd(load.gpu)),
-        **_passing(model, load),
+        "rocm": float(versions.is_amd(load.gpu)),
+        **_forward_parts(model, load),
     }
-    return tuple((name, size) for name, size in found.items() if size)
+    return tuple((name, size) for name, size in sizes.items() if size)
 
 
-def _passing(model: Architecture, load: Load) -> dict[str, float]:
+def _forward_parts(model: Architecture, load: EngineLoad) -> dict[str, float]:
     """Return the sizes of what a pass of the largest batch takes, in GiB."""
     tp, tokens, experts = load.split.tp, load.batched_tokens, model.experts
-    dense = 0.0 if experts else 2 * model.width / tp
+    mlp_width = 0.0 if experts else 2 * model.width / tp
     routed = 0.0
     if experts:
         width = 3 * experts.width / (tp * load.split.dp)
         routed = tokens * experts.per_token * 2 * (model.hidden + width) / GIB
     logits = load.sequences * model.vocabulary * 4 / GIB if load.last else 0.0
-    sampler = versions.sampler(load.version, load.gpu, load.flashinfer)
+    sampler = versions.sampler_kind(load.version, load.gpu, load.flashinfer)
     return {
-        "forward": tokens * 2 * (2 * model.hidden + dense) / GIB,
+        "forward": tokens * 2 * (2 * model.hidden + mlp_width) / GIB,
         "experts": routed,
         "workspace": routed if load.version < (0, 20) else 0.0,
         f"sampler {sampler}": logits,
     }
 
 
-def captured(load: Load) -> list[int]:
+def graph_batch_sizes(load: EngineLoad) -> list[int]:
     """Return the batch sizes of CUDA graphs (`_set_cudagraph_sizes` in `config/vllm.py`)."""
     blackwell = any(name in load.gpu for name in ("B200", "B300"))
-    most = min(2 * load.sequences, 1024 if blackwell else 512)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)]
-    return [size for size in sizes if size <= most]
+    limit = min(2 * load.sequences, 1024 if blackwell else 512)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
+    return [size for size in sizes if size <= limit]

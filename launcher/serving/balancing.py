@@ -11,32 +11,36 @@ from collections.abc import Iterator
 
 from launcher.core.domain import Inventory, fold
 from launcher.core.errors import RequestError
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools import vllm
 
 _HYBRID = "`-- --data-parallel-hybrid-lb`: each node's API hands requests to the node's replicas"
 
 
-def refuse(request: Request, inventory: Inventory) -> None:
+def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
     """Raise RequestError, with all that speaks against it, for load balancing that cannot be had on
     the nodes of `inventory`, of which a server may take only some.
     """
-    if not vllm.balancing(request.args):
+    if not vllm.balancing_modes(request.args):
         return
-    found = [*_flags(request), *_places(request, inventory), *_model(request)]
-    if not found:
+    problems = [
+        *_flag_problems(request),
+        *_placement_problems(request, inventory),
+        *_model_problems(request),
+    ]
+    if not problems:
         return
-    texts = [text for text, _ in found]
+    texts = [text for text, _ in problems]
     raise RequestError(
-        texts[0] if len(found) == 1 else "this load balancing cannot be had",
-        evidence=texts if len(found) > 1 else (),
-        hint="\n".join(dict.fromkeys(hint for _, hint in found)),
+        texts[0] if len(problems) == 1 else "this load balancing cannot be had",
+        evidence=texts if len(problems) > 1 else (),
+        hint="\n".join(dict.fromkeys(hint for _, hint in problems)),
     )
 
 
-def _flags(request: Request) -> Iterator[tuple[str, str]]:
+def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the flags themselves, and what to do instead."""
-    if len(vllm.balancing(request.args)) > 1:
+    if len(vllm.balancing_modes(request.args)) > 1:
         yield (
             "--data-parallel-hybrid-lb and --data-parallel-external-lb exclude each other",
             "leave out one of the two",
@@ -53,40 +57,40 @@ def _flags(request: Request) -> Iterator[tuple[str, str]]:
         )
 
 
-def _places(request: Request, inventory: Inventory) -> Iterator[tuple[str, str]]:
+def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the nodes, and what to do instead."""
-    split = request.placement
-    many = {name: count for name, count in split.replicas if count > 1}
-    if request.balancing == "external" and many:
-        apart = f"\none replica on each node: `--gpus {split.each}`"
+    placement = request.placement
+    crowded = {name: count for name, count in placement.replicas if count > 1}
+    if request.balancing == "external" and crowded:
+        single_hint = f"\none replica on each node: `--gpus {placement.replica_size}`"
         yield (
             "external load balancing is for one replica per node:"
-            f" {', '.join(f'{name} would have {count}' for name, count in many.items())}",
-            f"use {_HYBRID}{apart if len(inventory.nodes) >= split.dp else ''}",
+            f" {', '.join(f'{name} would have {count}' for name, count in crowded.items())}",
+            f"use {_HYBRID}{single_hint if len(inventory.nodes) >= placement.dp else ''}",
         )
-    bound = ipaddress.ip_address(request.host)
-    if len(split.nodes) > 1 and not (bound.is_unspecified or bound.is_loopback):
+    address = ipaddress.ip_address(request.host)
+    if len(placement.nodes) > 1 and not (address.is_unspecified or address.is_loopback):
         yield (
             f"{request.host} is an address of one node, and each node would have an API",
             "bind all addresses of each node: `--bind 0.0.0.0`",
         )
 
 
-def _model(request: Request) -> Iterator[tuple[str, str]]:
+def _model_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
     """Yield that replicas of a dense model cannot be had one by one.
 
     vLLM refuses them (`create_engine_config` in vllm/engine/arg_utils.py), and takes hybrid load
     balancing on a node with one replica for external, without looking again: its API server ends
     with an AssertionError (`_ensure_stats_update_task` in vllm/v1/engine/core_client.py).
     """
-    split = request.placement
-    single = [name for name, count in split.replicas if count == 1]
-    if split.experts != 0 or not single or (split.dp > 1 and len(split.nodes) == 1):
+    placement = request.placement
+    single = [name for name, count in placement.replicas if count == 1]
+    if placement.experts != 0 or not single or (placement.dp > 1 and len(placement.nodes) == 1):
         return
     first, *_ = single
     yield (
         "vLLM gives replicas of a dense model no API each, as they need nothing of each other:"
         f" {fold(single)} would have one replica",
         "start a server on each node, which is kept by itself: `vlaunch serve --model"
-        f" {request.model} --backend mp --tp {split.tp} --name one --nodes {first}`, and so on",
+        f" {request.model} --backend mp --tp {placement.tp} --name one --nodes {first}`, and so on",
     )

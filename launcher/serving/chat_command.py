@@ -14,9 +14,9 @@ from collections.abc import Mapping
 import click
 
 from launcher.agent.desired import Desired
-from launcher.agent.task import HEALTH, named
+from launcher.agent.task import HEALTH, task_named
 from launcher.app import choose, options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
 from launcher.core import untrusted
@@ -24,10 +24,12 @@ from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import NodeError, RequestError, VlaunchError
 from launcher.core.transport import Command
 from launcher.serving import endpoints
-from launcher.serving.endpoints import url
+from launcher.serving.endpoints import endpoint_url
 from launcher.tools import agent_queries, docker, servers
 
-_LONGEST = 2**26  # characters of an answer; the longest context of a model is a tenth of it
+_MAX_ANSWER_CHARS = (
+    2**26
+)  # characters of an answer; the longest context of a model is a tenth of it
 _PROMPT = "Say hello."
 
 
@@ -49,89 +51,89 @@ _PROMPT = "Say hello."
 @options.SERVER
 @click.argument("prompt", required=False)
 def chat(
-    call: Call, max_tokens: int, timeout: float, server: str | None, prompt: str | None
+    call: CommandContext, max_tokens: int, timeout: float, server: str | None, prompt: str | None
 ) -> None:
     """Send PROMPT and stream the answer.
 
     Without PROMPT: a conversation in a terminal, or what is piped in. For a model that does not
     chat (embeddings, scores, transcriptions …) it says how to ask it.
     """
-    talk = prompt is None and sys.stdin.isatty()
-    if prompt is None and not talk:
+    interactive = prompt is None and sys.stdin.isatty()
+    if prompt is None and not interactive:
         prompt = sys.stdin.read().strip()
-    if not talk and not prompt:
+    if not interactive and not prompt:
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
-        found = choose.kept(session)
-        spec, node = choose.api(session, found, server)
-        way = named(servers.choose(found.running, server).task)
+        head_state = choose.query_servers(session)
+        spec, node = choose.select_server(session, head_state, server)
+        task = task_named(servers.choose_server(head_state.running, server).task)
         limits = {"max_tokens": max_tokens, "timeout": timeout}
         request = {"api_host": spec.api_host, "api": spec.port, **limits}
         container = session.site.container_name(node)
-        if way is not None and not way.generates:
+        if task is not None and not task.generates:
             prompt = prompt or _PROMPT  # the answer names the model, and how to query it
         if not prompt:
             say(f"talking to {spec.model}; an empty line or Ctrl-D ends it")
         messages: list[dict[str, str]] = []
-        for words in [prompt] if prompt else iter(_ask, ""):
-            messages.append({"role": "user", "content": words})
-            text = json.dumps({**request, "messages": messages})
+        for message in [prompt] if prompt else iter(_prompt_user, ""):
+            messages.append({"role": "user", "content": message})
+            payload = json.dumps({**request, "messages": messages})
             command = Command(
                 node=node.name,
                 argv=docker.exec_(node.docker, container, *agent_queries.CHAT, stdin=True),
                 timeout=timeout + 30,
-                stdin=f"{text}\n".encode,
+                stdin=f"{payload}\n".encode,
                 hold_stdin=True,
             )
-            answer = _answer(session, spec, command)
+            answer = _stream_answer(session, spec, command)
             messages.append({"role": "assistant", "content": answer})
 
 
-def _ask() -> str:
+def _prompt_user() -> str:
     try:
-        words: str = click.prompt(
+        text: str = click.prompt(
             "you", prompt_suffix="> ", default="", show_default=False, err=True
         )
     except (click.Abort, EOFError):
         click.echo(err=True)
         return ""
-    return words.strip()
+    return text.strip()
 
 
-def _answer(session: Session, spec: Desired, command: Command) -> str:
+def _stream_answer(session: Session, spec: Desired, command: Command) -> str:
     """Stream one answer to standard output and return it."""
-    clean = untrusted.plain if sys.stdout.isatty() else str
-    pieces: list[str] = []
-    complaints: deque[str] = deque(maxlen=6)
-    code = length = 0
+    sanitize = untrusted.sanitize if sys.stdout.isatty() else str
+    chunks: list[str] = []
+    error_lines: deque[str] = deque(maxlen=6)
+    exit_code = length = 0
     for item in session.fleet.stream([command]):
         if isinstance(item, Answer):
-            code = item.code
+            exit_code = item.code
             continue
-        piece = None if item.error else _piece(session.inventory, spec, item.text)
-        if piece is None:
-            complaints.append(item.text)
+        chunk = None if item.error else _parse_chunk(session.inventory, spec, item.text)
+        if chunk is None:
+            error_lines.append(item.text)
             continue
-        length += len(piece)
-        if length > _LONGEST:
+        length += len(chunk)
+        if length > _MAX_ANSWER_CHARS:
             raise NodeError(
                 command.node, "the answer does not end", hint="look at the server: `vlaunch status`"
             )
-        pieces.append(piece)
-        sys.stdout.write(clean(piece))
+        chunks.append(chunk)
+        sys.stdout.write(sanitize(chunk))
         sys.stdout.flush()
-    if code:
+    if exit_code:
         raise NodeError(
             command.node,
-            f"the answer broke off (exit code {code})",
-            evidence=list(complaints),
+            f"the answer broke off (exit code {exit_code})",
+            evidence=list(error_lines),
             hint="look at the server: `vlaunch status`, `vlaunch logs`",
         )
     sys.stdout.write("\n")
-    return "".join(pieces)
+    return "".join(chunks)
 
 
-def _piece(inventory: Inventory, spec: Desired, line: str) -> str | None:
+def _parse_chunk(inventory: Inventory, spec: Desired, line: str) -> str | None:
     """Return the piece of the answer that a line brings, None when it brings none; raises
     VlaunchError when it says why there is no answer.
     """
@@ -142,18 +144,18 @@ def _piece(inventory: Inventory, spec: Desired, line: str) -> str | None:
     if not isinstance(raw, dict):
         return None
     if "error" in raw:
-        raise _refusal(inventory, spec, raw)
+        raise _answer_error(inventory, spec, raw)
     text = raw.get("text")
     return text if isinstance(text, str) else None
 
 
-def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> VlaunchError:
+def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> VlaunchError:
     """Return the error of a server that gives no answer; for a model that does not generate, with
     the line that queries it.
     """
     status, error = raw.get("status", 0), str(raw["error"])
-    way, model = named(str(raw.get("task"))), str(raw.get("model") or spec.model)
-    if way is None or way.generates:
+    task, model = task_named(str(raw.get("task"))), str(raw.get("model") or spec.model)
+    if task is None or task.generates:
         if status:
             text = f"{spec.model} refused the request ({status})"
             return VlaunchError(text, evidence=error)
@@ -162,15 +164,15 @@ def _refusal(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> 
             evidence=error,
             hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
         )
-    if way is HEALTH:
+    if task is HEALTH:
         return RequestError(
             f"{spec.model} does not chat, and answers nothing else that vlaunch asks",
             hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
         )
-    at = url(inventory, spec.host, spec.port, spec.api_node)
-    keyed = "VLLM_API_KEY" in inventory.secrets
-    hints = [f"ask it so: `{endpoints.curl_line(at, way, model, key=keyed)}`"]
+    endpoint = endpoint_url(inventory, spec.host, spec.port, spec.api_node)
+    needs_key = "VLLM_API_KEY" in inventory.secrets
+    hints = [f"ask it so: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
     if ipaddress.ip_address(spec.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
-    text = f"{spec.model} does not chat: it gives {way.what}"
+    text = f"{spec.model} does not chat: it gives {task.what}"
     return RequestError(text, hint="\n".join(hints))

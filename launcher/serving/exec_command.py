@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 
 from launcher.app import options
-from launcher.app.choose import chosen
-from launcher.app.command import Call, command
+from launcher.app.choose import select_nodes
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Argv, Node, fold
@@ -30,7 +30,7 @@ from launcher.tools import docker
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec(
-    call: Call,
+    call: CommandContext,
     nodes: tuple[str, ...],
     only_head: bool,
     host: bool,
@@ -41,44 +41,49 @@ def exec(
 
     Nodes that say the same are shown once. The exit code is the largest of all.
     """
-    picked = (call.inventory.head,) if only_head else chosen(call.inventory, nodes)
-    with call.session(nodes=picked) as session:
-        answers = _answers(session, picked, words, timeout, host=host)
-    _print([answers[node.name] for node in picked if node.name in answers])
-    if bare := [node.name for node in picked if node.name not in answers]:
+    selected = (call.inventory.head,) if only_head else select_nodes(call.inventory, nodes)
+    with call.session(nodes=selected) as session:
+        answers = _run_on_nodes(session, selected, words, timeout, host=host)
+    _print_answers([answers[node.name] for node in selected if node.name in answers])
+    if missing := [node.name for node in selected if node.name not in answers]:
         raise NodeError(
-            fold(bare),
+            fold(missing),
             f"there is no container of cluster {call.inventory.cluster}",
             hint="run `vlaunch up`, or give `--host` to run it on the node itself",
         )
     return max(answer.code for answer in answers.values())
 
 
-def _answers(
+def _run_on_nodes(
     session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
 ) -> dict[str, Answer]:
     """Run the command on nodes, or in their containers; nodes without a container are left out."""
-    asked, named = [], {}
+    commands, container_names = [], {}
     for node in nodes:
-        named[node.name] = session.site.container_name(node)
-        inside = docker.exec_(
-            node.docker, named[node.name], *docker.bounded(command, timeout), stdin=True
+        container_names[node.name] = session.site.container_name(node)
+        container_argv = docker.exec_(
+            node.docker,
+            container_names[node.name],
+            *docker.with_deadline(command, timeout),
+            stdin=True,
         )
-        asked.append(
+        commands.append(
             Command(
                 node=node.name,
-                argv=command if host else inside,
+                argv=command if host else container_argv,
                 timeout=timeout + 10,
                 hold_stdin=True,
             )
         )
-    said = session.transport.run(asked)
+    answers = session.transport.run(commands)
     return {
-        answer.node: answer for answer in said if host or not _absent(answer, named[answer.node])
+        answer.node: answer
+        for answer in answers
+        if host or not _lacks_container(answer, container_names[answer.node])
     }
 
 
-def _print(answers: Sequence[Answer]) -> None:
+def _print_answers(answers: Sequence[Answer]) -> None:
     """Print what nodes have said; what several have said, once."""
 
     groups: dict[tuple[int, str, str], list[str]] = {}
@@ -87,17 +92,17 @@ def _print(answers: Sequence[Answer]) -> None:
     for (code, out, err), names in groups.items():
         label = fold(names)
         for line in out.splitlines():
-            click.echo(f"{label}: {untrusted.plain(line)}")
+            click.echo(f"{label}: {untrusted.sanitize(line)}")
         for line in err.splitlines():
-            click.echo(f"{label}: {untrusted.plain(line)}", err=True)
+            click.echo(f"{label}: {untrusted.sanitize(line)}", err=True)
         if code:
             click.echo(f"{label}: exit code {code}", err=True)
 
 
-def _absent(answer: Answer, name: str) -> bool:
+def _lacks_container(answer: Answer, container: str) -> bool:
     """True when Docker has no such container, so that nothing has run."""
     return (
         not answer.ok
         and not answer.out
-        and answer.err.rstrip().endswith(f"No such container: {name}")
+        and answer.err.rstrip().endswith(f"No such container: {container}")
     )

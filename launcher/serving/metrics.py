@@ -15,13 +15,13 @@ from launcher.core.transport import Command
 from launcher.serving import endpoints, prometheus
 from launcher.serving.prometheus import Buckets
 from launcher.tools import agent_queries
-from launcher.tools.servers import OLD, Kept, Server, health
+from launcher.tools.servers import OLD, Server, ServersState, server_health
 from launcher.tools.serving_judges import SILENT
 from launcher.tools.site import Site
 
-_PATIENCE = 5.0  # seconds for vLLM to say what it counts
-_WINDOW = 60.0  # seconds of which latencies are told
-_KEPT = 120  # looks whose figures are kept to be drawn
+_QUERY_TIMEOUT = 5.0  # seconds for vLLM to say what it counts
+_LATENCY_WINDOW = 60.0  # seconds of which latencies are told
+_HISTORY_LENGTH = 120  # looks whose figures are kept to be drawn
 
 # What only grows while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
 _TOTALS = {
@@ -40,7 +40,7 @@ _LATENCIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class CounterValues:
     """What all APIs of a server count together at one moment (seconds of a monotonic clock)."""
 
     at: float
@@ -85,7 +85,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankLife:
+class RankStatus:
     """A rank of a server, and whether its process lives; None where nobody can say."""
 
     node: str
@@ -117,12 +117,12 @@ class ServerMetrics:
     restarts: int = 0
     restarts_left: int | None = None
     faults: int = 0
-    ranks: tuple[RankLife, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
     history: tuple[Figures | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class MetricsSample:
     """All servers at one moment; `trouble` says why the head could not be asked."""
 
     cluster: str
@@ -137,38 +137,44 @@ class Look:
         return {"cluster": self.cluster, "servers": servers, "trouble": self.trouble}
 
 
-def ask(site: Site, servers: Sequence[Server]) -> list[Command]:
+def query_metrics(site: Site, servers: Sequence[Server]) -> list[Command]:
     """Ask the head for its servers, and each node with APIs of theirs for what these count: one
     question a node.
     """
     apis: dict[str, list[str]] = {site.head.name: []}
     for server in servers:
-        for node, api in _apis(site, server):
+        for node, api in _api_addresses(site, server):
             apis.setdefault(node, []).append(api)
     return [
-        site.inside(site.inventory.node(node), agent_queries.metrics(asked, _PATIENCE), timeout=30)
-        for node, asked in apis.items()
+        site.in_container(
+            site.inventory.node(node), agent_queries.metrics(addresses, _QUERY_TIMEOUT), timeout=30
+        )
+        for node, addresses in apis.items()
     ]
 
 
-def _apis(site: Site, server: Server) -> Iterator[tuple[str, str]]:
+def _api_addresses(site: Site, server: Server) -> Iterator[tuple[str, str]]:
     """Yield the node of each API of a server, and where it answers there."""
     spec = server.desired
     if spec is not None and server.state in ("starting", "ready"):
-        for endpoint in endpoints.of(site.inventory, spec):
+        for endpoint in endpoints.list_endpoints(site.inventory, spec):
             yield endpoint.node, agent_queries.address(spec.api_host, spec.port)
 
 
-class Counting:
+class MetricsCollector:
     """Several looks at a cluster: what the last ones counted tells rates and latencies."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._tracks: dict[tuple[str, str, int], _Track] = {}
+        self._histories: dict[tuple[str, str, int], _EngineHistory] = {}
 
-    def read(
-        self, kept: Kept, reports: Mapping[str, Mapping[str, Any]], only: str | None, now: float
-    ) -> Look:
+    def build_sample(
+        self,
+        head_state: ServersState,
+        reports: Mapping[str, Mapping[str, Any]],
+        server_name: str | None,
+        now: float,
+    ) -> MetricsSample:
         """Put one look together.
 
         Args:
@@ -177,18 +183,26 @@ class Counting:
             only: a server's name; None: all.
             now: seconds of a monotonic clock.
         """
-        chosen = [server for server in kept.running if only in (None, server.name)]
-        servers = tuple(self._server(server, kept, reports, now) for server in chosen)
-        return Look(cluster=self._site.inventory.cluster, servers=servers)
+        selected = [server for server in head_state.running if server_name in (None, server.name)]
+        servers = tuple(
+            self._server_metrics(server, head_state, reports, now) for server in selected
+        )
+        return MetricsSample(cluster=self._site.inventory.cluster, servers=servers)
 
-    def _server(
-        self, server: Server, kept: Kept, reports: Mapping[str, Mapping[str, Any]], now: float
+    def _server_metrics(
+        self,
+        server: Server,
+        head_state: ServersState,
+        reports: Mapping[str, Mapping[str, Any]],
+        now: float,
     ) -> ServerMetrics:
         record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
-        counts, trouble = _read_counters(self._site, server, reports, now)
-        track = self._tracks.setdefault((server.name, server.id, record.generation), _Track())
-        figures = track.add(counts)
-        state, detail = health(server, kept.agent)
+        counters, trouble = _merge_counters(self._site, server, reports, now)
+        track = self._histories.setdefault(
+            (server.name, server.id, record.generation), _EngineHistory()
+        )
+        figures = track.add(counters)
+        state, detail = server_health(server, head_state.agent)
         canary_age = None
         if record.answered is not None:
             canary_age = round(max(0.0, record.written - record.answered + server.age), 1)
@@ -207,26 +221,26 @@ class Counting:
             restarts=len(record.restarts),
             restarts_left=record.restarts_left,
             faults=record.fault_count,
-            ranks=tuple(_ranks(record, kept, server.age)),
+            ranks=tuple(_rank_statuses(record, head_state, server.age)),
             history=tuple(track.drawn),
         )
 
 
-def _ranks(record: Observed, kept: Kept, age: float) -> Iterator[RankLife]:
+def _rank_statuses(record: Observed, head_state: ServersState, age: float) -> Iterator[RankStatus]:
     """Yield the ranks; unknown where the record or the report of the node is old."""
     for node, ranks in record.ranks.items():
-        known = age < OLD and kept.members.get(node, math.inf) < SILENT
+        is_recent = age < OLD and head_state.members.get(node, math.inf) < SILENT
         for rank in ranks:
-            alive = record.alive.get(node, {}).get(rank) if known else None
-            yield RankLife(node=node, rank=rank, alive=alive)
+            alive = record.alive.get(node, {}).get(rank) if is_recent else None
+            yield RankStatus(node=node, rank=rank, alive=alive)
 
 
-def _read_counters(
+def _merge_counters(
     site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
-) -> tuple[Counts | None, str]:
+) -> tuple[CounterValues | None, str]:
     """Return the counters of all APIs of a server together, or why some are not known."""
     texts, missing = [], []
-    for node, api in _apis(site, server):
+    for node, api in _api_addresses(site, server):
         report = reports.get(node, {})
         counters = report.get("apis", {}).get(api, {})
         why = str(report.get("error") or "it is asked at the next look")
@@ -242,17 +256,17 @@ def _read_counters(
     if missing or not texts:
         return None, "; ".join(missing) or "no engine runs"
     try:
-        return counts(texts, now), ""
+        return parse_counters(texts, now), ""
     except (ValueError, OverflowError) as error:
         return None, f"what it counts cannot be read: {error}"
 
 
-def counts(texts: Sequence[str], at: float) -> Counts:
+def parse_counters(texts: Sequence[str], at: float) -> CounterValues:
     """Read what the APIs of a server print at `/metrics`; raises ValueError."""
-    samples = prometheus.parse(*texts)
+    samples = prometheus.parse_metrics(*texts)
     if not samples.values("vllm:num_requests_running"):
         raise ValueError("there is no `vllm:num_requests_running`")
-    return Counts(
+    return CounterValues(
         at=at,
         running=int(samples.total("vllm:num_requests_running")),
         waiting=int(samples.total("vllm:num_requests_waiting")),
@@ -262,68 +276,70 @@ def counts(texts: Sequence[str], at: float) -> Counts:
     )
 
 
-class _Track:
+class _EngineHistory:
     """The looks at one engine."""
 
     def __init__(self) -> None:
-        self._looks: deque[Counts] = deque()
-        self.drawn: deque[Figures | None] = deque(maxlen=_KEPT)
+        self._recent: deque[CounterValues] = deque()
+        self.history: deque[Figures | None] = deque(maxlen=_HISTORY_LENGTH)
 
-    def add(self, counted: Counts | None) -> Figures | None:
-        figures = None if counted is None else self._figures(counted)
-        self.drawn.append(figures)
+    def add_counters(self, counters: CounterValues | None) -> Figures | None:
+        figures = None if counters is None else self._compute_figures(counters)
+        self.history.append(figures)
         return figures
 
-    def _figures(self, counted: Counts) -> Figures:
-        looks = self._looks
+    def _compute_figures(self, counters: CounterValues) -> Figures:
+        recent = self._recent
         # An engine that starts anew counts from the beginning.
-        if looks and any(counted.totals[name] < had for name, had in looks[-1].totals.items()):
-            looks.clear()
-        while len(looks) > 1 and counted.at - looks[1].at >= _WINDOW:
-            looks.popleft()
-        first, last = (looks[0], looks[-1]) if looks else (None, None)
-        looks.append(counted)
-        seconds = counted.at - last.at if last is not None else 0.0
+        if recent and any(
+            counters.totals[name] < previous for name, previous in recent[-1].totals.items()
+        ):
+            recent.clear()
+        while len(recent) > 1 and counters.at - recent[1].at >= _LATENCY_WINDOW:
+            recent.popleft()
+        first, last = (recent[0], recent[-1]) if recent else (None, None)
+        recent.append(counters)
+        seconds = counters.at - last.at if last is not None else 0.0
         figures: dict[str, Any] = {
-            f"{name}_per_s": round((counted.totals[name] - last.totals[name]) / seconds, 2)
+            f"{name}_per_s": round((counters.totals[name] - last.totals[name]) / seconds, 2)
             for name in _RATES
             if last is not None and seconds > 0
         }
-        figures |= {name: _latency(name, first, counted) for name in _LATENCIES}
+        figures |= {name: _compute_latency(name, first, counters) for name in _LATENCIES}
         return Figures(
-            running=counted.running,
-            waiting=counted.waiting,
-            kv_used=counted.kv_used,
-            prefix_hits=_hits(first, counted),
+            running=counters.running,
+            waiting=counters.waiting,
+            kv_used=counters.kv_used,
+            prefix_hits=_prefix_hit_rate(first, counters),
             **figures,
         )
 
 
-def _hits(first: Counts | None, now: Counts) -> float | None:
+def _prefix_hit_rate(oldest: CounterValues | None, current: CounterValues) -> float | None:
     """Return the part of prompts' tokens that was in the cache since the first look, or, where none
     came since, of the engine's whole life.
     """
-    for before in (first.totals if first else {}, dict[str, float]()):
-        queries = now.totals["cache_queries"] - before.get("cache_queries", 0.0)
-        hits = now.totals["cache_hits"] - before.get("cache_hits", 0.0)
+    for previous in (oldest.totals if oldest else {}, dict[str, float]()):
+        queries = current.totals["cache_queries"] - previous.get("cache_queries", 0.0)
+        hits = current.totals["cache_hits"] - previous.get("cache_hits", 0.0)
         if queries > 0:
             return round(hits / queries, 4)
     return None
 
 
-def _latency(name: str, first: Counts | None, now: Counts) -> Latency:
+def _compute_latency(name: str, oldest: CounterValues | None, current: CounterValues) -> Latency:
     """Return the latencies since the first look, or, where nothing came since, of the engine's
     whole life.
     """
-    for before in (first, None):
-        had = before.latencies[name] if before is not None else {}
+    for previous in (oldest, None):
+        previous_buckets = previous.latencies[name] if previous is not None else {}
         buckets = {
-            bound: max(0.0, count - had.get(bound, 0.0))
-            for bound, count in now.latencies[name].items()
+            bound: max(0.0, count - previous_buckets.get(bound, 0.0))
+            for bound, count in current.latencies[name].items()
         }
         p50, p99 = prometheus.quantile(0.5, buckets), prometheus.quantile(0.99, buckets)
         if p50 is not None and p99 is not None:
-            over = round(now.at - before.at, 1) if before is not None else None
+            window = round(current.at - previous.at, 1) if previous is not None else None
             count = int(buckets[max(buckets)])
-            return Latency(p50=round(p50, 4), p99=round(p99, 4), count=count, over=over)
+            return Latency(p50=round(p50, 4), p99=round(p99, 4), count=count, over=window)
     return Latency()

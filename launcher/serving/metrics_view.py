@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.app.terminal import Line, line, plain
+from launcher.app.terminal import Line, plain_text, text_line
 from launcher.core.domain import fold
-from launcher.serving.metrics import Figures, Latency, Look, RankLife, ServerMetrics
-from launcher.serving.status_view import count, state_line
+from launcher.serving.metrics import Figures, Latency, MetricsSample, RankStatus, ServerMetrics
+from launcher.serving.status_view import format_count, state_line
 from launcher.tools.servers import DEFAULT
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _MARGIN, _NAMES, _FIGURES = 4, 10, 38  # columns: before the names of rows, of these, of figures
-_BARS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-_FEW = 8  # ranks that are all named
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+_MAX_NAMED_RANKS = 8  # ranks that are all named
 
-Of = Callable[[Figures], float | None]
+FigureGetter = Callable[[Figures], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,72 +30,76 @@ class _Row:
 
     name: str
     text: str
-    drawn: Sequence[float | None] = ()
-    full: float | None = None
+    values: Sequence[float | None] = ()
+    maximum: float | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        before = f"{' ' * _MARGIN}{self.name:<{_NAMES}}"
-        room = options.max_width - len(before) - _FIGURES - 1
-        told = plain(before + self.text)
+        lead = f"{' ' * _MARGIN}{self.name:<{_NAMES}}"
+        width = options.max_width - len(lead) - _FIGURES - 1
+        text = plain_text(lead + self.text)
         if (
-            room < 8 or len(self.text) > _FIGURES or len(self.drawn) < 3
+            width < 8 or len(self.text) > _FIGURES or len(self.values) < 3
         ):  # of two looks nothing can be seen
-            yield Line(told, len(before))
+            yield Line(text, len(lead))
             return
-        told.pad_right(_FIGURES - len(self.text) + 1)
-        bars = _ASCII if options.ascii_only else _BARS
-        told.append(spark(self.drawn[-room:], bars, self.full), "cyan")
-        yield Line(told, len(before))
+        text.pad_right(_FIGURES - len(self.text) + 1)
+        bars = _ASCII_BARS if options.ascii_only else _BARS
+        text.append(render_sparkline(self.values[-width:], bars, self.maximum), "cyan")
+        yield Line(text, len(lead))
 
 
-def spark(values: Sequence[float | None], bars: str = _BARS, full: float | None = None) -> str:
+def render_sparkline(
+    values: Sequence[float | None], bars: str = _BARS, maximum: float | None = None
+) -> str:
     """Return a bar for each value, a space for one that is not known; the largest, or `full`, has
     the highest bar.
     """
-    most = full or max((each for each in values if each is not None), default=0.0)
-    high = len(bars) - 1
+    top = maximum or max((item for item in values if item is not None), default=0.0)
+    last_index = len(bars) - 1
 
     def bar(value: float | None) -> str:
         if value is None:
             return " "
-        return bars[min(high, round(high * max(0.0, value) / most))] if most > 0 else bars[0]
+        return (
+            bars[min(last_index, round(last_index * max(0.0, value) / top))] if top > 0 else bars[0]
+        )
 
     return "".join(map(bar, values))
 
 
-def render(look: Look, *, when: str = "") -> RenderableType:
+def render_metrics(sample: MetricsSample, *, when: str = "") -> RenderableType:
     """Return all servers; `when` is told beside the cluster's name."""
     from rich.console import Group
 
-    head = plain(f"cluster {look.cluster}", "bold")
+    title = plain_text(f"cluster {sample.cluster}", "bold")
     if when:
-        head.append(f"  {when}", "dim")
-    rows: list[RenderableType] = [head]
-    if look.trouble:
-        rows.append(line(look.trouble, "red"))
-    for each in look.servers:
-        rows += _server(each)
-    if not look.servers and not look.trouble:
-        rows.append(plain("server: none", "dim"))
+        title.append(f"  {when}", "dim")
+    rows: list[RenderableType] = [title]
+    if sample.trouble:
+        rows.append(text_line(sample.trouble, "red"))
+    for server in sample.servers:
+        rows += _server_rows(server)
+    if not sample.servers and not sample.trouble:
+        rows.append(plain_text("server: none", "dim"))
     return Group(*rows)
 
 
-def _server(server: ServerMetrics) -> list[RenderableType]:
+def _server_rows(server: ServerMetrics) -> list[RenderableType]:
     name = "" if server.name == DEFAULT else f" {server.name}"
-    where = f" on {fold(server.nodes)}" if server.nodes else ""
-    what = f"{server.model} ({server.backend}{where})"
-    first = state_line(f"server{name}: ", server.state, what, server.detail)
-    return [first, *_figures(server), *_kept(server)]
+    nodes = f" on {fold(server.nodes)}" if server.nodes else ""
+    text = f"{server.model} ({server.backend}{nodes})"
+    heading = state_line(f"server{name}: ", server.state, text, server.detail)
+    return [heading, *_figure_rows(server), *_supervision_rows(server)]
 
 
-def _figures(server: ServerMetrics) -> Iterator[RenderableType]:
+def _figure_rows(server: ServerMetrics) -> Iterator[RenderableType]:
     figures, history = server.figures, server.history
     if figures is None:
-        yield line(server.trouble, lead=f"{' ' * _MARGIN}{'figures':<{_NAMES}}")
+        yield text_line(server.trouble, lead=f"{' ' * _MARGIN}{'figures':<{_NAMES}}")
         return
 
-    def drawn(of: Of) -> list[float | None]:
-        return [None if each is None else of(each) for each in history]
+    def drawn(get_value: FigureGetter) -> list[float | None]:
+        return [None if sample is None else get_value(sample) for sample in history]
 
     yield _Row(
         "requests",
@@ -104,56 +108,60 @@ def _figures(server: ServerMetrics) -> Iterator[RenderableType]:
     )
     yield _Row(
         "tokens/s",
-        f"{_rate(figures.tokens_per_s)} out, {_rate(figures.prompt_tokens_per_s)} in",
+        f"{_format_rate(figures.tokens_per_s)} out, {_format_rate(figures.prompt_tokens_per_s)} in",
         drawn(lambda each: each.tokens_per_s),
     )
-    yield _Row("TTFT", _latency(figures.first_token), drawn(lambda each: each.first_token.p99))
-    yield _Row("ITL", _latency(figures.between_tokens), drawn(lambda each: each.between_tokens.p99))
+    yield _Row(
+        "TTFT", _format_latency(figures.first_token), drawn(lambda each: each.first_token.p99)
+    )
+    yield _Row(
+        "ITL", _format_latency(figures.between_tokens), drawn(lambda each: each.between_tokens.p99)
+    )
     hits = f", {figures.prefix_hits:.0%} prefix hits" if figures.prefix_hits is not None else ""
-    used = "-" if figures.kv_used is None else f"{figures.kv_used:.1%} used"
-    yield _Row("KV cache", used + hits, drawn(lambda each: each.kv_used), 1.0)
+    cache_used = "-" if figures.kv_used is None else f"{figures.kv_used:.1%} used"
+    yield _Row("KV cache", cache_used + hits, drawn(lambda each: each.kv_used), 1.0)
 
 
-def _rate(value: float | None) -> str:
+def _format_rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def _latency(found: Latency) -> str:
-    if found.p50 is None or found.p99 is None:
+def _format_latency(latency: Latency) -> str:
+    if latency.p50 is None or latency.p99 is None:
         return "no request yet"
-    over = "so far" if found.over is None else f"{found.over:.0f} s"
-    return f"p50 {_seconds(found.p50)}, p99 {_seconds(found.p99)} ({over})"
+    window = "so far" if latency.over is None else f"{latency.over:.0f} s"
+    return f"p50 {_format_seconds(latency.p50)}, p99 {_format_seconds(latency.p99)} ({window})"
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     if value < 1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
-def _kept(server: ServerMetrics) -> Iterator[RenderableType]:
+def _supervision_rows(server: ServerMetrics) -> Iterator[RenderableType]:
     if server.canary is not None and server.canary_age is not None:
-        late = f", one under way for {server.asking:.0f} s" if server.asking >= 1 else ""
-        came = f"{_seconds(server.canary)}, {server.canary_age:.0f} s ago{late}"
-        yield line(came, lead=f"{' ' * _MARGIN}{'canary':<{_NAMES}}")
+        pending = f", one under way for {server.asking:.0f} s" if server.asking >= 1 else ""
+        canary = f"{_format_seconds(server.canary)}, {server.canary_age:.0f} s ago{pending}"
+        yield text_line(canary, lead=f"{' ' * _MARGIN}{'canary':<{_NAMES}}")
     if server.ranks:
-        bad = any(each.alive is False for each in server.ranks)
-        text = _ranks(server.ranks)
-        yield line(text, "red" if bad else "", lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
-    left = "" if server.restarts_left is None else f", {server.restarts_left} left"
-    told = f"{count(server.restarts, 'restart')}{left}, {count(server.faults, 'fault')}"
-    yield line(told, lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
+        has_dead = any(rank.alive is False for rank in server.ranks)
+        text = _describe_ranks(server.ranks)
+        yield text_line(text, "red" if has_dead else "", lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
+    restarts_left = "" if server.restarts_left is None else f", {server.restarts_left} left"
+    told = f"{format_count(server.restarts, 'restart')}{restarts_left}, {format_count(server.faults, 'fault')}"
+    yield text_line(told, lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
 
 
-def _ranks(ranks: Sequence[RankLife]) -> str:
+def _describe_ranks(ranks: Sequence[RankStatus]) -> str:
     """Say which ranks live; of many, how many, and those that do not by name."""
-    words = {True: "up", False: "DOWN", None: "unknown"}
-    up = sum(each.alive is True for each in ranks)
-    named = [each for each in ranks if len(ranks) <= _FEW or each.alive is not True]
+    labels = {True: "up", False: "DOWN", None: "unknown"}
+    alive_count = sum(rank.alive is True for rank in ranks)
+    shown = [rank for rank in ranks if len(ranks) <= _MAX_NAMED_RANKS or rank.alive is not True]
     by_node: dict[str, list[str]] = {}
-    for each in named:
-        by_node.setdefault(each.node, []).append(f"{each.rank} {words[each.alive]}")
-    told = "; ".join(f"{node}: {', '.join(each)}" for node, each in by_node.items())
-    if len(ranks) <= _FEW:
-        return told
-    return f"{up} of {len(ranks)} up" + (f"; {told}" if told else "")
+    for rank in shown:
+        by_node.setdefault(rank.node, []).append(f"{rank.rank} {labels[rank.alive]}")
+    text = "; ".join(f"{node}: {', '.join(rank)}" for node, rank in by_node.items())
+    if len(ranks) <= _MAX_NAMED_RANKS:
+        return text
+    return f"{alive_count} of {len(ranks)} up" + (f"; {text}" if text else "")

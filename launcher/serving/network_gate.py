@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from launcher.app import issue_certificates
 from launcher.app.apply import apply
 from launcher.app.progress import show_all
-from launcher.app.servers import look
+from launcher.app.servers import query_cluster
 from launcher.app.session import Session
 from launcher.core import expectations_read, untrusted
 from launcher.core.check import Finding
@@ -18,82 +18,93 @@ from launcher.core.domain import Inventory, Level, Secret, fold
 from launcher.core.errors import GateError, VlaunchError
 from launcher.core.expectations import required_level
 from launcher.core.plan import Stage
-from launcher.core.transport import by_node
+from launcher.core.transport import run_by_node
 from launcher.network import engine_log, levels, nccl_log, network_plan
-from launcher.network.check_nccl_command import now
+from launcher.network.check_nccl_command import timestamp
 from launcher.network.nccl_log import Reading
-from launcher.network.network_shape import Ask, Proof
+from launcher.network.network_shape import CheckOptions, CheckResult
 from launcher.serving import wanted
-from launcher.serving.serve_plan import Start
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_plan import StartPlan
+from launcher.serving.serve_request import ServeRequest
 from launcher.serving.stop_plan import plan_stop
 from launcher.tools import network_verdict
-from launcher.tools.network_verdict import Record
+from launcher.tools.network_verdict import NetworkRecord
 from launcher.tools.placement import Placement
 from launcher.tools.snapshot import ClusterSnapshot
 
-_APART = (
+_INDEPENDENT_REPLICAS = (
     "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"
 )
 
 
-def prove(
-    inventory: Inventory, seen: ClusterSnapshot, request: Request, *, pair_timeout: float
+def plan_network_check(
+    inventory: Inventory, snapshot: ClusterSnapshot, request: ServeRequest, *, pair_timeout: float
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
     """Return the stages that prove the network, and what is known of it already, in words.
 
     What was proven for these very containers is not proven again. `mp` ranks are where they are
     placed; Ray may place them on any node. `pair_timeout` is in seconds.
     """
-    placed = request.placement
-    if not placed.networked:
-        return (), (f"{_APART}, and its network needs no proof",) if len(placed.nodes) > 1 else ()
-    if _proven(seen, request, seen.network):
+    placement = request.placement
+    if not placement.networked:
+        return (), (f"{_INDEPENDENT_REPLICAS}, and its network needs no proof",) if len(
+            placement.nodes
+        ) > 1 else ()
+    if _is_verified(snapshot, request, snapshot.network):
         return (), (
-            *_exchange(placed, request.args),
-            f"network proven {seen.network.taken}: {seen.network.summary}",
+            *_explain_exchange(placement, request.args),
+            f"network proven {snapshot.network.taken}: {snapshot.network.summary}",
         )
-    nonce = secrets.token_hex(4) if seen.site.facts else "NONCE"
-    ask = Ask(
+    nonce = secrets.token_hex(4) if snapshot.site.facts else "NONCE"
+    ask = CheckOptions(
         nonce=nonce,
-        certificate=Secret(issue_certificates.make("vlaunch serve")),
-        nodes=_between(request),
+        certificate=Secret(issue_certificates.make_certificate("vlaunch serve")),
+        nodes=_checked_nodes(request),
         pair_timeout=pair_timeout,
-        collective=placed.crosses or placed.coupled,
+        collective=placement.crosses or placement.coupled,
         known=expectations_read.load_for_user(),
     )
-    proof = Proof(servers=seen.network.servers)
-    return network_plan.stages(seen.site, ask, proof, taken=now()), _exchange(placed, request.args)
+    proof = CheckResult(servers=snapshot.network.servers)
+    return network_plan.check_stages(
+        snapshot.site, ask, proof, measured_at=timestamp()
+    ), _explain_exchange(placement, request.args)
 
 
-def _between(request: Request) -> tuple[str, ...]:
+def _checked_nodes(request: ServeRequest) -> tuple[str, ...]:
     return tuple(name for name, _ in request.placement.nodes) if request.backend == "mp" else ()
 
 
-def _exchange(placed: Placement, args: Sequence[str]) -> tuple[str, ...]:
+def _explain_exchange(placement: Placement, args: Sequence[str]) -> tuple[str, ...]:
     """Say why replicas need the network, where they do."""
-    if not placed.coupled or len(placed.nodes) == 1:
+    if not placement.coupled or len(placement.nodes) == 1:
         return ()
-    if placed.experts is None:
+    if placement.experts is None:
         return (
             (
                 "whether the model is a mixture of experts is not known, so its replicas are taken"
                 " to exchange tokens"
             ),
         )
-    spread = any(word.replace("_", "-") in ("--enable-expert-parallel", "-ep") for word in args)
-    how = "are spread over" if spread else "are split over"
+    expert_parallel = any(
+        arg.replace("_", "-") in ("--enable-expert-parallel", "-ep") for arg in args
+    )
+    verb = "are spread over" if expert_parallel else "are split over"
     return (
         (
-            f"the model's {placed.experts} experts {how} all {placed.dp * placed.tp} ranks of a"
+            f"the model's {placement.experts} experts {verb} all {placement.dp * placement.tp} ranks of a"
             " stage: every such layer exchanges tokens between the nodes, so the network is proven"
             " with collectives over all ranks"
         ),
     )
 
 
-def confirm(
-    session: Session, seen: ClusterSnapshot, request: Request, start: Start, *, allow: bool
+def confirm_transport(
+    session: Session,
+    snapshot: ClusterSnapshot,
+    request: ServeRequest,
+    start: StartPlan,
+    *,
+    allow: bool,
 ) -> str:
     """Return what the server's ranks talk over, in words; empty when it has one node.
 
@@ -104,76 +115,86 @@ def confirm(
     inventory = session.inventory
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
-        return _APART if len(nodes) > 1 else ""
+        return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
     log = wanted.log_name(start.desired.name, start.desired.id)
-    answers = by_node(
+    answers = run_by_node(
         session.transport,
-        [network_verdict.query_record(seen.site), *engine_log.ask(seen.site, nodes, log)],
+        [
+            network_verdict.query_record(snapshot.site),
+            *engine_log.query_logs(snapshot.site, nodes, log),
+        ],
     )
-    kept = network_verdict.parse_record(answers[inventory.head.name].pop(0))
+    record = network_verdict.parse_record(answers[inventory.head.name].pop(0))
     # A gate has just been passed, or the record is of these very containers; any other record is of
     # something else.
-    ours = (not start.attached and not allow) or _proven(seen, request, kept)
-    before, level = _before(inventory, seen, kept if ours else Record())
+    is_current = (not start.attached and not allow) or _is_verified(snapshot, request, record)
+    earlier, level = _earlier_result(inventory, snapshot, record if is_current else NetworkRecord())
     if inventory.accelerator == "cpu":
-        return untrusted.plain(before)
-    logs = {name: engine_log.read({name: answers.get(name, [])}) for name in nodes}
-    silent = _silent(session, logs)
-    reading = nccl_log.merge(logs.values())
-    link = levels.worst(reading)
+        return untrusted.sanitize(earlier)
+    logs = {name: engine_log.parse_logs({name: answers.get(name, [])}) for name in nodes}
+    unconfirmed = _unconfirmed_nodes(session, logs)
+    reading = nccl_log.merge_readings(logs.values())
+    link = levels.find_worst_link(reading)
     if link is None:
-        said = f"{before}; not confirmed by the engine's own logs"
+        summary = f"{earlier}; not confirmed by the engine's own logs"
     else:
-        _require(session, seen, start, reading, level, allow=allow)
-        said = f"{link.title}, {reading.network_links} links (from the engine's own logs)"
-        said += f"; {fold(silent)} not confirmed" if silent else ""
-    return _keep(session, seen, kept, start, said)
+        _enforce_level(session, snapshot, start, reading, level, allow=allow)
+        summary = f"{link.title}, {reading.network_links} links (from the engine's own logs)"
+        summary += f"; {fold(unconfirmed)} not confirmed" if unconfirmed else ""
+    return _save_confirmation(session, snapshot, record, start, summary)
 
 
-def _proven(seen: ClusterSnapshot, request: Request, kept: Record) -> bool:
+def _is_verified(snapshot: ClusterSnapshot, request: ServeRequest, record: NetworkRecord) -> bool:
     """True when the kept verdict is about these very containers and covers what the server
     needs.
     """
-    return network_verdict.proven(
-        seen.site,
-        kept,
+    return network_verdict.is_verified(
+        snapshot.site,
+        record,
         require=None,
         collective=request.placement.crosses or request.placement.coupled,
-        nodes=_between(request),
+        nodes=_checked_nodes(request),
     )
 
 
-def _before(inventory: Inventory, seen: ClusterSnapshot, kept: Record) -> tuple[str, Level]:
+def _earlier_result(
+    inventory: Inventory, snapshot: ClusterSnapshot, record: NetworkRecord
+) -> tuple[str, Level]:
     """Say what was proven before the start, and return the level that links must reach."""
-    if kept.passed:
-        return f"{kept.summary} (proven before the start)", kept.required
+    if record.passed:
+        return f"{record.summary} (proven before the start)", record.required
     level, _ = required_level(
-        inventory, gpus=_gpus(seen), rdma=(), known=expectations_read.load_for_user()
+        inventory,
+        gpus=_gpu_names(snapshot),
+        rdma=(),
+        expectations=expectations_read.load_for_user(),
     )
     return "not proven", level
 
 
-def _gpus(seen: ClusterSnapshot) -> list[str]:
+def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
     """Return the names of the cluster's GPUs."""
-    return sorted({gpu.name for each in seen.site.facts.values() for gpu in each.gpus or ()})
+    return sorted({gpu.name for facts in snapshot.site.facts.values() for gpu in facts.gpus or ()})
 
 
-def _silent(session: Session, logs: Mapping[str, Reading]) -> list[str]:
+def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[str]:
     """Return the nodes whose ranks tell of no link, and warn of them."""
-    silent = [name for name, reading in logs.items() if levels.worst(reading) is None]
-    if silent:
+    unconfirmed = [
+        name for name, reading in logs.items() if levels.find_worst_link(reading) is None
+    ]
+    if unconfirmed:
         text = (
-            f"{fold(silent)}: the ranks' own logs tell of no link between nodes; what they use is"
+            f"{fold(unconfirmed)}: the ranks' own logs tell of no link between nodes; what they use is"
             " not confirmed"
         )
-        session.warn("network", text + _silenced(session.inventory))
-    return silent
+        session.warn("network", text + _logging_hint(session.inventory))
+    return unconfirmed
 
 
-def _require(
+def _enforce_level(
     session: Session,
-    seen: ClusterSnapshot,
-    start: Start,
+    snapshot: ClusterSnapshot,
+    start: StartPlan,
     reading: Reading,
     level: Level,
     *,
@@ -182,57 +203,61 @@ def _require(
     """Warn of links that are below the level; unless that is allowed, stop a server that was just
     started, and raise GateError.
     """
-    judged = levels.judge(reading, level, ", ".join(_gpus(seen)))
-    told = [each for each in judged if each.status != "pass"]
-    failures = [each for each in told if each.status == "fail"]
+    findings = levels.judge(reading, level, ", ".join(_gpu_names(snapshot)))
+    problems = [finding for finding in findings if finding.status != "pass"]
+    failures = [finding for finding in problems if finding.status == "fail"]
     if failures and not allow:
-        raise _below(failures, "" if start.attached else _stop(session, start))
-    for each in told:
-        session.warn("network", each.text)
+        raise _level_error(failures, "" if start.attached else _stop_server(session, start))
+    for finding in problems:
+        session.warn("network", finding.text)
 
 
-def _below(failures: Sequence[Finding], left: str) -> GateError:
+def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
     """Return the error that links are below the level; `left` says why the server still runs, if it
     could not be stopped.
     """
     return GateError(
         f"the server answered, but its network is below what is required: {failures[0].text}",
-        evidence=[line for each in failures for line in each.evidence.splitlines()]
-        + [left] * bool(left),
-        hint="\n".join(dict.fromkeys(each.fix for each in failures if each.fix)),
+        evidence=[line for finding in failures for line in finding.evidence.splitlines()]
+        + [stop_error] * bool(stop_error),
+        hint="\n".join(dict.fromkeys(finding.fix for finding in failures if finding.fix)),
     )
 
 
-def _keep(session: Session, seen: ClusterSnapshot, kept: Record, start: Start, text: str) -> str:
+def _save_confirmation(
+    session: Session, snapshot: ClusterSnapshot, record: NetworkRecord, start: StartPlan, text: str
+) -> str:
     """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
     terminal.
     """
-    said = untrusted.plain(text)
-    if kept.taken:
+    summary = untrusted.sanitize(text)
+    if record.taken:
         server = start.desired
-        step = network_plan.confirmed(seen.site, kept, server=server.name, id=server.id, said=said)
+        step = network_plan.record_confirmation(
+            snapshot.site, record, server=server.name, id=server.id, transport=summary
+        )
         for _ in session.transport.run([step.command]):
             pass
-    return said
+    return summary
 
 
-def _silenced(inventory: Inventory) -> str:
+def _logging_hint(inventory: Inventory) -> str:
     """Name the user's own variables that may have kept NCCL from writing."""
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
     return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
 
 
-def _stop(session: Session, start: Start) -> str:
+def _stop_server(session: Session, start: StartPlan) -> str:
     """Stop the server that was just started; return why it could not be stopped, or nothing."""
     try:
-        seen = look(session, head_only=True)
-        found = [
-            each
-            for each in seen.kept.running
-            if each.desired and each.desired.asked == start.desired.asked
+        snapshot = query_cluster(session, head_only=True)
+        started = [
+            server
+            for server in snapshot.kept.running
+            if server.desired and server.desired.asked == start.desired.asked
         ]
         show_all(
-            apply(plan_stop(seen.site, found, grace=15), session.transport),
+            apply(plan_stop(snapshot.site, started, grace=15), session.transport),
             session.to,
         )
     except VlaunchError as error:

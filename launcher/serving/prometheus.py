@@ -24,8 +24,8 @@ class Samples:
         """Return the values of a metric, of all its series that have these labels."""
         return [
             value
-            for found, value in self.by_name.get(name, ())
-            if all(found.get(key) == wanted for key, wanted in labels.items())
+            for series_labels, value in self.by_name.get(name, ())
+            if all(series_labels.get(key) == expected for key, expected in labels.items())
         ]
 
     def total(self, name: str, **labels: str) -> float:
@@ -37,24 +37,24 @@ class Samples:
 
         Raises ValueError for a bound that is no number.
         """
-        found: dict[float, float] = defaultdict(float)
+        buckets: dict[float, float] = defaultdict(float)
         for labels, value in self.by_name.get(f"{name}_bucket", ()):
-            found[float(labels.get("le", ""))] += value
-        return dict(found)
+            buckets[float(labels.get("le", ""))] += value
+        return dict(buckets)
 
 
-def parse(*texts: str) -> Samples:
+def parse_metrics(*texts: str) -> Samples:
     """Read what programs print at `/metrics`; raises ValueError where one of them is no such text.
 
     Values that are no numbers, which the format allows, are left out.
     """
-    found: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    by_name: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if math.isfinite(sample.value):
-                    found[sample.name].append((sample.labels, sample.value))
-    return Samples(by_name=found)
+                    by_name[sample.name].append((sample.labels, sample.value))
+    return Samples(by_name=by_name)
 
 
 def quantile(share: float, buckets: Buckets) -> float | None:

@@ -8,9 +8,9 @@ from datetime import datetime
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
-from launcher.app.terminal import field
+from launcher.app.terminal import print_field
 from launcher.core.errors import (
     ConnectError,
     DeadlineError,
@@ -25,11 +25,18 @@ from launcher.core.errors import (
     UnwatchedError,
     VlaunchError,
 )
-from launcher.core.transport import by_node
-from launcher.serving.start import Begun, StartSpec, begin, finish, flags, policy
+from launcher.core.transport import run_by_node
+from launcher.serving.start import (
+    PendingStart,
+    StartSpec,
+    begin_start,
+    finish_start,
+    start_options,
+    supervision_policy,
+)
 from launcher.tools import history
-from launcher.tools.history import Answered
-from launcher.tools.observe import observe
+from launcher.tools.history import ServerRevision
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -43,10 +50,14 @@ from launcher.tools.site import Site
         options.JSON,
     ]
 )
-@flags
+@start_options
 @click.argument("name", metavar="[NAME]", required=False)
 def rollback(
-    call: Call, skip_network_check: bool, timeout: float | None, no_wait: bool, name: str | None
+    call: CommandContext,
+    skip_network_check: bool,
+    timeout: float | None,
+    no_wait: bool,
+    name: str | None,
 ) -> int:
     """Start the server that answered last, other than the one that is wanted now, and wait until it
     has answered again.
@@ -58,24 +69,26 @@ def rollback(
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as ours:
             spec = StartSpec(
-                **_choose(ours, name).spec_fields(),
+                **_choose_previous(ours, name).spec_fields(),
                 replace_other=True,
                 skip_network_check=skip_network_check,
                 pair_timeout=call.pair_timeout,
                 fetch=call.fetch,
                 no_wait=no_wait,
-                policy=policy(call.inventory, timeout),
+                policy=supervision_policy(call.inventory, timeout),
             )
             session.told.update(spec.about(call.inventory))
-            begun = begin(call, ours, spec)
-        code, rows = finish(session, spec, begun)
+            pending = begin_start(call, ours, spec)
+        code, rows = finish_start(session, spec, pending)
     if not call.as_json:
         for row in rows:
-            field(row)
+            print_field(row)
     return code
 
 
-def or_back(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
+def start_or_rollback(
+    call: CommandContext, session: Session, spec: StartSpec
+) -> tuple[int, list[str]]:
     """Start a server as `start` does; when it does not answer, return to the one that answered
     before.
 
@@ -83,118 +96,126 @@ def or_back(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[st
 
     Raises VlaunchError when it did not answer, whether the other one does again or not.
     """
-    begun: Begun | None = None
+    pending: PendingStart | None = None
     try:
         with call.locked(session) as ours:
-            begun = begin(call, ours, spec)
-        return finish(session, spec, begun)
+            pending = begin_start(call, ours, spec)
+        return finish_start(session, spec, pending)
     except (RequestError, LockError, HookError):
         raise  # nothing was touched
     except (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer):
         raise  # an operator stopped it, or its state is not known
     except VlaunchError as error:
-        failed = error
-    session.warn("serve", f"{spec.model} does not answer: {failed.message}")
-    patient = replace(call, lock_wait=max(call.lock_wait, 60))
-    raise _back(patient, session, spec, begun, failed) from failed
+        failure = error
+    session.warn("serve", f"{spec.model} does not answer: {failure.message}")
+    patient_call = replace(call, lock_wait=max(call.lock_wait, 60))
+    raise _roll_back(patient_call, session, spec, pending, failure) from failure
 
 
-def _back(
-    call: Call, session: Session, spec: StartSpec, begun: Begun | None, failed: VlaunchError
+def _roll_back(
+    call: CommandContext,
+    session: Session,
+    spec: StartSpec,
+    pending: PendingStart | None,
+    failure: VlaunchError,
 ) -> VlaunchError:
     """Return to the server before, unless another operator changed what runs; returns the error
     that reports both.
     """
-    digest, evidence = spec.request(session.inventory, None).digest, [failed.evidence]
-    before: Answered | None = None
+    digest, evidence = spec.request(session.inventory, None).digest, [failure.evidence]
+    previous: ServerRevision | None = None
     try:
         with call.locked(session) as ours:
-            if other := _another(ours, spec.name, digest, begun, failed):
-                then = f"nothing was rolled back, for {other}"
+            if conflict := _conflicting_server(ours, spec.name, digest, pending, failure):
+                outcome = f"nothing was rolled back, for {conflict}"
                 hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
                 return GateError(
-                    f"{failed.message}; {then}", evidence=evidence, hint=_hint(failed, hint)
+                    f"{failure.message}; {outcome}",
+                    evidence=evidence,
+                    hint=_merge_hints(failure, hint),
                 )
-            before = _choose(ours, spec.name, digest)
-            again = replace(
+            previous = _choose_previous(ours, spec.name, digest)
+            retry_spec = replace(
                 spec,
-                **before.spec_fields(),
+                **previous.spec_fields(),
                 replace_other=True,
                 unsupervised=False,
                 planned=False,
                 notes=(),
-                policy=policy(session.inventory, spec.policy.start_timeout),
+                policy=supervision_policy(session.inventory, spec.policy.start_timeout),
             )
-            started = begin(call, ours, again)
-        code, _ = finish(session, again, started)
+            retry = begin_start(call, ours, retry_spec)
+        code, _ = finish_start(session, retry_spec, retry)
     except VlaunchError as error:
         evidence.append(error.evidence)
-        hint = _hint(failed, error.hint)
-        if before is None:
-            then = f"and there was no way back: {error.message}"
+        hint = _merge_hints(failure, error.hint)
+        if previous is None:
+            outcome = f"and there was no way back: {error.message}"
         elif isinstance(error, (StoppedError, UnwatchedError)):
-            then = f"{before.what} was started again, and {error.message}"
+            outcome = f"{previous.what} was started again, and {error.message}"
         else:
-            then = f"and the server before does not answer either: {error.message}"
+            outcome = f"and the server before does not answer either: {error.message}"
         if isinstance(error, RequestError):  # nothing was touched: the failed server still runs
-            hint = f"{failed.hint}\n{error.hint}".strip()
+            hint = f"{failure.hint}\n{error.hint}".strip()
     else:
         if code == 0:
             return GateError(
-                f"{spec.model} did not answer, so {before.what} answers again",
-                evidence=[failed.message, failed.evidence],
-                hint=_hint(failed, "try again with `vlaunch serve --replace`"),
+                f"{spec.model} did not answer, so {previous.what} answers again",
+                evidence=[failure.message, failure.evidence],
+                hint=_merge_hints(failure, "try again with `vlaunch serve --replace`"),
             )
-        then, hint = f"{before.what} was started again", _hint(failed, "")  # Ctrl-C
-    return GateError(f"{failed.message}; {then}", evidence=evidence, hint=hint)
+        outcome, hint = f"{previous.what} was started again", _merge_hints(failure, "")  # Ctrl-C
+    return GateError(f"{failure.message}; {outcome}", evidence=evidence, hint=hint)
 
 
-def _another(
-    session: Session, name: str, digest: str, begun: Begun | None, failed: VlaunchError
+def _conflicting_server(
+    session: Session, name: str, digest: str, pending: PendingStart | None, failure: VlaunchError
 ) -> str:
     """Return in words what became of the server of that name that is not ours that failed; empty
     when it may be replaced.
     """
     from launcher.app import servers as server
 
-    snapshot = server.look(session, head_only=True)
+    snapshot = server.query_cluster(session, head_only=True)
     server.require_servers(session, snapshot)
-    there = {server.name: server for server in snapshot.kept.servers}.get(name)
-    if begun is None:  # nothing was written down
-        if there is None or not there.runs or there.id == digest:
+    current = {server.name: server for server in snapshot.kept.servers}.get(name)
+    if pending is None:  # nothing was written down
+        if current is None or not current.runs or current.id == digest:
             return ""
-        return f"{there.model} runs ({there.what})"
-    wanted = there.desired if there is not None else None
-    if wanted is None:
+        return f"{current.model} runs ({current.what})"
+    spec = current.desired if current is not None else None
+    if spec is None:
         # One whose network is below what is required was stopped by ourselves, and its error
         # is a gate's.
-        broken = isinstance(failed, (NodeError, ServerError, DeadlineError))
-        return "somebody has stopped it meanwhile" if broken else ""
-    ours = wanted.asked == begun.start.desired.asked
-    return "" if ours else f"{wanted.model} is wanted there now"
+        start_failed = isinstance(failure, (NodeError, ServerError, DeadlineError))
+        return "somebody has stopped it meanwhile" if start_failed else ""
+    ours = spec.asked == pending.start.desired.asked
+    return "" if ours else f"{spec.model} is wanted there now"
 
 
-def _hint(failed: VlaunchError, then: str) -> str:
+def _merge_hints(failure: VlaunchError, hint: str) -> str:
     """Return what still helps against a failure: `vlaunch stop` would end the server that runs in
     its place.
     """
-    lines = [line for line in failed.hint.splitlines() if "`vlaunch stop" not in line]
-    return "\n".join([*lines, *filter(None, [then])])
+    lines = [line for line in failure.hint.splitlines() if "`vlaunch stop" not in line]
+    return "\n".join([*lines, *filter(None, [hint])])
 
 
-def _choose(session: Session, name: str | None, without: str = "") -> Answered:
+def _choose_previous(session: Session, name: str | None, excluded_id: str = "") -> ServerRevision:
     """Return the server that answered last under a name, other than the present one, or the one
     `without`. Raises RequestError.
     """
     inventory, head = session.inventory, session.inventory.head.name
-    facts = observe(inventory, session.transport, [inventory.image])
+    facts = probe_nodes(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)
-    name = history.pick(site, name)
-    answers = by_node(session.transport, [history.ask(site, name)])
-    answered, present = history.read(answers[head][0])
+    name = history.choose_name(site, name)
+    answers = run_by_node(session.transport, [history.query_history(site, name)])
+    revisions, current_id = history.parse_history(answers[head][0])
     image = facts[head].images.get(inventory.image)
-    before = history.choose(answered, without or present, image.identity if image else "")
-    when = datetime.fromtimestamp(before.at).strftime("%Y-%m-%d %H:%M:%S")
-    text = f"back to {before.what}, which answered last at {when}"
-    session.note("rollback", text, data={"id": before.id, "at": before.at})
-    return replace(before, name=name)
+    previous = history.choose_previous(
+        revisions, excluded_id or current_id, image.identity if image else ""
+    )
+    answered_at = datetime.fromtimestamp(previous.at).strftime("%Y-%m-%d %H:%M:%S")
+    text = f"back to {previous.what}, which answered last at {answered_at}"
+    session.note("rollback", text, data={"id": previous.id, "at": previous.at})
+    return replace(previous, name=name)

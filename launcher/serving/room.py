@@ -10,177 +10,192 @@ from functools import partial
 
 from launcher.core.check import Finding, failed, passed
 from launcher.core.domain import Inventory, Node, fold
-from launcher.core.plan import Gate, observed
+from launcher.core.plan import Gate, precomputed_gate
 from launcher.hosts.check import Evidence
 from launcher.hosts.checks.gpu import ACCELERATOR
-from launcher.hosts.checks.gpu_memory import GPU_MEMORY, left_for_server, noticed
-from launcher.serving.serve_request import Request
+from launcher.hosts.checks.gpu_memory import GPU_MEMORY, judge_server_memory, warn_gpu_memory
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools import serving_judges, vllm
 from launcher.tools.servers import Server
-from launcher.tools.serving_judges import Holder
+from launcher.tools.serving_judges import GpuUser
 from launcher.tools.snapshot import ClusterSnapshot
 
 
-def gates(seen: ClusterSnapshot, request: Request, there: Server | None) -> tuple[Gate, ...]:
+def start_gates(
+    snapshot: ClusterSnapshot, request: ServeRequest, replaced: Server | None
+) -> tuple[Gate, ...]:
     """Return what must hold; `there` is the server of that name, which makes room."""
-    inventory, kept = seen.site.inventory, seen.kept
-    loading = request.nodes_with_ranks(inventory)
+    inventory, head_state = snapshot.site.inventory, snapshot.kept
+    rank_nodes = request.nodes_with_ranks(inventory)
     if request.backend == "ray":
-        loading = list(inventory.nodes)
-    needed = [node for node in inventory.nodes if node.head or node in loading]
-    heard = {**kept.members, inventory.head.name: kept.agent}
-    others = [each for each in kept.running if each.name != request.name]
-    room = _Room(seen=seen, request=request, there=there, others=others)
+        rank_nodes = list(inventory.nodes)
+    agent_nodes = [node for node in inventory.nodes if node.head or node in rank_nodes]
+    agent_ages = {**head_state.members, inventory.head.name: head_state.agent}
+    others = [server for server in head_state.running if server.name != request.name]
+    capacity = _CapacityCheck(seen=snapshot, request=request, there=replaced, others=others)
     return (
-        *([serving_judges.cluster_gate(seen)] if request.backend == "ray" else []),
-        observed(
+        *([serving_judges.cluster_gate(snapshot)] if request.backend == "ray" else []),
+        precomputed_gate(
             "agents",
             "the agents of its nodes are connected",
-            partial(serving_judges.agents, seen.site, needed, heard),
+            partial(serving_judges.judge_agents, snapshot.site, agent_nodes, agent_ages),
         ),
-        *([_gpus_there(seen, needed)] if GPU_MEMORY.applies(inventory) else []),
-        serving_judges.model_gate(seen, loading, request.model),
-        observed(
+        *([_gpu_presence_gate(snapshot, agent_nodes)] if GPU_MEMORY.applies(inventory) else []),
+        serving_judges.model_gate(snapshot, rank_nodes, request.model),
+        precomputed_gate(
             "room",
-            f"enough GPUs are free, and port {request.port} on"
-            f" {fold([node.name for node in room.apis])}",
+            f"enough GPUs are free, and port {request.judge_port} on"
+            f" {fold([node.name for node in capacity.api_nodes])}",
             # Both at once: nobody should learn of the port only when the GPUs are free.
-            lambda: [*room.gpus(), *(room.port(node) for node in room.apis)],
+            lambda: [*capacity.gpus(), *(capacity.port(node) for node in capacity.apis)],
         ),
-        *([_gpu_memory(seen, request)] if GPU_MEMORY.applies(inventory) else []),
+        *([_gpu_memory_gate(snapshot, request)] if GPU_MEMORY.applies(inventory) else []),
     )
 
 
-def _gpus_there(seen: ClusterSnapshot, nodes: Sequence[Node]) -> Gate:
+def _gpu_presence_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node]) -> Gate:
     """The GPUs that nodes declare are there, as far as their drivers say: a lost one ends every
     start.
     """
-    site = seen.site
-    known = [
+    site = snapshot.site
+    with_gpu_facts = [
         node
         for node in nodes
         if (facts := site.facts_of(node)) is not None and (facts.gpus or facts.lost_gpus)
     ]
-    inventory = replace(site.inventory, nodes=tuple(known))
+    inventory = replace(site.inventory, nodes=tuple(with_gpu_facts))
     evidence = Evidence(inventory=inventory, facts=site.facts)
-    return observed(ACCELERATOR.id, ACCELERATOR.what, partial(ACCELERATOR.judge, evidence))
+    return precomputed_gate(ACCELERATOR.id, ACCELERATOR.what, partial(ACCELERATOR.judge, evidence))
 
 
-def _gpu_memory(seen: ClusterSnapshot, request: Request) -> Gate:
+def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
     """Others leave the memory that vLLM claims; where Ray may choose among GPUs, it may choose one
     that others hold, which is only warned of.
     """
-    inventory, split = seen.site.inventory, request.placement
-    known = request.backend == "mp" or split.world == inventory.gpus
-    evidence = Evidence(inventory=inventory, facts=seen.site.facts)
+    inventory, placement = snapshot.site.inventory, request.placement
+    gpus_are_known = request.backend == "mp" or placement.world == inventory.gpus
+    evidence = Evidence(inventory=inventory, facts=snapshot.site.facts)
     share = vllm.memory_share(request.args)
-    left = partial(left_for_server, evidence, dict(split.nodes), share)
-    return observed(
+    judge_free_memory = partial(judge_server_memory, evidence, dict(placement.nodes), share)
+    return precomputed_gate(
         "gpu-memory",
         "others leave the memory of its GPUs that it claims",
-        left if known else partial(noticed, evidence),
+        judge_free_memory if gpus_are_known else partial(warn_gpu_memory, evidence),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
+class _CapacityCheck:
     """Whether a server that is asked for has room beside the others, once the one of its name,
     `there`, is gone.
     """
 
-    seen: ClusterSnapshot
-    request: Request
-    there: Server | None
+    snapshot: ClusterSnapshot
+    request: ServeRequest
+    replaced: Server | None
     others: Sequence[Server]
 
     @property
     def inventory(self) -> Inventory:
-        return self.seen.site.inventory
+        return self.snapshot.site.inventory
 
     @property
-    def apis(self) -> Sequence[Node]:
+    def api_nodes(self) -> Sequence[Node]:
         return self.request.api_nodes(self.inventory)
 
-    def gpus(self) -> Sequence[Finding]:
+    def judge_gpus(self) -> Sequence[Finding]:
         """Judge whether GPUs are free: in all of Ray, or on each node of `mp` and, for what batch
         jobs claim, in all.
         """
-        inventory, said, split = self.inventory, self.seen.said, self.request.placement
-        batches = serving_judges.job_holders(said)
+        inventory, head_payload, placement = (
+            self.inventory,
+            self.snapshot.said,
+            self.request.placement,
+        )
+        batches = serving_judges.job_gpu_users(head_payload)
         if self.request.backend == "ray":
             holders = [
-                *(serving_judges.holder(other, other.gpus) for other in self.others),
+                *(serving_judges.server_gpu_user(other, other.gpus) for other in self.others),
                 *batches,
             ]
-            own = sum(_in_ray(self.there).values())
-            return serving_judges.free_gpus(inventory, split.world, split.words, said, holders, own)
-        if not inventory.ray.off and "jobs" not in said:
-            text = f"Ray does not say what it holds: {said.get('error', 'no answer')}"
+            replaced_gpus = sum(_gpus_in_ray(self.replaced).values())
+            return serving_judges.judge_free_gpus(
+                inventory, placement.world, placement.words, head_payload, holders, replaced_gpus
+            )
+        if not inventory.ray.off and "jobs" not in head_payload:
+            text = f"Ray does not say what it holds: {head_payload.get('error', 'no answer')}"
             return [failed(inventory.head, text, fix="look at `vlaunch status`")]
-        needed = split.world + sum(each.gpus for each in self.others)
-        return [*self._gpus_on_nodes(), *_claimed(inventory, batches, needed)]
+        needed = placement.world + sum(server.gpus for server in self.others)
+        return [*self._judge_node_gpus(), *_judge_batch_claims(inventory, batches, needed)]
 
-    def _gpus_on_nodes(self) -> Iterator[Finding]:
+    def _judge_node_gpus(self) -> Iterator[Finding]:
         """Judge each node by itself; what the server that makes room has there, Ray gets back."""
-        busy, own = serving_judges.busy_by_node(self.seen.said), _in_ray(self.there)
+        busy_gpus, replaced_gpus = (
+            serving_judges.busy_gpus_by_node(self.snapshot.said),
+            _gpus_in_ray(self.replaced),
+        )
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
             holders = [
-                serving_judges.holder(other, gpus)
+                serving_judges.server_gpu_user(other, gpus)
                 for other in self.others
-                if (gpus := _taken(other).get(name))
+                if (gpus := _gpus_by_node(other).get(name))
             ]
-            in_ray = busy.get(node.ip, 0.0) - own.get(name, 0)
-            yield serving_judges.node_gpus(node, count, holders, in_ray)
+            in_ray = busy_gpus.get(node.ip, 0.0) - replaced_gpus.get(name, 0)
+            yield serving_judges.judge_node_gpus(node, count, holders, in_ray)
 
-    def port(self, node: Node) -> Finding:
+    def judge_port(self, node: Node) -> Finding:
         """Judge whether the port of its API on a node is free, or held by the server that makes
         room.
         """
-        port, facts = self.request.port, self.seen.site.facts
-        held = {
-            number: each.what
-            for each in self.others
-            for name, number in _answers_at(each)
+        port, facts = self.request.port, self.snapshot.site.facts
+        ports_in_use = {
+            used_port: server.what
+            for server in self.others
+            for name, used_port in _api_ports(server)
             if name == node.name
         }
-        if port in held:
-            listening = {number for _, number in facts[node.name].listening or ()}
-            free = next(n for n in range(port + 1, 1 << 17) if n not in {*held, *listening})
-            text = f"port {port} on {node.name} is held by {held[port]}"
+        if port in ports_in_use:
+            listening = {used_port for _, used_port in facts[node.name].listening or ()}
+            free = next(n for n in range(port + 1, 1 << 17) if n not in {*ports_in_use, *listening})
+            text = f"port {port} on {node.name} is held by {ports_in_use[port]}"
             return failed(node, text, fix=f"choose another: `--port {free}`")
-        if self.there is not None and (node.name, port) in _answers_at(self.there):
+        if self.replaced is not None and (node.name, port) in _api_ports(self.replaced):
             return passed(node, "it is held by the server that makes room")
-        return serving_judges.port(node, port, "vLLM API", facts[node.name])
+        return serving_judges.judge_port(node, port, "vLLM API", facts[node.name])
 
 
-def _claimed(inventory: Inventory, batches: Sequence[Holder], needed: int) -> list[Finding]:
+def _judge_batch_claims(
+    inventory: Inventory, batches: Sequence[GpuUser], needed: int
+) -> list[Finding]:
     """Judge whether batch jobs leave as many GPUs as servers need: where they will run, Ray decides
     later.
     """
-    claimed = sum(each.gpus for each in batches)
+    claimed = sum(batch.gpus for batch in batches)
     if not claimed or claimed + needed <= inventory.gpus:
         return []
-    text = f"{', '.join(each.what for each in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
-    ends = "\n".join(f"wait for it, or end it: `{each.end}`" for each in batches)
-    return [failed("", text, fix=ends)]
+    text = (
+        f"{', '.join(batch.what for batch in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
+    )
+    fixes = "\n".join(f"wait for it, or end it: `{batch.end}`" for batch in batches)
+    return [failed("", text, fix=fixes)]
 
 
-def _taken(server: Server) -> Mapping[str, int]:
+def _gpus_by_node(server: Server) -> Mapping[str, int]:
     """Return how many GPUs a server has on each node: Ray may have put ranks elsewhere than was
     expected.
     """
-    places = server.desired.places if server.desired else {}
+    planned = server.desired.places if server.desired else {}
     ranks = server.observed.ranks if server.observed else {}
     counts = {node: len(names) for node, names in ranks.items()}
-    return counts if sum(counts.values()) == sum(places.values()) else places
+    return counts if sum(counts.values()) == sum(planned.values()) else planned
 
 
-def _in_ray(server: Server | None) -> Mapping[str, int]:
+def _gpus_in_ray(server: Server | None) -> Mapping[str, int]:
     """Return the GPUs on each node that Ray gets back when a server makes room."""
-    return _taken(server) if server and server.desired and server.desired.ray else {}
+    return _gpus_by_node(server) if server and server.desired and server.desired.ray else {}
 
 
-def _answers_at(server: Server) -> list[tuple[str, int]]:
-    wanted = server.desired
-    return [(each.node, wanted.port) for each in wanted.apis] if wanted else []
+def _api_ports(server: Server) -> list[tuple[str, int]]:
+    spec = server.desired
+    return [(api.node, spec.port) for api in spec.apis] if spec else []

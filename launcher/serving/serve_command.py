@@ -12,15 +12,15 @@ import click
 
 from launcher.agent.state import NAME
 from launcher.app import options
-from launcher.app.choose import chosen_model
-from launcher.app.command import Call, command
-from launcher.app.registry import extended
-from launcher.app.terminal import field
+from launcher.app.choose import select_model
+from launcher.app.command import CommandContext, command
+from launcher.app.registry import extend_options
+from launcher.app.terminal import print_field
 from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges
 from launcher.serving import rollback_command
-from launcher.serving.serve_request import vllm_arguments
-from launcher.serving.start import StartSpec, flags, policy, start
+from launcher.serving.serve_request import merge_vllm_args
+from launcher.serving.start import StartSpec, start_options, start_server, supervision_policy
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -70,13 +70,13 @@ class _Command(click.Command):
     type=click.IntRange(1),
     help="GPUs that it may take on each node (`mp`; default: all).",
 )
-@options.key(ServeDefaults, "tp")
-@options.key(ServeDefaults, "pp")
-@options.key(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
-@options.key(ServeDefaults, "plan", "--plan", "chosen_by")
-@options.key(ServeDefaults, "backend")
-@options.key(Ports, "api", "--port", help="The API's port (default: the inventory's).")
-@options.key(ServeDefaults, "bind", default="the inventory's", metavar="IP")
+@options.inventory_option(ServeDefaults, "tp")
+@options.inventory_option(ServeDefaults, "pp")
+@options.inventory_option(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
+@options.inventory_option(ServeDefaults, "plan", "--plan", "chosen_by")
+@options.inventory_option(ServeDefaults, "backend")
+@options.inventory_option(Ports, "api", "--port", help="The API's port (default: the inventory's).")
+@options.inventory_option(ServeDefaults, "bind", default="the inventory's", metavar="IP")
 @click.option(
     "--no-supervise",
     is_flag=True,
@@ -93,11 +93,11 @@ class _Command(click.Command):
     is_flag=True,
     help="When it does not answer, return to the server that answered before.",
 )
-@flags
-@extended("serve")
+@start_options
+@extend_options("serve")
 @options.ENGINE_ARGS
 def serve(
-    call: Call,
+    call: CommandContext,
     model: str | None,
     name: str,
     nodes: str | None,
@@ -110,7 +110,7 @@ def serve(
     timeout: float | None,
     no_wait: bool,
     args: tuple[str, ...],
-    describe: Callable[[Call, StartSpec], StartSpec] | None = None,
+    describe: Callable[[CommandContext, StartSpec], StartSpec] | None = None,
     **others: Any,
 ) -> int:
     """Prove the network, start a server, wait for a completion (or what else its model gives), and
@@ -121,41 +121,43 @@ def serve(
     --pp and --dp, one leaves out all three there.
     """
     _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
-    wanted = call.inventory
-    chosen = model or "" if describe else chosen_model(model, wanted)
+    inventory = call.inventory
+    model_name = model or "" if describe else select_model(model, inventory)
     spec = StartSpec(
-        name=_name(name),
-        model=chosen,
-        nodes=_nodes(nodes),
-        backend=backend or wanted.serve.backend,
-        host=_address(bind or wanted.serve.bind),
-        port=port or wanted.ports.api,
-        args=vllm_arguments(wanted, args),
-        policy=policy(wanted, timeout, supervise=not no_supervise),
+        name=_check_name(name),
+        model=model_name,
+        nodes=_expand_nodes(nodes),
+        backend=backend or inventory.serve.backend,
+        host=_parse_address(bind or inventory.serve.bind),
+        port=port or inventory.ports.api,
+        args=merge_vllm_args(inventory, args),
+        supervision_policy=supervision_policy(inventory, timeout, supervise=not no_supervise),
         unsupervised=no_supervise,
         pair_timeout=call.pair_timeout,
         fetch=call.fetch,
         no_wait=no_wait,
         **others,  # --gpus, --tp, --pp, --dp, --replace and --skip-network-check
     )
-    spec = replace(spec, planned=_planned(call, spec, chosen_by))
+    spec = replace(spec, planned=_planner_chooses(call, spec, chosen_by))
     if describe:
         spec = describe(call, spec)
-    spec.request(wanted, None)  # what can never be placed has its error before anything is touched
+    spec.build_request(
+        inventory, None
+    )  # what can never be placed has its error before anything is touched
     if call.offline:
-        _, begun = spec.plan(wanted, ClusterSnapshot(site=Site(wanted)))
-        call.print_script([begun.plan])
+        _, start_plan = spec.plan_start(inventory, ClusterSnapshot(site=Site(inventory)))
+        call.print_script([start_plan.plan])
         return 0
-    with call.session(hooks_of="serve", about=spec.about(wanted)) as session:
-        begin = rollback_command.or_back if or_rollback else start
+    with call.session(hooks_of="serve", hook_about=spec.hook_variables(inventory)) as session:
+        begin = rollback_command.start_or_rollback if or_rollback else start_server
         code, rows = begin(call, session, spec)
     if not call.as_json:
         for row in rows:
-            field(row)
+            print_field(row)
     return code
 
 
-def _check_options(call: Call, *, or_rollback: bool, no_wait: bool) -> None:
+def _check_options(call: CommandContext, *, or_rollback: bool, no_wait: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if call.offline and not call.dry_run:
         raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
@@ -165,13 +167,13 @@ def _check_options(call: Call, *, or_rollback: bool, no_wait: bool) -> None:
         )
 
 
-def _planned(call: Call, spec: StartSpec, chosen_by: str | None) -> bool:
+def _planner_chooses(call: CommandContext, spec: StartSpec, chosen_by: str | None) -> bool:
     """Tell whether the plan is to choose the split: a split that is named counts before the
     inventory's wish. Raises UsageError for wishes that exclude each other.
     """
     if chosen_by != "auto":
-        wanted = chosen_by is None and call.inventory.serve.plan == "auto"
-        return wanted and not spec.fixed(call.inventory) and not call.offline
+        is_default = chosen_by is None and call.inventory.serve.plan == "auto"
+        return is_default and not spec.has_fixed_layout(call.inventory) and not call.offline
     if any(size is not None for size in (spec.tp, spec.pp, spec.dp)):
         raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
     if call.offline:
@@ -179,7 +181,7 @@ def _planned(call: Call, spec: StartSpec, chosen_by: str | None) -> bool:
     return True
 
 
-def _name(name: str) -> str:
+def _check_name(name: str) -> str:
     if NAME.fullmatch(name) is None:
         raise click.UsageError(
             f"--name should be at most 32 lower-case letters, digits and `-`, not `{name}`"
@@ -187,20 +189,20 @@ def _name(name: str) -> str:
     return name
 
 
-def _nodes(text: str | None) -> tuple[str, ...]:
+def _expand_nodes(text: str | None) -> tuple[str, ...]:
     """Expand the notation of inventories: ranges, and commas between names."""
     try:
         return tuple(
             name
             for part in re.split(r",(?![^\[]*\])", text or "")
             if part
-            for name in ranges.expand(part)
+            for name in ranges.expand_range(part)
         )
     except ValueError as error:
         raise click.UsageError(f"--nodes {error}, not `{text}`") from None
 
 
-def _address(bind: str) -> str:
+def _parse_address(bind: str) -> str:
     try:
         return str(ipaddress.ip_address(bind))
     except ValueError:

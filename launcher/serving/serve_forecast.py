@@ -10,21 +10,21 @@ from typing import Any
 from launcher.app.session import Session
 from launcher.core.domain import ServerSpec
 from launcher.core.errors import RequestError
-from launcher.planner.advice import arguments, one_more_node
-from launcher.planner.answer import basis
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.choice import Option, Planned, Question, Want, choose
-from launcher.planner.cluster import Cluster, Link
+from launcher.planner.advice import extra_node_tokens, layout_flags
+from launcher.planner.answer import figures_basis
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.choice import Demand, Layout, PlannedLayout, PlanQuestion, choose_layout
+from launcher.planner.cluster import Cluster, ClusterLink
 from launcher.planner.estimate import Range
-from launcher.planner.flags import flags_of
-from launcher.planner.plan_inputs import env_of, hosts_of, link_of, starts_of
-from launcher.serving.serve_request import Request
+from launcher.planner.flags import parse_flags
+from launcher.planner.plan_inputs import engine_env, list_hosts, measured_starts, merge_link
+from launcher.serving.serve_request import ServeRequest
 from launcher.serving.start import StartSpec
 from launcher.tools import vllm
-from launcher.tools.placement import narrow
+from launcher.tools.placement import narrow_inventory
 from launcher.tools.snapshot import ClusterSnapshot
 
-_EXACT = 0.005  # how far a figure may be off that counts as the planned one
+_TOLERANCE = 0.005  # how far a figure may be off that counts as the planned one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,128 +33,147 @@ class ServePlan:
     split that the plan would have taken.
     """
 
-    question: Question
-    planned: Planned
-    better: Planned | None = None
+    question: PlanQuestion
+    planned: PlannedLayout
+    better: PlannedLayout | None = None
 
     @property
     def tokens(self) -> Range | None:
         """Tokens of all replicas' KV caches."""
-        one, replicas = self.planned.estimate.tokens, self.planned.option.replicas
+        one, replicas = self.planned.estimate_replica.tokens, self.planned.option.replicas
         return None if one is None else Range(*(value * replicas for value in astuple(one)))
 
 
-def plan_of(snapshot: ClusterSnapshot, request: Request) -> ServePlan | None:
+def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan | None:
     """Return the plan of a server; None where not enough is known of model or GPUs."""
-    question = _question(snapshot, request)
-    split = request.placement
-    if question is None or split.pcp > 1:
+    question = _build_question(snapshot, request)
+    placement = request.placement
+    if question is None or placement.pcp > 1:
         return None
-    option = Option(
-        tp=split.tp,
-        pp=split.pp,
-        dp=split.dp,
+    layout = Layout(
+        tp=placement.tp,
+        pp=placement.pp,
+        dp=placement.dp,
         experts=question.flags.expert_parallel,
         exact=True,
     )
-    planned = question.judged(option)
-    cache_known = question.flags.cache_bytes or planned.estimate.at is not None
+    plan = question.judge_layout(layout)
+    cache_known = question.flags.cache_bytes or plan.estimate.at is not None
     if not question.cluster.smallest.memory_gib and not cache_known:
         return None
-    other = choose(question)
-    mine, its = planned.option, other.option
-    same = (mine.tp, mine.pp, mine.replicas) == (its.tp, its.pp, its.replicas)
-    better = None if same or other.verdict != "fits" else other
-    return ServePlan(question=question, planned=planned, better=better)
+    best = choose_layout(question)
+    own_layout, best_layout = plan.option, best.option
+    is_same = (own_layout.tp, own_layout.pp, own_layout.replicas) == (
+        best_layout.tp,
+        best_layout.pp,
+        best_layout.replicas,
+    )
+    better = None if is_same or best.verdict != "fits" else best
+    return ServePlan(question=question, planned=plan, better=better)
 
 
-def _question(snapshot: ClusterSnapshot, server: ServerSpec) -> Question | None:
+def _build_question(snapshot: ClusterSnapshot, server: ServerSpec) -> PlanQuestion | None:
     """Return the planner's question; None where not enough is known of model or GPUs."""
     site, inventory = snapshot.site, snapshot.site.inventory
     if snapshot.config is None or not snapshot.weight_bytes:
         return None
-    flags = flags_of(server.args, env_of(inventory, server.env))
-    here = narrow(inventory, server.nodes, server.gpus)
+    flags = parse_flags(server.args, engine_env(inventory, server.env))
+    narrowed = narrow_inventory(inventory, server.nodes, server.gpus)
     try:
-        shape = architecture_of(snapshot.config)
-        hosts = hosts_of(replace(site, inventory=here))
+        architecture = parse_architecture(snapshot.config)
+        hosts = list_hosts(replace(site, inventory=narrowed))
     except RequestError:
         return None
-    return Question(
-        model=shape,
+    return PlanQuestion(
+        model=architecture,
         weight_bytes=snapshot.weight_bytes,
-        cluster=Cluster(hosts=hosts, link=link_of(site, Link(), snapshot.network)),
-        want=Want(context=flags.length or shape.context or 4096),
+        cluster=Cluster(hosts=hosts, link=merge_link(site, ClusterLink(), snapshot.network)),
+        demand=Demand(context=flags.length or architecture.context or 4096),
         flags=flags,
-        starts=starts_of(snapshot.answered, server.model, shape, inventory),
+        starts=measured_starts(snapshot.revisions, server.model, architecture, inventory),
     )
 
 
-def settled(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec:
+def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec:
     """Return the request with the split that the plan chooses, one that runs with its own.
 
     Raises RequestError: not enough is known for a plan, or no split fits.
     """
     hint = f"see why: `vlaunch plan --model {spec.model}`; or name a split: `--tp N --pp N`"
-    if (running := _as_it_runs(spec, snapshot)) is not None:
+    if (running := _keep_running_layout(spec, snapshot)) is not None:
         return running
-    question = _question(snapshot, spec)
+    question = _build_question(snapshot, spec)
     if question is None:
         raise RequestError(f"what {spec.model} is made of is not known on the nodes", hint=hint)
-    chosen = choose(question, one_server=True)
-    if chosen.verdict == "does-not-fit":
+    plan = choose_layout(question, single_server=True)
+    if plan.verdict == "does-not-fit":
         raise RequestError(f"no split of {spec.model} fits this cluster", hint=hint)
-    option = chosen.option
-    more = option.experts and not question.flags.expert_parallel
-    args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if more else ()))
-    return replace(spec, tp=option.tp, pp=option.pp, dp=option.dp, args=args)
+    layout = plan.option
+    needs_flag = layout.experts and not question.flags.expert_parallel
+    args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if needs_flag else ()))
+    return replace(spec, tp=layout.tp, pp=layout.pp, dp=layout.dp, args=args)
 
 
-def _as_it_runs(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
+def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
     """Return the request with the split of the server that runs under its name with this model;
     None where there is none, or another one is to take its place.
     """
-    there = next((each for each in snapshot.kept.running if each.name == spec.name), None)
-    if there is None or there.desired is None or spec.replace_other or there.model != spec.model:
+    running = next((server for server in snapshot.servers_state.running if server.name == spec.name), None)
+    if (
+        running is None
+        or running.desired is None
+        or spec.replace_other
+        or running.model != spec.model
+    ):
         return None
-    said = there.desired.asked_for
-    sizes: dict[str, Any] = {key: said.get(key) for key in ("tp", "pp", "dp")}
+    original = running.desired.asked_for
+    sizes: dict[str, Any] = {key: original.get(key) for key in ("tp", "pp", "dp")}
     if not all(isinstance(size, int) for size in sizes.values()):
         return None
-    added = (*spec.args, vllm.EXPERT_PARALLEL)
-    return replace(spec, **sizes, args=added if said.get("args") == list(added) else spec.args)
+    expert_args = (*spec.args, vllm.EXPERT_PARALLEL)
+    return replace(
+        spec, **sizes, args=expert_args if original.get("args") == list(expert_args) else spec.args
+    )
 
 
-def tell(session: Session, plan: ServePlan, *, fixed: bool) -> None:
+def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
     """Say what is expected of a start; `fixed` is a split that somebody has named."""
-    planned = plan.planned
+    own_plan = plan.planned
     model = session.inventory.serve.model
-    if planned.verdict == "does-not-fit":
-        session.warn("plan", f"by the plan it DOES NOT FIT: {_short(plan)}; vLLM will tell")
-    elif planned.verdict == "tight":
-        session.warn("plan", f"by the plan it is TIGHT: {_short(plan)}; the start will tell")
+    if own_plan.verdict == "does-not-fit":
+        session.warn(
+            "plan", f"by the plan it DOES NOT FIT: {_explain_shortage(plan)}; vLLM will tell"
+        )
+    elif own_plan.verdict == "tight":
+        session.warn(
+            "plan", f"by the plan it is TIGHT: {_explain_shortage(plan)}; the start will tell"
+        )
     elif plan.tokens is not None:
-        held = f"the KV cache should hold {_words(plan.tokens)} tokens"
-        session.note("plan", f"{held} ({basis(planned.estimate, plan.question.model.modelled)})")
+        held = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens"
+        session.note(
+            "plan", f"{held} ({figures_basis(own_plan.estimate, plan.question.model.modelled)})"
+        )
     if plan.better is not None and not fixed:
-        ask = "vlaunch plan" + ("" if model else " --model MODEL")
-        mine, its = (f"{each.requests('likely'):.0f}" for each in (planned, plan.better))
-        beside = "as here" if its == mine else f"not {mine}"
+        plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
+        own_requests, best_requests = (
+            f"{candidate.requests('likely'):.0f}" for candidate in (own_plan, plan.better)
+        )
+        comparison = "as here" if best_requests == own_requests else f"not {own_requests}"
         text = (
-            f"the plan would take {plan.better.option.words} (`{arguments(plan.better.option)}`):"
-            f" {its} requests of full length at once, {beside};"
-            f" take it with `--plan auto`, see why with `{ask}`"
+            f"the plan would take {plan.better.option.words} (`{layout_flags(plan.better.option)}`):"
+            f" {best_requests} requests of full length at once, {comparison};"
+            f" take it with `--plan auto`, see why with `{plan_command}`"
         )
         session.note("plan", text)
 
 
-def _words(tokens: Range) -> str:
-    if tokens.high - tokens.low <= _EXACT * tokens.low:
+def _format_tokens(tokens: Range) -> str:
+    if tokens.high - tokens.low <= _TOLERANCE * tokens.low:
         return f"{int(tokens.likely):,}"
     return f"{int(tokens.low):,} to {int(tokens.high):,}"
 
 
-def _short(plan: ServePlan) -> str:
+def _explain_shortage(plan: ServePlan) -> str:
     estimate = plan.planned.estimate
     stage, length = estimate.poorest, estimate.length
     if states := estimate.states():
@@ -169,26 +188,26 @@ def _short(plan: ServePlan) -> str:
     return f"{stage.kv.likely:.1f} GiB of a GPU for a request of {length:,} tokens"
 
 
-def compared(plan: ServePlan | None, tokens: int | None) -> str:
+def compare_tokens(plan: ServePlan | None, tokens: int | None) -> str:
     """Say how the tokens that a server holds compare with the plan's; empty where one is not
     known.
     """
     planned = plan.tokens if plan is not None else None
     if planned is None or not tokens:
         return ""
-    exact = _words(planned) == f"{int(planned.likely):,}"
-    if exact and abs(tokens - planned.likely) <= _EXACT * planned.likely:
+    exact = _format_tokens(planned) == f"{int(planned.likely):,}"
+    if exact and abs(tokens - planned.likely) <= _TOLERANCE * planned.likely:
         return " (as planned)"
-    return f" (planned {_words(planned)})"
+    return f" (planned {_format_tokens(planned)})"
 
 
-def more_by_a_node(plan: ServePlan | None, tokens: int | None) -> str:
+def describe_extra_node(plan: ServePlan | None, tokens: int | None) -> str:
     """Say what one more node like the first would bring; empty where that is not known."""
-    more = one_more_node(plan.question, plan.planned, tokens) if plan and tokens else None
-    return f"{_words(more[0])} tokens more, as {more[1]}" if more else ""
+    extra = extra_node_tokens(plan.question, plan.planned, tokens) if plan and tokens else None
+    return f"{_format_tokens(extra[0])} tokens more, as {extra[1]}" if extra else ""
 
 
-def as_json(plan: ServePlan | None) -> dict[str, Any]:
+def plan_json(plan: ServePlan | None) -> dict[str, Any]:
     """Return what was planned, for machines."""
     if plan is None or plan.tokens is None:
         return {}
@@ -196,7 +215,7 @@ def as_json(plan: ServePlan | None) -> dict[str, Any]:
     return {
         "planned": {
             "verdict": plan.planned.verdict,
-            "basis": basis(plan.planned.estimate, plan.question.model.modelled),
+            "basis": figures_basis(plan.planned.estimate, plan.question.model.modelled),
             "kv_cache_tokens": {key: int(value) for key, value in asdict(tokens).items()},
         }
     }

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.core import secret_patterns
-from launcher.core.domain import Argv, Inventory, Node, ServerSpec, options
+from launcher.core.domain import Argv, Inventory, Node, ServerSpec, long_options
 from launcher.core.errors import RequestError
 from launcher.tools import vllm
 from launcher.tools.placement import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(ServerSpec):
+class ServeRequest(ServerSpec):
     """A server with its placement, which has the sizes that the spec may leave open."""
 
     placement: Placement
@@ -24,41 +24,43 @@ class Request(ServerSpec):
     @property
     def spec(self) -> ServerSpec:
         """The spec with the sizes of the placement."""
-        split = self.placement
-        return ServerSpec(**{**self.spec_fields(), "tp": split.tp, "pp": split.pp, "dp": split.dp})
+        placement = self.placement
+        return ServerSpec(
+            **{**self.spec_fields(), "tp": placement.tp, "pp": placement.pp, "dp": placement.dp}
+        )
 
-    def command(self, own: Argv = ()) -> Argv:
+    def build_command(self, process_args: Argv = ()) -> Argv:
         """Return the command of one process, with the options that are its own."""
-        split = self.placement
-        if self.backend == "ray" and split.dp > 1:
+        placement = self.placement
+        if self.backend == "ray" and placement.dp > 1:
             # vLLM itself counts replicas that span nodes.
-            local = options(data_parallel_size_local=split.replicas[0][1])
-            own = own if split.spans else (*local, *own)
-        return vllm.serve(self.spec, own)
+            local = long_options(data_parallel_size_local=placement.replicas[0][1])
+            process_args = process_args if placement.spans else (*local, *process_args)
+        return vllm.serve(self.spec, process_args)
 
     @property
     def balancing(self) -> vllm.Balancing:
         """Who hands requests to its replicas."""
-        asked = vllm.balancing(self.args)
-        return next((each for each in ("hybrid", "external") if each in asked), "internal")
+        modes = vllm.balancing_modes(self.args)
+        return next((mode for mode in ("hybrid", "external") if mode in modes), "internal")
 
     @property
     def digest(self) -> str:
         """Eight hex digits that are equal exactly when the same server is asked for."""
-        kept_to = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
+        node_limits = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
         env = [dict(sorted(self.env.items()))] if self.env else []
-        text = json.dumps([*self.command(), *kept_to, *env])
+        text = json.dumps([*self.build_command(), *node_limits, *env])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
-    def asked_for(self) -> dict[str, Any]:
+    def original_spec(self) -> dict[str, Any]:
         """The spec by which a later run starts the same server (`tools/history.py`)."""
         lists = {"args": list(self.args), "nodes": list(self.nodes)}
         spec = {**self.spec.spec_fields(), **lists}
         del spec["name"]  # its folder has it
         return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 
-    def nodes_with_ranks(self, inventory: Inventory) -> list[Node]:
+    def rank_nodes(self, inventory: Inventory) -> list[Node]:
         """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""
         return [inventory.node(name) for name, _ in self.placement.nodes]
 
@@ -66,24 +68,24 @@ class Request(ServerSpec):
         """Return the nodes whose processes answer."""
         if self.backend == "ray":
             return [inventory.head]
-        nodes = self.nodes_with_ranks(inventory)
+        nodes = self.rank_nodes(inventory)
         return nodes[:1] if self.balancing == "internal" else nodes
 
 
-def vllm_arguments(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
+def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
     """Return vLLM's own arguments, the inventory's first; raises RequestError for those that
     vlaunch sets, and for what looks like a secret.
     """
-    for where, words in (
+    for source, arguments in (
         ("`engine_args` or `serve: args` in the inventory", inventory.serve.args),
         ("the arguments after `--`", args),
     ):
-        if said := vllm.collisions(words):
-            raise RequestError(f"{where} set what vlaunch sets itself", evidence=said)
-    for at, word in enumerate(args, start=1):
-        if secret_patterns.VALUE.search(word):
+        if collisions := vllm.describe_collisions(arguments):
+            raise RequestError(f"{source} set what vlaunch sets itself", evidence=collisions)
+    for position, argument in enumerate(args, start=1):
+        if secret_patterns.VALUE.search(argument):
             raise RequestError(
-                f"argument {at} after `--` looks like a secret, which `ps` would show on the nodes",
+                f"argument {position} after `--` looks like a secret, which `ps` would show on the nodes",
                 hint="name where it comes from under `secrets:` in the inventory",
             )
     return (*inventory.serve.args, *args)

@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 import click
 
 from launcher.agent.desired import Desired
-from launcher.agent.task import named
+from launcher.agent.task import task_named
 from launcher.app import choose, options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
-from launcher.app.terminal import dump_json, field
+from launcher.app.terminal import dump_json, print_field
 from launcher.core import untrusted
 from launcher.core.errors import NodeError, RequestError
 from launcher.serving import endpoints
 from launcher.serving.soak import retransmits
-from launcher.serving.soak.load import Endpoint, Load
-from launcher.serving.soak.verdict import judge, rows
+from launcher.serving.soak.load import LoadGenerator, LoadTarget
+from launcher.serving.soak.verdict import judge_load, verdict_rows
 from launcher.tools import servers
 
-_LONGEST = 7 * 86400.0
+_MAX_DURATION = 7 * 86400.0
 _pause = time.sleep
 
 
@@ -47,7 +47,9 @@ _pause = time.sleep
 )
 @options.SERVER
 @click.argument("duration", callback=options.parse_duration)
-def soak(call: Call, duration: float, streams: int, tokens: int, server: str | None) -> int:
+def soak(
+    call: CommandContext, duration: float, streams: int, tokens: int, server: str | None
+) -> int:
     """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
     errors, TCP retransmits and restarts.
 
@@ -56,50 +58,61 @@ def soak(call: Call, duration: float, streams: int, tokens: int, server: str | N
     The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
     would call quiet.
     """
-    if duration > _LONGEST:
+    if duration > _MAX_DURATION:
         raise click.UsageError("a soak takes at most 7d")
     with call.session(nodes=[call.inventory.head]) as session:
-        verdict = _soak(session, server, duration, streams, tokens)
+        verdict = _run_soak(session, server, duration, streams, tokens)
     if call.as_json:
         click.echo(dump_json(verdict))
     else:
-        for row, text in rows(verdict):
-            field(f"{row:<13}{untrusted.plain(text)}")
+        for row, text in verdict_rows(verdict):
+            print_field(f"{row:<13}{untrusted.sanitize(text)}")
     return 1 if verdict["failures"] else 130 if verdict["interrupted"] else 0
 
 
-def _soak(
+def _run_soak(
     session: Session, name: str | None, seconds: float, streams: int, tokens: int
 ) -> dict[str, Any]:
-    chosen = servers.choose(choose.kept(session).running, name)
-    spec, before = chosen.desired, chosen.observed
-    if spec is None or before is None or before.state != "ready":
+    chosen = servers.choose_server(choose.query_servers(session).running, name)
+    spec, status_before = chosen.desired, chosen.observed
+    if spec is None or status_before is None or status_before.state != "ready":
         raise RequestError(
             f"{chosen.what} is {chosen.state}, not ready", hint="look at `vlaunch status`"
         )
-    task = named(chosen.task)
+    task = task_named(chosen.task)
     if task is None or not task.generates:
         raise RequestError(f"{chosen.what} does not generate tokens: a soak measures these")
-    endpoints, model, route = _endpoints(session, spec)
-    own = {*chosen.nodes, *(process.node for process in spec.processes)}
-    nodes = [node.name for node in session.site.nodes if node.name in own]
+    endpoints, model, route = _load_targets(session, spec)
+    server_nodes = {*chosen.nodes, *(process.node for process in spec.processes)}
+    nodes = [node.name for node in session.site.nodes if node.name in server_nodes]
     missing = session.fleet.connect(nodes)
-    queries = retransmits.ask([name for name in nodes if name not in missing])
-    load = Load(endpoints, model, task, tokens, streams)
-    counted = retransmits.read(session.transport.run(queries))
+    queries = retransmits.query_counters([name for name in nodes if name not in missing])
+    load = LoadGenerator(endpoints, model, task, tokens, streams)
+    counters = retransmits.parse_counters(session.transport.run(queries))
     session.wait("soak", f"{streams} streams at {chosen.what}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
-    again = retransmits.compare(counted, retransmits.read(session.transport.run(queries)))
+    retransmits_seen = retransmits.compare_counters(
+        counters, retransmits.parse_counters(session.transport.run(queries))
+    )
     try:
-        now = {server.name: server.observed for server in choose.kept(session).servers}
-        after = now.get(chosen.name)
+        status_by_name = {
+            server.name: server.observed for server in choose.query_servers(session).servers
+        }
+        status_after = status_by_name.get(chosen.name)
     except NodeError:
-        after = replace(before, verdict="unknown")
-    return judge(load, planned=seconds, route=route, before=before, after=after, retransmits=again)
+        status_after = replace(status_before, verdict="unknown")
+    return judge_load(
+        load,
+        planned=seconds,
+        route=route,
+        before=status_before,
+        after=status_after,
+        retransmits=retransmits_seen,
+    )
 
 
-def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str, str]:
+def _load_targets(session: Session, spec: Desired) -> tuple[Sequence[LoadTarget], str, str]:
     """Return where to send requests, the model's name there, and the way there in words.
 
     Another machine may have the endpoint's address where this one is: it is believed only when it
@@ -111,14 +124,14 @@ def _endpoints(session: Session, spec: Desired) -> tuple[Sequence[Endpoint], str
     plain = {"Content-Type": "application/json"}
     headers = {**plain, "Authorization": f"Bearer {key}"} if key else plain
     direct, tunnels = [], []
-    there = endpoints.of(inventory, spec)
-    if failed := session.fleet.connect([at.node for at in there]):
+    apis = endpoints.list_endpoints(inventory, spec)
+    if failed := session.fleet.connect([at.node for at in apis]):
         raise next(iter(failed.values()))
-    for api in there:
+    for api in apis:
         forward = session.fleet.forward(api.node, spec.api_host, spec.port)
-        tunnels.append(Endpoint(host="127.0.0.1", port=forward.port, headers=headers))
+        tunnels.append(LoadTarget(host="127.0.0.1", port=forward.port, headers=headers))
         at = urlsplit(api.url)
-        direct.append(Endpoint(host=at.hostname or "", port=at.port or 0, headers=plain))
+        direct.append(LoadTarget(host=at.hostname or "", port=at.port or 0, headers=plain))
     try:
         model = tunnels[0].model()
     except (OSError, ValueError) as error:

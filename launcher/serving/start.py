@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from launcher.agent.desired import Policy
-from launcher.agent.task import named
+from launcher.agent.task import task_named
 from launcher.app import options
-from launcher.app.command import Call
+from launcher.app.command import CommandContext
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
@@ -22,12 +22,12 @@ from launcher.core.errors import RequestError
 from launcher.core.plan import Plan
 from launcher.distribute import model_fetch
 from launcher.serving import balancing, endpoints
-from launcher.serving.endpoints import url
-from launcher.serving.serve_plan import Start, plan_serve
-from launcher.serving.serve_request import Request
-from launcher.serving.watch import Served, summary, watch
+from launcher.serving.endpoints import endpoint_url
+from launcher.serving.serve_plan import StartPlan, plan_serve
+from launcher.serving.serve_request import ServeRequest
+from launcher.serving.watch import ReadyServer, summary_json, watch_start
 from launcher.tools import placement, vllm
-from launcher.tools.placement import narrow
+from launcher.tools.placement import narrow_inventory
 from launcher.tools.snapshot import ClusterSnapshot
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def flags(function: F) -> F:
+def start_options(function: F) -> F:
     """Add the flags of every command that starts a server."""
     for option in (
         click.option("--no-wait", is_flag=True, help="Start it and return at once."),
-        options.key(ServeDefaults, "timeout", default="the inventory's"),
+        options.inventory_option(ServeDefaults, "timeout", default="the inventory's"),
         click.option(
             "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
         ),
@@ -49,21 +49,21 @@ def flags(function: F) -> F:
     return function
 
 
-class Begun(NamedTuple):
+class PendingStart(NamedTuple):
     """A start that is under way; `fetched` is the seconds for which its model was copied."""
 
     snapshot: ClusterSnapshot
-    request: Request
-    start: Start
+    request: ServeRequest
+    start_server: StartPlan
     plan: ServePlan | None
-    fetched: float
+    fetch_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSpec(ServerSpec):
     """A server's spec, its supervision, and the options of one start."""
 
-    policy: Policy
+    supervision_policy: Policy
     replace_other: bool = False
     skip_network_check: bool = False
     pair_timeout: float = 20.0
@@ -73,34 +73,36 @@ class StartSpec(ServerSpec):
     planned: bool = False  # the plan chooses the split
     notes: tuple[str, ...] = ()  # on the recipe or the pasted command
 
-    def about(self, inventory: Inventory) -> dict[str, str]:
+    def hook_variables(self, inventory: Inventory) -> dict[str, str]:
         """Return what hooks are told of the server."""
-        api = narrow(inventory, self.nodes).head.name
-        return {"model": self.model, "endpoint": url(inventory, self.host, self.port, api)}
+        api = narrow_inventory(inventory, self.nodes).head.name
+        return {"model": self.model, "endpoint": endpoint_url(inventory, self.host, self.port, api)}
 
-    def request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> Request:
+    def build_request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> ServeRequest:
         """Place the model, whose `config.json` may not be known; raises RequestError and
         PlacementError.
         """
-        self._refuse(inventory)
-        here = placement.narrow(inventory, self.nodes, self.gpus)
+        self._check_ray(inventory)
+        narrowed = placement.narrow_inventory(inventory, self.nodes, self.gpus)
         sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
         if sizes == (None, None, None):  # half of a split from each source would be nobody's choice
             sizes = (serve.tp, serve.pp, serve.dp)
         tp, pp, dp = sizes
         pcp = vllm.prefill_context_parallel(self.args)
-        split = placement.choose(here, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend)
-        request = Request(**self.spec_fields(), placement=split)
-        balancing.refuse(request, here)
+        placement_choice = placement.choose_placement(
+            narrowed, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
+        )
+        request = ServeRequest(**self.spec_fields(), placement=placement_choice)
+        balancing.check_balancing(request, narrowed)
         return request
 
-    def fixed(self, inventory: Inventory) -> bool:
+    def has_fixed_layout(self, inventory: Inventory) -> bool:
         """True when the command line or the inventory names a split."""
         serve = inventory.serve
         sizes = (self.tp, self.pp, self.dp, serve.tp, serve.pp)
         return serve.dp > 1 or any(size is not None for size in sizes)
 
-    def _refuse(self, inventory: Inventory) -> None:
+    def _check_ray(self, inventory: Inventory) -> None:
         """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
         places.
         """
@@ -123,30 +125,36 @@ class StartSpec(ServerSpec):
             f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to", hint=hint
         )
 
-    def plan(self, inventory: Inventory, snapshot: ClusterSnapshot) -> tuple[Request, Start]:
+    def plan_start(
+        self, inventory: Inventory, snapshot: ClusterSnapshot
+    ) -> tuple[ServeRequest, StartPlan]:
         """Place the model and plan its start; raises RequestError and PlacementError."""
         from launcher.serving import network_gate
 
-        request = self.request(inventory, snapshot.config)
-        prove, known = (
+        request = self.build_request(inventory, snapshot.config)
+        check_stages, network_notes = (
             ((), ())
             if self.skip_network_check
-            else network_gate.prove(inventory, snapshot, request, pair_timeout=self.pair_timeout)
+            else network_gate.plan_network_check(
+                inventory, snapshot, request, pair_timeout=self.pair_timeout
+            )
         )
         start = plan_serve(
             snapshot,
             request,
-            asked=time.time(),
+            requested_at=time.time(),
             policy=self.policy,
-            prove=prove,
-            notes=(*self.notes, *known),
+            check_stages=check_stages,
+            notes=(*self.notes, *network_notes),
             replace_other=self.replace_other,
-            insist=self.unsupervised,
+            require_unsupervised=self.unsupervised,
         )
         return request, start
 
 
-def policy(inventory: Inventory, timeout: float | None, *, supervise: bool = True) -> Policy:
+def supervision_policy(
+    inventory: Inventory, timeout: float | None, *, supervise: bool = True
+) -> Policy:
     """Return the supervision of a server, which without it never starts again; `timeout` is the
     seconds that a start may take (None: as the inventory says).
     """
@@ -156,7 +164,7 @@ def policy(inventory: Inventory, timeout: float | None, *, supervise: bool = Tru
     return Policy(canary=serve.canary, stuck=serve.stuck, restarts=restarts, start_timeout=limit)
 
 
-def start(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
+def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
     """Prove the network, start the server and wait until it has answered; print the script instead
     for a dry run.
 
@@ -165,11 +173,11 @@ def start(call: Call, session: Session, spec: StartSpec) -> tuple[int, list[str]
     """
     # Released before the wait: others may work on the cluster while a model loads.
     with call.locked(session) as ours:
-        begun = begin(call, ours, spec)
-    return finish(session, spec, begun)
+        pending = begin_start(call, ours, spec)
+    return finish_start(session, spec, pending)
 
 
-def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
+def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> PendingStart | None:
     """Update the node programs, which are queried, copy the model if required, and start the
     server, in a session that holds the cluster's lock; print the script instead for a dry run.
     """
@@ -178,36 +186,38 @@ def begin(call: Call, session: Session, spec: StartSpec) -> Begun | None:
 
     inventory, dry_run = session.inventory, call.dry_run
     session.hooks.pre(session.to, **spec.about(inventory))
-    snapshot, files = servers.look_updated(
+    snapshot, files = servers.update_and_query(
         session, verb="serve", dry_run=dry_run, model=spec.model, planning=True
     )
     if not dry_run:
         servers.require_servers(session, snapshot)
-    spec, snapshot, fetched = _fetch(session, spec, snapshot, dry_run=dry_run)
+    spec, snapshot, fetched = _fetch_model(session, spec, snapshot, dry_run=dry_run)
     if spec.planned:
-        spec = serve_forecast.settled(spec, snapshot)
+        spec = serve_forecast.apply_planned_layout(spec, snapshot)
     request, start = spec.plan(inventory, snapshot)
-    plan = serve_forecast.plan_of(snapshot, request)
+    plan = serve_forecast.plan_memory(snapshot, request)
     if plan is not None and not start.attached:
-        serve_forecast.tell(session, plan, fixed=spec.fixed(inventory))
+        serve_forecast.report_plan(session, plan, fixed=spec.fixed(inventory))
     if dry_run:
         call.print_script([files, start.plan])
         return None
-    _apply(session, request, start, skipped=spec.skip_network_check)
-    return Begun(snapshot, request, start, plan, fetched)
+    _apply_plan(session, request, start, skipped=spec.skip_network_check)
+    return PendingStart(snapshot, request, start, plan, fetched)
 
 
-def finish(session: Session, spec: StartSpec, begun: Begun | None) -> tuple[int, list[str]]:
+def finish_start(
+    session: Session, spec: StartSpec, pending: PendingStart | None
+) -> tuple[int, list[str]]:
     """Wait until the server has answered; returns what `start` does."""
-    if begun is None:
+    if pending is None:
         return 0, []
-    code, rows = _wait(session, begun, spec)
+    code, rows = _wait_for_answer(session, pending, spec)
     if code == 0 and not spec.no_wait:
         session.hooks.post(session.to, **spec.about(session.inventory))
     return code, rows
 
 
-def _fetch(
+def _fetch_model(
     session: Session, spec: StartSpec, snapshot: ClusterSnapshot, *, dry_run: bool
 ) -> tuple[StartSpec, ClusterSnapshot, float]:
     """Bring a server's model to its nodes where it is asked for, and look again; a dry run only
@@ -217,24 +227,24 @@ def _fetch(
 
     inventory = session.inventory
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
-    running = [known.name for known in snapshot.kept.running]
-    runs = spec.name in running and not spec.replace_other
-    if runs or not (spec.fetch or inventory.models.spread == "auto"):
+    running = [server.name for server in snapshot.kept.running]
+    is_running = spec.name in running and not spec.replace_other
+    if is_running or not (spec.fetch or inventory.models.spread == "auto"):
         return spec, snapshot, 0.0
     nodes: Sequence[Node] = inventory.nodes
     if spec.backend == "mp":
         nodes = (
-            narrow(inventory, spec.nodes).nodes
+            narrow_inventory(inventory, spec.nodes).nodes
             if spec.planned
             else spec.request(inventory, snapshot.config).nodes_with_ranks(inventory)
         )
     if dry_run:
-        notes = (*spec.notes, *model_fetch.notes(snapshot, spec.model, nodes))
+        notes = (*spec.notes, *model_fetch.dry_run_notes(snapshot, spec.model, nodes))
         return replace(spec, notes=notes), snapshot, 0.0
     plan = partial(_early_plan, inventory, spec, snapshot)
     seconds = model_fetch.ensure_model(session, snapshot, spec.model, nodes, plan)
     if seconds:
-        snapshot = servers.look(session, model=spec.model, planning=True)
+        snapshot = servers.query_cluster(session, model=spec.model, planning=True)
     return spec, snapshot, seconds
 
 
@@ -248,11 +258,13 @@ def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot
     if spec.planned and (snapshot.config is None or not snapshot.weight_bytes):
         spec = replace(spec, planned=False, tp=1, pp=1, dp=1)
     elif spec.planned:
-        spec = serve_forecast.settled(spec, snapshot)
+        spec = serve_forecast.apply_planned_layout(spec, snapshot)
     return spec.plan(inventory, snapshot)[1].plan
 
 
-def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -> None:
+def _apply_plan(
+    session: Session, request: ServeRequest, start: StartPlan, *, skipped: bool
+) -> None:
     """Report the notes and warnings of a start, and run its plan."""
     if start.attached:
         text = f"this server runs already as `{start.desired.name}`; watching it"
@@ -277,23 +289,29 @@ def _apply(session: Session, request: Request, start: Start, *, skipped: bool) -
     session.apply(start.plan)
 
 
-def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[str]]:
+def _wait_for_answer(
+    session: Session, pending: PendingStart, spec: StartSpec
+) -> tuple[int, list[str]]:
     """Return the exit code, and what to print when the display of progress has been put away."""
     from launcher.serving import network_gate, serve_forecast
 
-    snapshot, request, start, plan, fetched = begun
+    snapshot, request, start, plan, fetch_seconds = pending
     name = start.desired.name
     if spec.no_wait:
-        again = "" if start.attached else ", and watch it with the same command without --no-wait"
+        next_step_hint = (
+            "" if start.attached else ", and watch it with the same command without --no-wait"
+        )
         verb = "runs" if start.attached else "starts"
-        text = f"server `{name}` {verb}; see `vlaunch status`{again}"
-        urls = [endpoint.url for endpoint in endpoints.of(session.inventory, start.desired)]
+        text = f"server `{name}` {verb}; see `vlaunch status`{next_step_hint}"
+        urls = [
+            endpoint.url for endpoint in endpoints.list_endpoints(session.inventory, start.desired)
+        ]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
     session.begin("serve", "Wait for the first answer")
     try:
         served = session.show(
-            watch(
+            watch_start(
                 snapshot.site,
                 start.desired,
                 session.transport,
@@ -308,46 +326,54 @@ def _wait(session: Session, begun: Begun, spec: StartSpec) -> tuple[int, list[st
         )
         session.warn("serve", text)
         return 130, []
-    network = network_gate.confirm(session, snapshot, request, start, allow=spec.skip_network_check)
-    model, task, ask = served.first.model, named(served.first.task), ""
+    network = network_gate.confirm_transport(
+        session, snapshot, request, start, allow=spec.skip_network_check
+    )
+    model, task, curl_line = served.first.model, task_named(served.first.task), ""
     if task is not None and not task.generates:
-        keyed = "VLLM_API_KEY" in session.inventory.secrets
-        ask = f"`{endpoints.curl_line(served.endpoints[0], task, model, key=keyed)}`"
-    talk = "ask it with the line below" if ask else "talk to it with `vlaunch chat`"
-    url, *more = served.endpoints
-    also = f" and {len(more)} more" if more else ""
-    text = f"{model} answers at {url}{also}; {talk}"
-    data = {**summary(served), "network": network, **serve_forecast.as_json(plan)}
-    if fetched:
-        data["fetch_seconds"] = round(fetched, 1)
-    session.done(text, stage="serve", seconds=served.seconds + fetched, data=data)
-    return 0, _rows(served, network, ask, plan, fetched)
+        needs_key = "VLLM_API_KEY" in session.inventory.secrets
+        curl_line = f"`{endpoints.curl_line(served.endpoints[0], task, model, key=needs_key)}`"
+    next_step = "ask it with the line below" if curl_line else "talk to it with `vlaunch chat`"
+    url, *other_urls = served.endpoints
+    others = f" and {len(other_urls)} more" if other_urls else ""
+    text = f"{model} answers at {url}{others}; {next_step}"
+    data = {**summary_json(served), "network": network, **serve_forecast.plan_json(plan)}
+    if fetch_seconds:
+        data["fetch_seconds"] = round(fetch_seconds, 1)
+    session.done(text, stage="serve", seconds=served.seconds + fetch_seconds, data=data)
+    return 0, _summary_rows(served, network, curl_line, plan, fetch_seconds)
 
 
-def _rows(
-    served: Served, network: str, ask: str, plan: ServePlan | None, fetched: float
+def _summary_rows(
+    served: ReadyServer, network: str, curl_line: str, plan: ServePlan | None, fetch_seconds: float
 ) -> list[str]:
-    from launcher.serving.serve_forecast import compared, more_by_a_node
+    from launcher.serving.serve_forecast import compare_tokens, describe_extra_node
 
     first = served.first
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(first.replicas)]
-    tokens, times = served.capacity.tokens, served.capacity.concurrency
-    holds = "not known" if tokens is None else f"{tokens:,} tokens"
-    copied = f" {fetched:.1f}s for bringing the model to its nodes, and" if fetched else ""
+    tokens, concurrency = served.capacity.tokens, served.capacity.concurrency
+    cache_text = "not known" if tokens is None else f"{tokens:,} tokens"
+    fetch_text = (
+        f" {fetch_seconds:.1f}s for bringing the model to its nodes, and" if fetch_seconds else ""
+    )
     rows = {
         "model": first.model,
         "placement": ranks or "not known",
         "replicas": replies and f"all {len(replies)} have answered: {', '.join(replies)}",
         "network": network,
-        "KV cache": holds
-        + compared(plan, tokens)
-        + (f", {times:g} requests of full length at once" if times else ""),
-        "another node": more_by_a_node(plan, tokens),
-        **({"answer": first.came} if ask else {"fingerprint": first.fingerprint or "none given"}),
-        "ready after": f"{served.seconds + fetched:.1f}s, of which{copied}"
+        "KV cache": cache_text
+        + compare_tokens(plan, tokens)
+        + (f", {concurrency:g} requests of full length at once" if concurrency else ""),
+        "another node": describe_extra_node(plan, tokens),
+        **(
+            {"answer": first.came}
+            if curl_line
+            else {"fingerprint": first.fingerprint or "none given"}
+        ),
+        "ready after": f"{served.seconds + fetch_seconds:.1f}s, of which{fetch_text}"
         f" {first.seconds:.1f}s for the first answer",
-        "ask it": ask,
+        "ask it": curl_line,
     }
     lines = [*(("endpoint", url) for url in served.endpoints), *rows.items()]
-    return [f"{label:<12} {untrusted.plain(value)}" for label, value in lines if value]
+    return [f"{label:<12} {untrusted.sanitize(value)}" for label, value in lines if value]

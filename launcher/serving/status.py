@@ -26,8 +26,8 @@ from launcher.tools import (
     serving_judges,
 )
 from launcher.tools.containers import find_drift
-from launcher.tools.host import Unfinished
-from launcher.tools.servers import BAD, GOOD, Kept, Server
+from launcher.tools.host import UnfinishedModel
+from launcher.tools.servers import BAD, GOOD, Server, ServersState
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -58,7 +58,7 @@ class NodeStatus:
     trouble: str = ""
     privileged: bool = False
     compiled: int | None = None
-    unfinished: tuple[Unfinished, ...] = ()
+    unfinished: tuple[UnfinishedModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,38 +141,41 @@ def query_head(site: Site) -> list[Command]:
         return []
     port = site.inventory.ports.node_manager
     peers = tuple(f"{node.ip}:{port}" for node in site.nodes)
-    return [serving_judges.ask_jobs(site, peers), network_verdict.query_record(site)]
+    return [serving_judges.query_jobs(site, peers), network_verdict.query_record(site)]
 
 
-def read(
+def build_status(
     snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: tuple[Job, ...] = ()
 ) -> ClusterStatus:
     """Put the answers together, with the batch jobs that run; `missing` has the reasons why nodes
     could not be reached.
     """
-    site, inventory, kept = snapshot.site, snapshot.site.inventory, snapshot.kept
-    nodes = _nodes(site, snapshot.said, kept, missing)
+    site, inventory, head_state = snapshot.site, snapshot.site.inventory, snapshot.servers_state
+    nodes = _node_statuses(site, snapshot.payload, head_state, missing)
     server_rows = tuple(
-        _server(site, server, kept.agent) for server in kept.servers if server.state != "stopped"
+        _server_status(site, server, head_state.agent)
+        for server in head_state.servers
+        if server.state != "stopped"
     )
-    if why := _unknown(site, snapshot.said):
-        server_rows = (ServerStatus(name="", state="unknown", detail=why),)
+    if reason := _unknown_reason(site, snapshot.payload):
+        server_rows = (ServerStatus(name="", state="unknown", detail=reason),)
     first = next((server.endpoint for server in server_rows if server.endpoint), "")
     return ClusterStatus(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=server_rows,
-        endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
-        network=network_verdict.describe(site, snapshot.network, kept),
-        certificates=certificates.warning(
+        endpoint=first
+        or endpoints.endpoint_url(inventory, inventory.serve.bind, inventory.ports.api),
+        network=network_verdict.describe_network(site, snapshot.network, head_state),
+        certificates=certificates.expiry_warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
         ),
         batches=jobs,
     )
 
 
-def _nodes(
-    site: Site, head: Mapping[str, Any], kept: Kept, missing: Mapping[str, str]
+def _node_statuses(
+    site: Site, head: Mapping[str, Any], head_state: ServersState, missing: Mapping[str, str]
 ) -> tuple[NodeStatus, ...]:
     listed = ray.parse_nodes(head["nodes"]) if head.get("nodes") else ()
     ranks = ray.parse_ranks(head["actors"], listed) if head.get("actors") else {}
@@ -181,50 +184,57 @@ def _nodes(
     table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
     rows = {row.ip: row for row in reversed(table)}
     return tuple(
-        _node(site, node, missing.get(node.name), rows.get(node.ip), kept, ranks.get(node.ip, ()))
+        _node_status(
+            site,
+            node,
+            missing.get(node.name),
+            rows.get(node.ip),
+            head_state,
+            ranks.get(node.ip, ()),
+        )
         for node in site.nodes
     )
 
 
-def _node(
+def _node_status(
     site: Site,
     node: Node,
     missing: str | None,
     row: ray.RayNode | None,
-    kept: Kept,
+    head_state: ServersState,
     actors: Sequence[str],
 ) -> NodeStatus:
     status = NodeStatus(node=node.name, role=containers.role(node), ip=node.ip, container="unknown")
     if missing is not None:
         return replace(status, trouble=missing)
-    own, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
+    container, facts, off = site.container(node), site.facts[node.name], site.inventory.ray.off
     in_ray = "absent" if row is None else "alive" if row.alive else "dead"
-    known = f"{row.gpus:g}" if row else "-"
+    ray_gpus = f"{row.gpus:g}" if row else "-"
     return replace(
         status,
-        container=own.status if own else "absent",
-        image=own.image if own else "",
+        container=container.status if container else "absent",
+        image=container.image if container else "",
         ray="-" if off else in_ray,
-        agent=_agent(node, own, kept),
-        gpus=str(node.gpus) if off else f"{known}/{node.gpus}",
-        ranks=servers.ranks_on(node.name, kept, actors),
+        agent=_agent_state(node, container, head_state),
+        gpus=str(node.gpus) if off else f"{ray_gpus}/{node.gpus}",
+        ranks=servers.ranks_on(node.name, head_state, actors),
         drift=find_drift(site, node),
         trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
-        privileged=own is not None and own.privileged,
+        privileged=container is not None and container.privileged,
         compiled=facts.compiled.size if facts.compiled else None,
         unfinished=facts.unfinished,
     )
 
 
-def _agent(node: Node, own: docker.Container | None, kept: Kept) -> str:
+def _agent_state(node: Node, container: docker.Container | None, head_state: ServersState) -> str:
     """Return whether a node's agent is connected to the head's; empty where that is unknown."""
-    if own is None or not own.running or kept.agent > serving_judges.SILENT:
+    if container is None or not container.running or head_state.agent > serving_judges.SILENT:
         return ""
-    age = kept.agent if node.head else kept.members.get(node.name, math.inf)
+    age = head_state.agent if node.head else head_state.members.get(node.name, math.inf)
     return "connected" if age <= serving_judges.SILENT else "lost"
 
 
-def _unknown(site: Site, answer: Mapping[str, Any]) -> str:
+def _unknown_reason(site: Site, answer: Mapping[str, Any]) -> str:
     """Return why the servers are unknown; empty when they are known, or when there can be none."""
     if site.facts_of(site.head) is None:
         return "the head cannot be reached"
@@ -238,15 +248,15 @@ def _unknown(site: Site, answer: Mapping[str, Any]) -> str:
     return str(answer.get("error") or "the head's agent does not answer")[:200]
 
 
-def _server(site: Site, server: Server, agent: float) -> ServerStatus:
+def _server_status(site: Site, server: Server, agent: float) -> ServerStatus:
     spec = server.desired
-    server = servers.named(site.nodes, server)
+    server = servers.with_node_names(site.nodes, server)
     record = server.observed
-    state, detail = servers.health(server, agent)
-    apis = endpoints.status(site.inventory, server, state, detail)
+    state, detail = servers.server_health(server, agent)
+    apis = endpoints.endpoints_with_health(site.inventory, server, state, detail)
     answer = record.first_answer if record is not None and state in servers.READY else None
     first = answer if isinstance(answer, FirstAnswer) else FirstAnswer(model=server.model)
-    capacity = endpoints.holds(record.held.values() if record and answer else ())
+    capacity = endpoints.total_capacity(record.held.values() if record and answer else ())
     return ServerStatus(
         name=server.name,
         state=state,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.registry import workloads
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show, show_live
 from launcher.tools.network_verdict import parse_record
-from launcher.tools.observe import commands, read
+from launcher.tools.observe import parse_answers, probe_commands
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -23,12 +23,12 @@ from launcher.tools.snapshot import ClusterSnapshot
 if TYPE_CHECKING:
     from launcher.serving.status import ClusterStatus
 
-_EVERY = 2.0  # seconds between two looks
+_INTERVAL = 2.0  # seconds between two looks
 
 
 @command(path=True, shows="none", flags=[options.JSON])
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
-def status(call: Call, watch: bool) -> int:
+def status(call: CommandContext, watch: bool) -> int:
     """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
     differs from the inventory.
 
@@ -36,44 +36,46 @@ def status(call: Call, watch: bool) -> int:
     steps end), `quiet` (a warning: no step has ended for long), `suspect` (its ranks do not move).
     The exit code is 1 when the cluster is not whole, or its agent does not answer.
     """
-    from launcher.serving.status_view import render
+    from launcher.serving.status_view import render_status
 
     with call.session(partial=True) as session:
-        looks = _looks(session)
+        statuses = _poll_status(session)
         if watch and not call.as_json:
-            show_live(map(render, looks))
-        for cluster in looks:
+            show_live(map(render_status, statuses))
+        for cluster_status in statuses:
             if call.as_json:
-                click.echo(dump_json(cluster.as_json()))
+                click.echo(dump_json(cluster_status.as_json()))
             else:
-                show(render(cluster))
+                show(render_status(cluster_status))
             if not watch:
-                return 0 if cluster.whole else 1
+                return 0 if cluster_status.whole else 1
     return 0
 
 
-def look(session: Session) -> ClusterStatus:
+def observe_cluster(session: Session) -> ClusterStatus:
     """Observe the cluster once."""
     from launcher.serving import status
 
     inventory = session.inventory
-    asked = commands(inventory, [inventory.image], session.reached, compiled=True, models=True)
-    facts, silent = read(session.transport.run(asked))
+    queries = probe_commands(
+        inventory, [inventory.image], session.reached, compiled=True, models=True
+    )
+    facts, failed = parse_answers(session.transport.run(queries))
     snapshot = ClusterSnapshot(site=Site(inventory, facts))
-    if questions := status.query_head(snapshot.site):
-        head, record = session.transport.run(questions)
+    if head_queries := status.query_head(snapshot.site):
+        head, record = session.transport.run(head_queries)
         snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
     jobs = tuple(job for kind in workloads() for job in kind.running(session, snapshot))
-    missing = {name: error.reason for name, error in (session.missing | silent).items()}
-    return status.read(snapshot, missing, jobs)
+    missing = {name: error.reason for name, error in (session.missing | failed).items()}
+    return status.build_status(snapshot, missing, jobs)
 
 
-def _looks(session: Session) -> Iterator[ClusterStatus]:
+def _poll_status(session: Session) -> Iterator[ClusterStatus]:
     """Look again and again, each time also for the nodes that could not be reached: they may be on
     their way up.
     """
     while True:
-        yield look(session)
-        time.sleep(_EVERY)
+        yield observe_cluster(session)
+        time.sleep(_INTERVAL)
         if session.missing:
             session = replace(session, missing=session.fleet.connect(session.missing))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.observed import Fault
 from launcher.app.registry import workloads
-from launcher.app.terminal import Line, line, log, make_table, plain
+from launcher.app.terminal import Line, evidence_line, make_table, plain_text, text_line
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
@@ -25,75 +25,80 @@ COLOURS = {
     **dict.fromkeys(("none", "-"), "dim"),
 }
 _LINE = 200  # characters of a line of evidence
-_MOST = 16  # nodes that have a row each
+_MAX_ROWS = 16  # nodes that have a row each
 _MARGIN = " " * 8  # before what belongs to a server
 
 
-def render(status: ClusterStatus) -> RenderableType:
+def render_status(status: ClusterStatus) -> RenderableType:
     """Return the table and what follows it."""
     from rich.console import Group
 
-    lines: list[RenderableType] = [plain(f"cluster {status.cluster}", "bold"), _nodes(status.nodes)]
-    if len(status.nodes) > _MOST:
-        lines.append(plain("  each node by itself: `vlaunch status --json`", "dim"))
-    lines += [line(text, lead=f"  {names}: ") for text, names in _remarks(status.nodes).items()]
-    if compiled := _compiled(status.nodes):
-        lines.append(line(compiled, lead="compiled: "))
+    lines: list[RenderableType] = [
+        plain_text(f"cluster {status.cluster}", "bold"),
+        _node_table(status.nodes),
+    ]
+    if len(status.nodes) > _MAX_ROWS:
+        lines.append(plain_text("  each node by itself: `vlaunch status --json`", "dim"))
+    lines += [
+        text_line(text, lead=f"  {names}: ") for text, names in _node_remarks(status.nodes).items()
+    ]
+    if compiled := _describe_compile_cache(status.nodes):
+        lines.append(text_line(compiled, lead="compiled: "))
     if status.network:
         style = "" if status.network.startswith("proven") else "yellow"
-        lines.append(line(status.network, style, lead=plain("network: ", style)))
+        lines.append(text_line(status.network, style, lead=plain_text("network: ", style)))
     if status.certificates:
-        lines.append(line(status.certificates, "yellow"))
-    for each in status.servers:
-        lines += _server(each, len(status.servers) == 1)
+        lines.append(text_line(status.certificates, "yellow"))
+    for server in status.servers:
+        lines += _server_lines(server, len(status.servers) == 1)
     if not status.servers:
-        lines.append(plain("server: none", "dim"))
+        lines.append(plain_text("server: none", "dim"))
     for workload in workloads():
         lines += workload.lines(status.batches)
     return Group(*lines)
 
 
-def _nodes(nodes: Sequence[NodeStatus]) -> Table:
+def _node_table(nodes: Sequence[NodeStatus]) -> Table:
     table = make_table("NODE", "ROLE", "IP", "CONTAINER", "RAY", "GPUS", "RANKS", "DRIFT")
-    for group in _alike(nodes):
+    for group in _group_nodes(nodes):
         node = group[0]
-        alike = all(other.ranks == node.ranks for other in group)
-        ranks = ", ".join(node.ranks) or "-" if alike else f"{len(node.ranks)} each"
+        same_ranks = all(other.ranks == node.ranks for other in group)
+        ranks = ", ".join(node.ranks) or "-" if same_ranks else f"{len(node.ranks)} each"
         table.add_row(
-            plain(fold([each.node for each in group])),
+            plain_text(fold([member.node for member in group])),
             node.role,
             node.ip if len(group) == 1 else f"{node.ip} …",
-            _coloured(node.container),
-            _coloured(node.ray or "unknown"),
-            plain(node.gpus),
-            plain(ranks),
-            _drift(node),
+            _coloured_state(node.container),
+            _coloured_state(node.ray or "unknown"),
+            plain_text(node.gpus),
+            plain_text(ranks),
+            _drift_cell(node),
         )
     return table
 
 
-def _drift(node: NodeStatus) -> str:
+def _drift_cell(node: NodeStatus) -> str:
     return "yes" if node.drift else "unknown" if node.trouble else "-"
 
 
-def _alike(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
+def _group_nodes(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
     """Return the nodes of each row: many that differ in nothing but name, address and which ranks
     they have share one.
     """
-    if len(nodes) <= _MOST:
+    if len(nodes) <= _MAX_ROWS:
         return [[node] for node in nodes]
     groups: dict[tuple[object, ...], list[NodeStatus]] = {}
     for node in nodes:
-        seen = (node.role, node.container, node.ray, node.gpus, len(node.ranks), _drift(node))
-        groups.setdefault(seen, []).append(node)
+        key = (node.role, node.container, node.ray, node.gpus, len(node.ranks), _drift_cell(node))
+        groups.setdefault(key, []).append(node)
     return list(groups.values())
 
 
-def _coloured(word: str) -> Text:
-    return plain(word, COLOURS.get(word, "red"))
+def _coloured_state(state: str) -> Text:
+    return plain_text(state, COLOURS.get(state, "red"))
 
 
-def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
+def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     """Return what is to be said of nodes, each with the nodes of which it is true."""
     lines: dict[str, list[str]] = {}
     for node in nodes:
@@ -112,17 +117,17 @@ def _remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     return {text: fold(names) for text, names in lines.items()}
 
 
-def _compiled(nodes: tuple[NodeStatus, ...]) -> str:
+def _describe_compile_cache(nodes: tuple[NodeStatus, ...]) -> str:
     """Say how much engines have compiled; nothing where that is not worth a word."""
-    found: dict[str, list[str]] = {}
+    nodes_by_size: dict[str, list[str]] = {}
     for node in nodes:
         if node.compiled is not None and node.compiled >= sizes.MIB:
-            found.setdefault(sizes.told(node.compiled), []).append(node.node)
-    return ", ".join(f"{size} on {fold(names)}" for size, names in found.items())
+            nodes_by_size.setdefault(sizes.format_size(node.compiled), []).append(node.node)
+    return ", ".join(f"{size} on {fold(names)}" for size, names in nodes_by_size.items())
 
 
-def _server(server: ServerStatus, alone: bool) -> list[Line]:
-    name = "" if not server.name or (alone and server.name == DEFAULT) else f" {server.name}"
+def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
+    name = "" if not server.name or (only and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else ""
     where = f" on {fold(server.nodes)}" if server.nodes else ""
     placed = f" ({server.backend}{where})" if server.backend else ""
@@ -136,30 +141,30 @@ def _server(server: ServerStatus, alone: bool) -> list[Line]:
     elif server.detail:
         texts.append(server.detail)
     first = state_line(f"server{name}: ", server.state, *texts, style=style)
-    health = (line(text, lead=_MARGIN) for text in _health(server))
+    health = (text_line(text, lead=_MARGIN) for text in _health_texts(server))
     lines = [first]
     for endpoint in apart:
-        how = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
+        detail = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
         name = f"{_MARGIN}{endpoint.url} on {endpoint.node}: "
-        lines.append(state_line(name, endpoint.state, how))
-    return [*lines, *health, *_supervision(server)]
+        lines.append(state_line(name, endpoint.state, detail))
+    return [*lines, *health, *_supervision_lines(server)]
 
 
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
     """Return a line with a state in its colour, and the texts about it."""
-    line = plain(name)
-    line.append_text(plain(state, style or COLOURS.get(state, "red")))
+    line = plain_text(name)
+    line.append_text(plain_text(state, style or COLOURS.get(state, "red")))
     for text in filter(None, texts):
-        line.append("  ").append_text(plain(text))
-    return Line(line, len(plain(name)))
+        line.append("  ").append_text(plain_text(text))
+    return Line(line, len(plain_text(name)))
 
 
-def _health(server: ServerStatus) -> Iterator[str]:
+def _health_texts(server: ServerStatus) -> Iterator[str]:
     """Yield what came back, or what is under way instead; of a server of which no step ends, how
     long it has stood, beside its longest step, and where.
     """
     record, busy = server.observed, server.state == "busy"
-    facts = list(_answered(server))
+    facts = list(_answer_texts(server))
     if busy and record is not None and record.asking:
         facts.append(f"oldest {record.asking:.0f} s")
     if facts:
@@ -175,7 +180,7 @@ def _health(server: ServerStatus) -> Iterator[str]:
             yield f"it hangs: {record.wedge.where}"
 
 
-def _answered(server: ServerStatus) -> Iterator[str]:
+def _answer_texts(server: ServerStatus) -> Iterator[str]:
     if server.state == "answering":
         yield f"{server.came or server.fingerprint}, answered in {server.seconds:.1f}s"
         if server.kv_tokens is not None:
@@ -189,7 +194,7 @@ def _answered(server: ServerStatus) -> Iterator[str]:
             yield f"{load.tokens_per_s:.0f} tokens/s"
 
 
-def _supervision(server: ServerStatus) -> Iterator[Line]:
+def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
     """Yield what its keeper knows: when it looked, how often it has started it again, and what the
     last fault was, with the first lines of its evidence.
     """
@@ -197,21 +202,23 @@ def _supervision(server: ServerStatus) -> Iterator[Line]:
     if record is None or server.age is None:
         return
     fault = record.last_fault
-    text = f"kept: looked at {server.age:.0f} s ago, {count(len(record.restarts), 'restart')}"
+    text = (
+        f"kept: looked at {server.age:.0f} s ago, {format_count(len(record.restarts), 'restart')}"
+    )
     if record.restarts_left is not None:
         text += f", {record.restarts_left} left"
     if fault is not None:
-        when = _when(fault.at)
-        text += f", last fault of {record.fault_count} at {when}: {_describe(fault)}"
+        when = _format_time(fault.at)
+        text += f", last fault of {record.fault_count} at {when}: {_describe_fault(fault)}"
     if record.next_start is not None and record.state == "pausing":
         wait = max(0.0, record.next_start - record.written - server.age)
         text += f"; next start in {wait:.0f} s"
-    yield line(text, lead=_MARGIN)
+    yield text_line(text, lead=_MARGIN)
     evidence = [text for text in (fault.evidence if fault else "").splitlines() if text.strip()]
-    yield from (log(text[:_LINE], "", margin=len(_MARGIN) + 2) for text in evidence[:2])
+    yield from (evidence_line(text[:_LINE], "", margin=len(_MARGIN) + 2) for text in evidence[:2])
 
 
-def _describe(fault: Fault) -> str:
+def _describe_fault(fault: Fault) -> str:
     """Say what went wrong, where and why, and what came of it."""
     rank = f"rank {fault.rank}" if fault.rank else ""
     where = " on ".join(filter(None, (rank, fault.node)))
@@ -222,17 +229,19 @@ def _describe(fault: Fault) -> str:
         else f"ready again after {fault.ready_again_after:.0f}s"
     )
     lost = (
-        "requests lost: unknown" if fault.lost is None else f"{count(fault.lost, 'request')} lost"
+        "requests lost: unknown"
+        if fault.lost is None
+        else f"{format_count(fault.lost, 'request')} lost"
     )
     return f"{fault.what}{f' ({where})' if where else ''}{cause}; {after}, {lost}"
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Write a number of things."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _when(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, OSError, ValueError):

@@ -9,7 +9,7 @@ import click
 
 from launcher.agent import state
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.registry import workloads
 from launcher.app.session import Session
 from launcher.core.errors import RequestError
@@ -29,7 +29,7 @@ from launcher.tools.snapshot import ClusterSnapshot
     help="Seconds to end politely.",
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
+def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
     """Stop the server, or the servers and batch jobs that are named, and verify that nothing of
     them is left.
 
@@ -45,36 +45,42 @@ def stop(call: Call, everyone: bool, grace: float, names: tuple[str, ...]) -> No
         call.session(nodes=[call.inventory.head]) as session,
         call.locked(session) as ours,
     ):
-        snapshot, _ = server.look_updated(ours, verb="stop", dry_run=call.dry_run, head_only=True)
-        standing = _standing(ours, snapshot)
-        chosen = [server for server in standing if not names or server.name in names]
+        snapshot, _ = server.update_and_query(
+            ours, verb="stop", dry_run=call.dry_run, head_only=True
+        )
+        servers = _list_servers(ours, snapshot)
+        chosen = [server for server in servers if not names or server.name in names]
         if len(chosen) > 1 and not names and not everyone:
-            listed = ", ".join(f"`{one.name}` ({one.model}, {one.state})" for one in chosen)
-            which = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
+            listed = ", ".join(
+                f"`{candidate.name}` ({candidate.model}, {candidate.state})" for candidate in chosen
+            )
+            commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
             raise RequestError(
-                f"{len(chosen)} servers are there: {listed}", hint=f"say which: {which}"
+                f"{len(chosen)} servers are there: {listed}", hint=f"say which: {commands}"
             )
         if chosen or not names:
             _stop_servers(call, ours, snapshot, chosen, grace)
-        known = {server.name for server in standing}
-        if jobs := [name for name in names if name not in known]:
+        server_names = {server.name for server in servers}
+        if jobs := [name for name in names if name not in server_names]:
             _stop_jobs(call, ours, jobs, grace)
 
 
-def _standing(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
+def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
     """Return the servers that have a spec or are not yet gone; where the head's container does not
     run, its files say which.
     """
     from launcher.app.servers import require_servers
 
     if not snapshot.site.head_runs:
-        return [Server(name=name) for name in history.names_with(snapshot.site, state.DESIRED)]
+        return [
+            Server(name=name) for name in history.servers_with_file(snapshot.site, state.DESIRED)
+        ]
     require_servers(session, snapshot)
     return [server for server in snapshot.kept.servers if server.state != "stopped"]
 
 
 def _stop_servers(
-    call: Call,
+    call: CommandContext,
     session: Session,
     snapshot: ClusterSnapshot,
     chosen: Sequence[Server],
@@ -91,7 +97,7 @@ def _stop_servers(
     if call.dry_run:
         call.print_script(plans)
         return
-    for job in serving_judges.batches(snapshot.said):
+    for job in serving_judges.active_batches(snapshot.said):
         text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
@@ -124,7 +130,7 @@ def _stop_servers(
     )
 
 
-def _stop_jobs(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
     """Stop what features run beside servers."""
     if session.inventory.ray.off:  # without which nothing else runs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")

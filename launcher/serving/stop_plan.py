@@ -6,50 +6,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.agent import state
-from launcher.core.check import Finding, gone, waiting
+from launcher.core.check import Finding, judge_removal, waiting
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
 from launcher.tools import agent_queries, servers, serving_judges
-from launcher.tools.ray_judges import read_payload
+from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
 
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
-def plan_stop(site: Site, found: Sequence[Server], grace: float) -> Plan:
+def plan_stop(site: Site, stopping: Sequence[Server], grace: float) -> Plan:
     """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in
     seconds.
 
     The files are the head's own, so that it works where no container runs; then nobody can be
     waited for.
     """
-    if not found:
+    if not stopping:
         return Plan(verb="stop", stages=())
-    steps = tuple(_forget(site, each.name, state.DESIRED) for each in found)
-    gates = (_gone(site, found, grace),) if site.head_runs else ()
-    title = "Stop the server" if len(found) == 1 else f"Stop {len(found)} servers"
+    steps = tuple(_removal_step(site, server.name, state.DESIRED) for server in stopping)
+    gates = (_stopped_gate(site, stopping, grace),) if site.head_runs else ()
+    title = "Stop the server" if len(stopping) == 1 else f"Stop {len(stopping)} servers"
     return Plan(verb="stop", stages=(Stage(id="stop", title=title, steps=steps, gates=gates),))
 
 
 def plan_forget(site: Site, names: Sequence[str]) -> Plan:
     """Forget servers that are over, with why; what has answered before is remembered."""
-    steps = tuple(_forget(site, name, state.DESIRED, state.OBSERVED) for name in names)
+    steps = tuple(_removal_step(site, name, state.DESIRED, state.OBSERVED) for name in names)
     stage = Stage(id="forget", title="Forget what does not run", steps=steps)
     return Plan(verb="stop", stages=(stage,))
 
 
-def _forget(site: Site, name: str, *what: str) -> Step:
-    folder = servers.folder(site, name)
-    argv = ("rm", "-f", *(f"{folder}/{file}" for file in what))
+def _removal_step(site: Site, name: str, *files: str) -> Step:
+    folder = servers.server_dir(site, name)
+    argv = ("rm", "-f", *(f"{folder}/{file}" for file in files))
     title = (
-        f"server `{name}` is wanted no more" if len(what) == 1 else f"forgetting server `{name}`"
+        f"server `{name}` is wanted no more" if len(files) == 1 else f"forgetting server `{name}`"
     )
     return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
 
 
-def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
+def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
     """The keeper reports that they are over, their ports are closed, and Ray has their GPUs back.
 
     Ports are probed from the head's container, so that no other node must be reachable.
@@ -67,15 +67,15 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
     def judge(answers: Answers) -> Sequence[Finding]:
         answer, *probes = answers[head.name]
         try:
-            report = read_payload(answer)
+            report = parse_payload(answer)
         except UnreadableAnswer as error:
             return [waiting(head, error.message, fix="look at `vlaunch status`")]
-        running_servers = servers.read(report).running
+        running_servers = servers.parse_servers(report).running
         alive = []
         for server in running_servers:
             if server.name in names:
                 doing = server.observed.doing if server.observed is not None else ""
-                alive.append(f"{server.what} is {server.state}{doing and f': {doing}'}")
+                alive.append(f"{server.label} is {server.state}{doing and f': {doing}'}")
         open_ports = [
             f"port {port} on {node}"
             for (port, node, _), probe in zip(ports, probes, strict=True)
@@ -89,9 +89,9 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
     return Gate(
         id="server-gone",
         what="the server's processes are gone, its GPUs free and its port closed",
-        ask=(
-            serving_judges.ask_jobs(site) if in_ray else servers.ask(site),
-            *(site.inside(head, probe, timeout=20) for probe in probes),
+        queries=(
+            serving_judges.query_jobs(site) if in_ray else servers.query_servers(site),
+            *(site.in_container(head, probe, timeout=20) for probe in probes),
         ),
         judge=judge,
         deadline=grace + _MARGIN,
@@ -100,7 +100,10 @@ def _gone(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
 
 
 def judge_stopped(
-    alive: Sequence[str], ports: Sequence[str], said: Mapping[str, Any] | None, others: float
+    alive: Sequence[str],
+    ports: Sequence[str],
+    head_payload: Mapping[str, Any] | None,
+    others: float,
 ) -> list[Finding]:
     """Judge that servers are over, their ports closed, and their GPUs free in Ray.
 
@@ -110,14 +113,16 @@ def judge_stopped(
         said: what the head said about Ray, or its `error`; None where they took nothing from Ray.
         others: the GPUs of servers that go on.
     """
-    left = [*alive, *(f"{each} is still open" for each in ports)]
-    if said is not None and "jobs" not in said:
-        left.append(f"Ray cannot be asked: {said.get('error', 'no answer')}")
+    remaining = [*alive, *(f"{port} is still open" for port in ports)]
+    if head_payload is not None and "jobs" not in head_payload:
+        remaining.append(f"Ray cannot be asked: {head_payload.get('error', 'no answer')}")
     # What other work holds, a batch job say, is not ours to wait for.
     elif (
-        said is not None
-        and all(job["status"] in serving_judges.OVER for job in said["jobs"])
-        and (busy := serving_judges.busy_gpus(said) - others) > 0
+        head_payload is not None
+        and all(job["status"] in serving_judges.OVER for job in head_payload["jobs"])
+        and (busy := serving_judges.busy_gpus(head_payload) - others) > 0
     ):
-        left.append(f"{busy:g} GPUs are still reserved in Ray")
-    return [gone(left, "the server is gone, what it held is free, and its port is closed")]
+        remaining.append(f"{busy:g} GPUs are still reserved in Ray")
+    return [
+        judge_removal(remaining, "the server is gone, what it held is free, and its port is closed")
+    ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 import click
 
 from launcher.app import choose, options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
 from launcher.core.domain import Node
 from launcher.core.errors import NodeError
-from launcher.tools.servers import Kept
+from launcher.tools.servers import ServersState
 
 
 @command(shows="none")
@@ -23,19 +23,21 @@ from launcher.tools.servers import Kept
 )
 @click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
 @options.SERVER
-def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | None) -> None:
+def tunnel(
+    call: CommandContext, local_port: int | None, dashboard: bool, server: str | None
+) -> None:
     """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
-    wanted = call.inventory
+    inventory = call.inventory
     if dashboard and server is not None:
         raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
-    if dashboard and wanted.ray.off:
+    if dashboard and inventory.ray.off:
         raise click.UsageError("this cluster has no Ray, and so no dashboard")
-    with call.session(nodes=[wanted.head]) as session:
+    with call.session(nodes=[inventory.head]) as session:
         # The dashboard listens on loopback only; so may the API.
         node, target, port = (
-            (wanted.head, "127.0.0.1", wanted.ports.dashboard)
+            (inventory.head, "127.0.0.1", inventory.ports.dashboard)
             if dashboard
-            else _api(session, server)
+            else _api_address(session, server)
         )
         local = port if local_port is None else local_port
         with session.fleet.forward(node.name, target, port, local) as forward:
@@ -44,20 +46,20 @@ def tunnel(call: Call, local_port: int | None, dashboard: bool, server: str | No
             forward.wait()
 
 
-def _api(session: Session, server: str | None) -> tuple[Node, str, int]:
+def _api_address(session: Session, server: str | None) -> tuple[Node, str, int]:
     """Return the node of a server and where it listens there; where none is known of, what the
     inventory says.
     """
     inventory = session.inventory
     try:
-        found = choose.kept(session)
+        head_state = choose.query_servers(session)
     except NodeError:
         if server is not None:
             raise
-        found = Kept()
-    if server is None and not found.running:
+        head_state = ServersState()
+    if server is None and not head_state.running:
         bind = inventory.serve.bind
         host = "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared
         return inventory.head, host, inventory.ports.api
-    wanted, node = choose.api(session, found, server)
-    return node, wanted.api_host, wanted.port
+    spec, node = choose.select_server(session, head_state, server)
+    return node, spec.api_host, spec.port

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.agent.desired import Desired
 from launcher.agent.observed import OVER, FirstAnswer, Observed, Refusal
-from launcher.agent.task import COMPLETION, ONLY_HEALTH, named
+from launcher.agent.task import COMPLETION, ONLY_HEALTH, task_named
 from launcher.core import untrusted
 from launcher.core.domain import Answer
 from launcher.core.errors import (
@@ -27,16 +27,16 @@ from launcher.core.errors import (
     UnwatchedError,
 )
 from launcher.core.events import Event, State
-from launcher.core.transport import Transport, by_node
+from launcher.core.transport import Transport, run_by_node
 from launcher.serving import endpoints
 from launcher.tools import agent_queries, servers, symptoms, vllm
-from launcher.tools.ray_judges import read_payload
+from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
 
-_EVERY = 1.0  # seconds between two queries, which may take their time
-_PATIENCE = 5.0  # seconds in which an API that starts may begin to listen
-_LOST = 45.0  # seconds without an answer until watching is given up
+_INTERVAL = 1.0  # seconds between two queries, which may take their time
+_LISTEN_WAIT = 5.0  # seconds in which an API that starts may begin to listen
+_LOST_AFTER = 45.0  # seconds without an answer until watching is given up
 # seconds of silence, after a fatal line, until a server that does not end by itself is given up
 _SETTLE = 8.0
 _QUERIES = 8  # until the agent has listed the ranks of a server that has just answered
@@ -50,7 +50,7 @@ _VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ReadyServer:
     """A server that has answered, and so has each of its endpoints and replicas, where there are
     several.
 
@@ -64,7 +64,7 @@ class Served:
     seconds: float
 
 
-def watch(
+def watch_start(
     site: Site,
     spec: Desired,
     transport: Transport,
@@ -73,7 +73,7 @@ def watch(
     attached: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Generator[Event, None, Served]:
+) -> Generator[Event, None, ReadyServer]:
     """Follow a server until it has answered.
 
     Args:
@@ -91,12 +91,12 @@ def watch(
         UnwatchedError: its state was unknown for too long.
         DeadlineError: it took too long.
     """
-    watching = _Watching(site, spec, transport, timeout, clock, sleep)
+    watching = _StartWatcher(site, spec, transport, timeout, clock, sleep)
     return (yield from watching.follow(quiet=attached))
 
 
 @dataclass
-class _Watching:
+class _StartWatcher:
     """A server, the last record of it, and its log so far."""
 
     site: Site
@@ -109,14 +109,14 @@ class _Watching:
     state: str = "starting"
     reason: str = ""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
-    new: tuple[str, ...] = ()  # lines of the last query
+    new_lines: tuple[str, ...] = ()  # lines of the last query
     listening: bool = False  # the first API
     phase: str = vllm.PHASES[0].id
     offset: int = 0
     warned: set[str] = field(default_factory=set)
     fatal_since: float | None = None
     lost_since: float | None = None
-    shown: str = ""
+    shown_text: str = ""
 
     def __post_init__(self) -> None:
         """Begin the first phase."""
@@ -129,12 +129,12 @@ class _Watching:
         return self.server.observed or Observed(name=self.spec.name, id="", asked=0.0)
 
     @property
-    def first(self) -> FirstAnswer | Refusal | None:
+    def first_answer(self) -> FirstAnswer | Refusal | None:
         """The first answer of the present engine, or its last refusal until then."""
         return self.record.first_answer if self.server.state in ("starting", "ready") else None
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What is done or waited for before the engine starts."""
         if self.server.state in ("starting", "ready", *OVER):
             return ""
@@ -146,37 +146,37 @@ class _Watching:
         return bool(self.record.faults) and self.server.state not in ("ready", *OVER)
 
     @property
-    def late(self) -> str:
+    def delay_reason(self) -> str:
         """Why a server that runs has not answered."""
         if self.server.state == "ready" and self.state not in servers.GOOD:
-            return f"{self.state}: {self.reason}"[: untrusted.LONGEST]
-        error = self.first.error if isinstance(self.first, Refusal) else ""
-        return untrusted.plain(error)[: untrusted.LONGEST]
+            return f"{self.state}: {self.reason}"[: untrusted.MAX_LINE_LENGTH]
+        error = self.first_answer.error if isinstance(self.first_answer, Refusal) else ""
+        return untrusted.sanitize(error)[: untrusted.MAX_LINE_LENGTH]
 
-    def follow(self, *, quiet: bool) -> Generator[Event, None, Served]:
+    def follow_log(self, *, quiet: bool) -> Generator[Event, None, ReadyServer]:
         """Query until it has answered; raises what `watch` does."""
         while True:
             if self._query():
-                yield from self._phases(quiet=quiet)
+                yield from self._phase_events(quiet=quiet)
                 quiet = False
-                if self.doing or self.recovering:
+                if self.activity or self.recovering:
                     self.fatal_since = None  # a new engine is about to start
                 else:
-                    yield from self._symptoms()
+                    yield from self._symptom_events()
                 settling = self.clock() - self.fatal_since if self.fatal_since is not None else 0.0
                 over = self.server.state in OVER
                 if over or settling >= _SETTLE:
-                    raise _failure(self.server, self.lines, hung=not over)
-                if self.state in servers.GOOD and isinstance(self.first, FirstAnswer):
-                    yield self._wait()
-                    served = self._served(self.first)
-                    yield from self._answered(served.first)
-                    return replace(served, ranks=self._ranks())
+                    raise _start_error(self.server, self.lines, hung=not over)
+                if self.state in servers.GOOD and isinstance(self.first_answer, FirstAnswer):
+                    yield self._wait_event()
+                    served = self._ready_server(self.first_answer)
+                    yield from self._answer_events(served.first)
+                    return replace(served, ranks=self._wait_for_ranks())
                 self._raise_if_refused()
             if self.clock() - self.began >= self.timeout:
-                raise self._too_late()
-            yield self._wait()
-            self.sleep(_EVERY)
+                raise self._deadline_error()
+            yield self._wait_event()
+            self.sleep(_INTERVAL)
 
     def _query(self) -> bool:
         """Query once: the head's agent about the server, the first node with an API about its log.
@@ -184,17 +184,17 @@ class _Watching:
         """
         site, spec, now = self.site, self.spec, self.clock()
         node = site.inventory.node(spec.api_node)
-        patience = _PATIENCE if self.offset else 0.0  # the first query is answered at once
-        log = agent_queries.watch(spec.api_host, spec.port, spec.name, self.offset, patience)
-        commands = [*([] if node.head else [servers.ask(site)]), site.inside(node, log)]
-        answers = by_node(self.transport, commands)
+        patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
+        log = agent_queries.log_tail(spec.api_host, spec.port, spec.name, self.offset, patience)
+        commands = [*([] if node.head else [servers.query_servers(site)]), site.in_container(node, log)]
+        answers = run_by_node(self.transport, commands)
         try:
             self._read_server(answers[site.head.name][0])
         except UnreadableAnswer as error:
             self.lost_since = now if self.lost_since is None else self.lost_since
-            if now - self.lost_since >= _LOST:
+            if now - self.lost_since >= _LOST_AFTER:
                 raise UnwatchedError(
-                    f"{self.server.what} cannot be watched any more: {error.message}",
+                    f"{self.server.label} cannot be watched any more: {error.message}",
                     evidence=error.evidence,
                     hint=(
                         "the server itself may well go on: see `vlaunch status`, and watch it again"
@@ -210,31 +210,33 @@ class _Watching:
         """Read the server's record; raises UnreadableAnswer where the head's agent has not looked
         for long, and StoppedError when an operator removed the server.
         """
-        raw = read_payload(answer)
-        kept = servers.read(raw)
-        if "servers" not in raw or kept.agent > servers.OLD:
+        raw = parse_payload(answer)
+        head_state = servers.parse_servers(raw)
+        if "servers" not in raw or head_state.agent > servers.OLD:
             raise UnreadableAnswer(
-                f"{answer.node}: {raw.get('error') or servers.unheard(kept.agent)}"
+                f"{answer.node}: {raw.get('error') or servers.describe_silence(head_state.agent)}"
             )
-        named = {server.name: server for server in kept.servers}
+        named = {server.name: server for server in head_state.servers}
         server = named.get(self.spec.name)
-        over = ""
+        stop_reason = ""
         if server is None or server.desired is None:
-            over = "an operator removed it"
+            stop_reason = "an operator removed it"
         elif server.desired.asked != self.spec.asked:
-            over = f"{server.model} has taken its place"
-        if server is None or over:
+            stop_reason = f"{server.model} has taken its place"
+        if server is None or stop_reason:
             text = "the server was stopped while it was being watched"
-            raise StoppedError(text, evidence=over, hint="see who stopped it: `vlaunch audit`")
-        self.server = servers.named(self.site.nodes, server)
-        self.state, self.reason = servers.health(self.server, kept.agent)
+            raise StoppedError(
+                text, evidence=stop_reason, hint="see who stopped it: `vlaunch audit`"
+            )
+        self.server = servers.with_node_names(self.site.nodes, server)
+        self.state, self.reason = servers.server_health(self.server, head_state.agent)
 
     def _read_log(self, answer: Answer) -> None:
         """Read the new lines of the log; none while the node's container does not answer. Those
         before the first start are of an earlier engine.
         """
         try:
-            log = read_payload(answer)
+            log = parse_payload(answer)
         except UnreadableAnswer:
             log = {}
         self.offset = int(log.get("offset", self.offset))
@@ -243,57 +245,57 @@ class _Watching:
             self.lines.clear()
             self.phase, self.phase_began = vllm.PHASES[0].id, self.clock()
             self.fatal_since = None
-        begun = self.server.state != "waiting" and self.record.generation > 0
-        lines = re.split(r"[\r\n]+", log.get("log", "")) if begun else []
-        self.new = tuple(
-            untrusted.plain(line)[: untrusted.LONGEST] for line in lines if line.strip()
+        has_started = self.server.state != "waiting" and self.record.generation > 0
+        lines = re.split(r"[\r\n]+", log.get("log", "")) if has_started else []
+        self.new_lines = tuple(
+            untrusted.sanitize(line)[: untrusted.MAX_LINE_LENGTH] for line in lines if line.strip()
         )
-        self.lines.extend(self.new)
+        self.lines.extend(self.new_lines)
 
-    def _phases(self, *, quiet: bool) -> Iterator[Event]:
+    def _phase_events(self, *, quiet: bool) -> Iterator[Event]:
         now = self.clock()
-        for phase in vllm.phase_after(self.phase, self.new):
+        for phase in vllm.later_phases(self.phase, self.new_lines):
             if not quiet:
-                yield self._step(vllm.title(self.phase))
+                yield self._step_event(vllm.phase_title(self.phase))
             self.phase, self.phase_began = phase, now
             self.fatal_since = None  # What goes on was not fatal.
 
-    def _step(self, text: str) -> Event:
+    def _step_event(self, text: str) -> Event:
         seconds = self.clock() - self.phase_began
         return Event(kind="step", stage=_STAGE, text=text, state="ok", seconds=seconds)
 
-    def _answered(self, first: FirstAnswer) -> Iterator[Event]:
+    def _answer_events(self, first: FirstAnswer) -> Iterator[Event]:
         """Yield what has come back, and what that does not prove."""
-        yield self._step(f"{first.came or COMPLETION.what} has come back")
+        yield self._step_event(f"{first.came or COMPLETION.what} has come back")
         if first.refused:
             text = f"{ONLY_HEALTH} ({first.refused})"
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
-    def _symptoms(self) -> Iterator[Event]:
+    def _symptom_events(self) -> Iterator[Event]:
         """Yield a known cause as soon as its line is in the log; the error with all that is known
         follows when the log is complete.
         """
         if _TERMINATED in "\n".join(self.lines):
             return  # A process that ends after SIGTERM is no symptom.
-        known = symptoms.first("\n".join(self.new))
-        fatal = known is not None and known.fatal
-        if fatal or (self.fatal_since is not None and (self.new or self.listening)):
+        symptom = symptoms.first_match("\n".join(self.new_lines))
+        fatal = symptom is not None and symptom.fatal
+        if fatal or (self.fatal_since is not None and (self.new_lines or self.listening)):
             # It lives: what looks fatal in a log may have been tried again, or done without.
             self.fatal_since = self.clock()
-        if known is None or known.id in _VAGUE or known.cause in self.warned:
+        if symptom is None or symptom.id in _VAGUE or symptom.cause in self.warned:
             return  # The error itself, when the log is complete, says more.
-        self.warned.add(known.cause)
+        self.warned.add(symptom.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
-        text = f"{known.cause}: {known.line}"
+        text = f"{symptom.cause}: {symptom.line}"
         yield Event(kind="warning", stage=_STAGE, text=text, state=state)
 
     def _raise_if_refused(self) -> None:
         """Give up when the server refuses the first requests of the agent."""
-        first = self.first
-        if not isinstance(first, Refusal):
+        refusal = self.first_answer
+        if not isinstance(refusal, Refusal):
             return
-        error = untrusted.plain(first.error)
-        if first.status in (401, 403):
+        error = untrusted.sanitize(refusal.error)
+        if refusal.status in (401, 403):
             raise ServerError(
                 "the server demands another API key than the cluster has",
                 evidence=error,
@@ -302,35 +304,38 @@ class _Watching:
                     " `vlaunch serve` again"
                 ),
             )
-        if first.status and first.times >= _REFUSALS:
-            word = (named(first.task) or COMPLETION).word
+        if refusal.status and refusal.times >= _REFUSALS:
+            answer_kind = (task_named(refusal.task) or COMPLETION).noun
             name = self.spec.name
             raise ServerError(
-                f"the API is up, but gives no {word} ({first.times} times)",
-                evidence=f"{first.status}: {error}",
+                f"the API is up, but gives no {answer_kind} ({refusal.times} times)",
+                evidence=f"{refusal.status}: {error}",
                 hint=(
                     f"read its log: `vlaunch logs --server {name}`; end it with"
                     f" `vlaunch stop {name}`"
                 ),
             )
 
-    def _served(self, first: FirstAnswer) -> Served:
-        held = self.record.held.values()
-        return Served(
+    def _ready_server(self, first: FirstAnswer) -> ReadyServer:
+        labels = self.record.held.values()
+        return ReadyServer(
             first=first,
-            endpoints=tuple(at.url for at in endpoints.of(self.site.inventory, self.spec)),
+            endpoints=tuple(
+                endpoint.endpoint_url
+                for endpoint in endpoints.list_endpoints(self.site.inventory, self.spec)
+            ),
             ranks={},
-            capacity=endpoints.holds(held or ({},), "\n".join(self.lines)),
+            capacity=endpoints.total_capacity(labels or ({},), "\n".join(self.lines)),
             seconds=self.clock() - self.began,
         )
 
-    def _ranks(self) -> Mapping[str, tuple[str, ...]]:
+    def _wait_for_ranks(self) -> Mapping[str, tuple[str, ...]]:
         """Return the ranks by node as soon as the agent has listed them; else as expected."""
         with contextlib.suppress(ServerError):
             for _ in range(_QUERIES):
                 if self.server.state == "ready" and self.record.ranks:
                     break
-                self.sleep(_EVERY / 2)
+                self.sleep(_INTERVAL / 2)
                 self._query()
         if self.record.ranks:
             return {node: tuple(ranks) for node, ranks in self.record.ranks.items()}
@@ -339,12 +344,18 @@ class _Watching:
             for node, count in self.spec.places.items()
         }
 
-    def _wait(self) -> Event:
-        progress = vllm.shards(list(self.lines)[-20:]) if self.phase == "load" else self.late
-        text = self.doing or vllm.title(self.phase) + (f" ({progress})" if progress else "")
+    def _wait_event(self) -> Event:
+        progress = (
+            vllm.shard_progress(list(self.lines)[-20:])
+            if self.phase == "load"
+            else self.delay_reason
+        )
+        text = self.activity or vllm.phase_title(self.phase) + (
+            f" ({progress})" if progress else ""
+        )
         if self.recovering:
             text = f"recovering: {text}"
-        changed, self.shown = text != self.shown, text
+        changed, self.shown_text = text != self.shown_text, text
         return Event(
             kind="wait",
             stage=_STAGE,
@@ -354,10 +365,10 @@ class _Watching:
             deadline=self.timeout,
         )
 
-    def _too_late(self) -> DeadlineError:
+    def _deadline_error(self) -> DeadlineError:
         return DeadlineError(
             f"no answer from the server within {self.timeout:.0f}s;"
-            f" {self.late or f'it is still {self.doing or vllm.title(self.phase)}'}",
+            f" {self.delay_reason or f'it is still {self.activity or vllm.phase_title(self.phase)}'}",
             evidence=list(self.lines)[-8:],
             hint=(
                 "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`,"
@@ -366,47 +377,55 @@ class _Watching:
         )
 
 
-def _failure(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
+def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
     """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
     last, says that it cannot go on.
     """
     record, fault = server.observed, None
-    how = f"{server.what} still runs"
+    outcome = f"{server.what} still runs"
     if record is not None and not hung:
         fault = record.last_fault
-        how = fault.what if fault else record.doing or "it failed"
-        how = untrusted.plain(f"its keeper gave up: {how}" if record.state == "gave-up" else how)
-    cause = untrusted.plain(fault.cause) if fault else ""
-    kept = [untrusted.plain(line) for line in fault.evidence.splitlines()] if fault else []
+        outcome = fault.what if fault else record.doing or "it failed"
+        outcome = untrusted.sanitize(
+            f"its keeper gave up: {outcome}" if record.state == "gave-up" else outcome
+        )
+    cause = untrusted.sanitize(fault.cause) if fault else ""
+    fault_lines = (
+        [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
+    )
     node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
-    log = [*kept, *lines]
-    known = symptoms.first("\n".join([cause, *log]))
-    raised = vllm.raised("\n".join(log))
-    exception = cause or (raised.text if raised else "")
-    if raised and raised.text[:_LINE] != exception[:_LINE]:
-        raised = None  # the agent knows better
-    telling = None if known is None or (known.id in _VAGUE and exception) else known
-    first = telling.cause if telling else exception or how
-    first = first if len(first) <= _LINE else f"{first[:_LINE]}…"
-    where = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
-    shown = f"{where}: {exception}" if first != exception else f"raised on {where}"
-    texts = [shown if exception and where else exception]
-    if telling and (not exception or exception[:_LINE] not in telling.line):
-        texts.append(telling.line)
-    texts.append(how)
-    if telling is None and raised is None:
-        texts += (kept or list(lines))[-8:]
-    hints = [known.fix if known else "look at every node: `vlaunch doctor`"]
+    log = [*fault_lines, *lines]
+    symptom = symptoms.first_match("\n".join([cause, *log]))
+    raised_exception = vllm.find_exception("\n".join(log))
+    exception = cause or (raised_exception.text if raised_exception else "")
+    if raised_exception and raised_exception.text[:_LINE] != exception[:_LINE]:
+        raised_exception = None  # the agent knows better
+    clear_symptom = None if symptom is None or (symptom.id in _VAGUE and exception) else symptom
+    headline = clear_symptom.cause if clear_symptom else exception or outcome
+    headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
+    location = (
+        ", ".join(filter(None, (raised_exception.address or node, raised_exception.process)))
+        if raised_exception
+        else node
+    )
+    raised_text = f"{location}: {exception}" if headline != exception else f"raised on {location}"
+    texts = [raised_text if exception and location else exception]
+    if clear_symptom and (not exception or exception[:_LINE] not in clear_symptom.line):
+        texts.append(clear_symptom.line)
+    texts.append(outcome)
+    if clear_symptom is None and raised_exception is None:
+        texts += (fault_lines or list(lines))[-8:]
+    hints = [symptom.fix if symptom else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {server.name}`")
     return ServerError(
-        f"the server {'cannot go on' if hung else 'did not start'}: {first}",
-        evidence=[text for text in dict.fromkeys(texts) if text and text != first],
+        f"the server {'cannot go on' if hung else 'did not start'}: {headline}",
+        evidence=[text for text in dict.fromkeys(texts) if text and text != headline],
         hint="\n".join(hints),
     )
 
 
-def summary(served: Served) -> dict[str, Any]:
+def summary_json(served: ReadyServer) -> dict[str, Any]:
     """Return what was observed of a server, ready for JSON."""
     first = served.first
     return {

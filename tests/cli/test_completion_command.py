@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests.command_line import VLAUNCH
 
 pytestmark = pytest.mark.processes
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Code that the shell can read."""
-    assert run(["completion", shell]) == 0
+    assert run_command(["completion", shell]) == 0
     out = capsys.readouterr().out
 
     assert "_VLAUNCH_COMPLETE" in out
@@ -26,7 +26,7 @@ def test_completion_names_the_program(shell: str, capsys: pytest.CaptureFixture[
 
 def test_completion_of_another_shell_is_a_usage_error() -> None:
     """With the ones that there are."""
-    assert run(["completion", "tcsh"]) == 2
+    assert run_command(["completion", "tcsh"]) == 2
 
 
 def test_completing_a_command_works_from_end_to_end() -> None:

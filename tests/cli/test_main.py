@@ -14,7 +14,7 @@ import pytest
 
 from launcher import __version__
 from launcher.cli import main
-from launcher.cli.main import COMMANDS, run
+from launcher.cli.main import COMMANDS, run_command
 from launcher.core.errors import RequestError, VlaunchError
 from tests.command_line import VLAUNCH
 
@@ -66,7 +66,7 @@ def test_errors_leave_the_program_as_exit_codes(
     ending(error)
     keep = os.dup(1)
     try:
-        assert run(["x"]) == code
+        assert run_command(["x"]) == code
     finally:
         os.dup2(keep, 1)
         os.close(keep)
@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_is_told_with_what_to_do(
 ) -> None:
     """Which file, and where else it could be."""
     ending(OSError(28, "No space left on device", "/home/x"))
-    run(["x"])
+    run_command(["x"])
     err = capsys.readouterr().err
 
     assert err.startswith("error: [Errno 28] No space left on device: '/home/x'\n")
@@ -91,7 +91,7 @@ def test_what_a_command_returns_is_its_exit_code(result: object, code: int, endi
     """When it is a number."""
     ending(result=result)
 
-    assert run(["x"]) == code
+    assert run_command(["x"]) == code
 
 
 def test_verbose_shows_where_an_error_came_from(
@@ -100,7 +100,7 @@ def test_verbose_shows_where_an_error_came_from(
     """For those who mend vlaunch."""
     ending(VlaunchError("failed"))
 
-    assert run(["x", "--verbose"]) == 1
+    assert run_command(["x", "--verbose"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_a_mistyped_command_is_told_the_near_one(
     typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2."""
-    assert run([typed]) == 2
+    assert run_command([typed]) == 2
 
     err = capsys.readouterr().err
     assert f"no command `{typed}`" in err
@@ -121,7 +121,7 @@ def test_a_mistyped_command_is_told_the_near_one(
 
 def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFixture[str]) -> None:
     """Hidden ones are not listed."""
-    assert run(["--help"]) == 0
+    assert run_command(["--help"]) == 0
     out = capsys.readouterr().out
     listed = [
         line.split()[0]
@@ -135,7 +135,7 @@ def test_help_lists_every_command_in_the_order_of_need(capsys: pytest.CaptureFix
 
 def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Rather than an error without a word."""
-    run([])
+    run_command([])
     out, err = capsys.readouterr()
 
     assert "Commands:" in out + err
@@ -143,7 +143,7 @@ def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     """As installed."""
-    assert run(["--version"]) == 0
+    assert run_command(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
 
 
@@ -195,7 +195,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     """As editors want it, and the same that is shipped."""
-    assert run(["schema"]) == 0
+    assert run_command(["schema"]) == 0
     shipped = json.loads((Path(main.__file__).parents[1] / "inventory" / "schema.json").read_text())
 
     assert json.loads(capsys.readouterr().out) == shipped
@@ -212,7 +212,7 @@ def test_an_inventory_that_is_none_is_a_wrong_request(
     path = tmp_path / "inventory.yaml"
     path.write_text(text)
 
-    assert run(["up", str(path)]) == 2
+    assert run_command(["up", str(path)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert word in err
@@ -223,7 +223,11 @@ def test_an_inventory_that_is_a_directory_is_a_wrong_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that does not exist."""
-    assert run(["status", str(tmp_path)]) == run(["down", str(tmp_path / "no.yaml")]) == 2
+    assert (
+        run_command(["status", str(tmp_path)])
+        == run_command(["down", str(tmp_path / "no.yaml")])
+        == 2
+    )
     assert capsys.readouterr().err.count("error: ") == 2
 
 

@@ -15,7 +15,7 @@ from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import commands, observe, read
+from launcher.tools.observe import parse_answers, probe_commands, probe_nodes
 from launcher.tools.site import Site
 from tests import plan_case as case
 from tests.fakes import FakeTransport
@@ -35,7 +35,7 @@ def world(load: Load) -> World:
 
 
 def plan(world: World, *without: str) -> Plan:
-    facts = observe(world.inventory, FakeTransport(world.answer), [])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [])
     return plan_down(
         Site(world.inventory, {name: each for name, each in facts.items() if name not in without})
     )
@@ -130,8 +130,8 @@ def test_what_engines_compiled_goes_when_that_is_asked_for(world: World) -> None
     """Where there is some, or nobody could say; after the containers that may still write it."""
     world.machines["gpu01"].compiled = "ext4\n2048"
     transport = FakeTransport(world.answer)
-    asked = commands(world.inventory, [world.inventory.image], compiled=True)
-    site = Site(world.inventory, read(transport.run(asked))[0])
+    asked = probe_commands(world.inventory, [world.inventory.image], compiled=True)
+    site = Site(world.inventory, parse_answers(transport.run(asked))[0])
     purge = plan_down(site, purge=True)
     titles = [stage.title for stage in purge.stages]
     (step,) = [each for each in purge.steps if each.command.argv[3:4] == ("purge",)]

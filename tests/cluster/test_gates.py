@@ -8,11 +8,11 @@ import pytest
 
 from launcher.app.apply import apply
 from launcher.cluster import gates
-from launcher.core.check import worst
+from launcher.core.check import worst_status
 from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Gate, Plan, Stage
-from launcher.core.transport import by_node
+from launcher.core.transport import run_by_node
 from launcher.tools.site import Site
 from tests import plan_case as case
 from tests.fakes import FakeTransport
@@ -40,7 +40,7 @@ def fail(gate: Gate, world: World) -> GateError:
 
 
 def cluster(world: World) -> Gate:
-    return gates.cluster(Site(world.inventory), {}, deadline=20, hold=3)
+    return gates.cluster_gate(Site(world.inventory), {}, deadline=20, hold=3)
 
 
 def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
@@ -48,15 +48,17 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
     up.changes.clear()
     inventory, transport = up.inventory, FakeTransport(up.answer)
     all_gates = [
-        gates.versions(inventory.cluster, inventory.nodes, inventory.image, "2.60.0", "3.12.3"),
-        gates.gpus(inventory.cluster, inventory.nodes, inventory.image),
-        gates.head(Site(inventory)),
+        gates.versions_gate(
+            inventory.cluster, inventory.nodes, inventory.image, "2.60.0", "3.12.3"
+        ),
+        gates.gpus_gate(inventory.cluster, inventory.nodes, inventory.image),
+        gates.head_gate(Site(inventory)),
         cluster(up),
-        gates.agents(Site(inventory), deadline=20),
+        gates.agents_gate(Site(inventory), deadline=20),
     ]
 
     assert {
-        gate.id: worst(gate.judge(by_node(transport, gate.ask))) for gate in all_gates
+        gate.id: worst_status(gate.judge(run_by_node(transport, gate.ask))) for gate in all_gates
     } == dict.fromkeys(("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass")
     assert up.changes == []
 
@@ -64,9 +66,9 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
 def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
     """On both ends."""
     for gate in (
-        gates.head(Site(up.inventory)),
+        gates.head_gate(Site(up.inventory)),
         cluster(up),
-        gates.agents(Site(up.inventory), deadline=20),
+        gates.agents_gate(Site(up.inventory), deadline=20),
     ):
         assert gate.deadline > 0
         assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
@@ -115,7 +117,7 @@ def test_a_node_under_the_wrong_address_fails(up: World) -> None:
 def test_gpus_that_docker_does_not_hand_out_fail_before_ray_starts(up: World) -> None:
     """Counted in a container."""
     up.machines["gpu02"].gpus = 7
-    error = fail(gates.gpus(up.inventory.cluster, up.inventory.nodes, up.inventory.image), up)
+    error = fail(gates.gpus_gate(up.inventory.cluster, up.inventory.nodes, up.inventory.image), up)
 
     assert error.message == "gpu02: a container sees 7 GPUs, 8 declared"
 
@@ -136,7 +138,10 @@ def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
     """That is what restarting is for: Docker's count never goes down again."""
     up.container("gpu02")["RestartCount"] = 4
 
-    assert worst(cluster(up).judge(by_node(FakeTransport(up.answer), cluster(up).ask))) == "pass"
+    assert (
+        worst_status(cluster(up).judge(run_by_node(FakeTransport(up.answer), cluster(up).ask)))
+        == "pass"
+    )
 
 
 def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World) -> None:
@@ -148,7 +153,7 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
         return Answer(node="gpu01", code=1) if "socket" in str(command.argv) else handler(command)
 
     plan = Plan(
-        verb="up", stages=(Stage(id="s", title="S", gates=(gates.head(Site(up.inventory)),)),)
+        verb="up", stages=(Stage(id="s", title="S", gates=(gates.head_gate(Site(up.inventory)),)),)
     )
     with pytest.raises(GateError) as caught:
         case.drain(plan, FakeTransport(answer))
@@ -162,7 +167,7 @@ def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: L
     """Ray's port, or else the agent's."""
     inventory = load(more)
     gate, asked = (
-        gates.head(Site(inventory)),
+        gates.head_gate(Site(inventory)),
         inventory.ports.group if more else inventory.ports.gcs,
     )
 
@@ -186,11 +191,11 @@ def test_an_agent_is_connected_when_the_head_has_heard_it(
     up.said["servers"] = (
         "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
     )
-    gate = gates.agents(Site(up.inventory), deadline=20)
+    gate = gates.agents_gate(Site(up.inventory), deadline=20)
 
     assert [
         each.node
-        for each in gate.judge(by_node(FakeTransport(up.answer), gate.ask))
+        for each in gate.judge(run_by_node(FakeTransport(up.answer), gate.ask))
         if each.status != "pass"
     ] == waits
 

@@ -80,7 +80,7 @@ def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "secrets").mkdir(parents=True)
     (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
-    words = shell.program("probe").split("sh_c token '")[1].split("'")[0]
+    words = shell.program_text("probe").split("sh_c token '")[1].split("'")[0]
     ran = subprocess.run(
         ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"],
         capture_output=True,
@@ -125,12 +125,12 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
         (folder / "A").touch()
     try:
         facts = host_read.parse_probe(_ask(tmp_path))
-        out = _said(secret_files.listing("c", str(tmp_path)))
+        out = _said(secret_files.listing_argv("c", str(tmp_path)))
     finally:
         shutil.rmtree(place)
 
     assert facts.memory == ""
-    assert [(each.place, each.path) for each in secret_files.parse(out) if each.name] == [
+    assert [(each.place, each.path) for each in secret_files.parse_listing(out) if each.name] == [
         ("disk", f"{tmp_path}/c/secrets/A"),
         ("memory", f"{place}/c/secrets/A"),
     ]
@@ -145,8 +145,8 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
         (folder / name).write_text("hidden-value")
         (folder / name).chmod(mode)
     os.utime(folder / "A", (1, 1))
-    out = _said(secret_files.listing("c", str(tmp_path)))
-    found = {each.name: each for each in secret_files.parse(out)}
+    out = _said(secret_files.listing_argv("c", str(tmp_path)))
+    found = {each.name: each for each in secret_files.parse_listing(out)}
 
     assert "hidden-value" not in out
     assert set(found) == {"", "A", "B", ".A.node.17"}
@@ -166,8 +166,8 @@ def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> Non
     folder.chmod(0o750)
 
     def private() -> list[bool]:
-        out = _said(secret_files.listing("c", str(tmp_path)))
-        return [each.private for each in secret_files.parse(out)]
+        out = _said(secret_files.listing_argv("c", str(tmp_path)))
+        return [each.private for each in secret_files.parse_listing(out)]
 
     assert private() == [False, False]
     server.chmod(0o2775)
@@ -185,12 +185,12 @@ def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) ->
     assert host_read.parse_probe(_ask(tmp_path)).certificates == ""
     (folder / "AGENT_CERTIFICATE").write_text(public.format("own") + private)
     (folder / "AGENT_CA").write_text(public.format("authority"))
-    probed, listed = _ask(tmp_path), _said(secret_files.listing("c", str(tmp_path)))
+    probed, listed = _ask(tmp_path), _said(secret_files.listing_argv("c", str(tmp_path)))
     certificates = public.format("authority") + public.format("own")
 
     assert host_read.parse_probe(probed).certificates.strip() == certificates.strip()
-    assert secret_files.certificates(listed) == certificates
-    assert {file.name for file in secret_files.parse(listed)} == {
+    assert secret_files.extract_certificates(listed) == certificates
+    assert {file.name for file in secret_files.parse_listing(listed)} == {
         "",
         "AGENT_CA",
         "AGENT_CERTIFICATE",
@@ -211,7 +211,7 @@ def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) ->
 def test_anything_else_cannot_be_read(text: str) -> None:
     """It is never taken for an empty list."""
     with pytest.raises(UnreadableAnswer):
-        secret_files.parse(text)
+        secret_files.parse_listing(text)
 
 
 def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
@@ -250,6 +250,6 @@ def test_the_folder_in_the_login_s_home_is_the_default(
     """As with everything else that the launcher keeps on a node."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
-    (found,) = secret_files.parse(_said(secret_files.listing("c", "")))
+    (found,) = secret_files.parse_listing(_said(secret_files.listing_argv("c", "")))
 
     assert found.path == f"{tmp_path}/.vlaunch/c/secrets"

@@ -45,7 +45,7 @@ def _certificates(cluster: Cluster) -> dict[str, tuple[bytes, ...]]:
 
 
 def _certificates_end(cluster: Cluster) -> datetime:
-    end = certificates.ends(
+    end = certificates.earliest_expiry(
         b"".join(pair).decode().partition("-----BEGIN PRIVATE")[0]
         for pair in _certificates(cluster).values()
     )
@@ -335,7 +335,7 @@ def test_a_prompt_without_a_terminal_is_one_of_all_mistakes(
 def test_values_are_hidden_in_commands_that_do_not_need_them(cluster: Cluster) -> None:
     """A log line that holds one is shown without it."""
     cluster.run("up")
-    redaction.forget()  # as another process
+    redaction.clear_secrets()  # as another process
     cluster.logs = {"gpu01": {"head": f"debug: Authorization {SECRET}\n".encode()}, "gpu02": {}}
     ran = cluster.run("logs")
 

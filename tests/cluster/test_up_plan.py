@@ -12,7 +12,7 @@ from launcher.cluster.up_plan import plan_image, plan_up
 from launcher.core.domain import Inventory, Secret
 from launcher.core.errors import GateError
 from launcher.core.plan import Plan
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 from tests import plan_case as case
 from tests.fakes import FakeTransport
@@ -33,7 +33,7 @@ def three(load: Load, more: str = "", *own: str) -> Inventory:
 
 
 def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SECRETS) -> Plan:
-    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    facts = probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
     return plan_up(Site(inventory, facts), secrets, case.ray_image(inventory))
 
 
@@ -286,7 +286,7 @@ def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
     """After the preflight."""
     world = World(three(load))
     world.machines["n2"].images.clear()
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     found = plan_image(Site(world.inventory, facts))
 
     assert [(step.command.node, step.command.argv) for step in found.steps] == [
@@ -299,7 +299,7 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
     """Not even the image is pulled."""
     world = World(three(load), image=False)
     world.machines["n2"].gpus = 7
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     with pytest.raises(GateError, match="n2: 7 GPUs visible, 8 declared"):
         case.drain(plan_image(Site(world.inventory, facts)), FakeTransport(world.answer))
 
@@ -318,7 +318,7 @@ def test_the_preflight_knows_the_model_that_the_inventory_names(
 ) -> None:
     """Its size is another matter: nobody has asked for its files."""
     world = World(three(load, serve))
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     preflight = plan_image(Site(world.inventory, facts)).stages[0]
     disk = next(gate for gate in preflight.gates if gate.id == "disk")
 
@@ -331,7 +331,7 @@ def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path:
     context = tmp_path / "context.tar"
     case.bring_up(world.inventory, world, SECRETS, context)
     world.machines["n2"].images = {world.inventory.image: image_json(world.inventory.image)}
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     found = plan_up(Site(world.inventory, facts), SECRETS, case.ray_image(world.inventory, context))
 
     assert [(step.command.node, step.command.argv[1]) for step in found.steps] == [("n2", "build")]

@@ -48,7 +48,7 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
     shelf.add("click", "9.0")
     shelf.add("colorful", "0.5.8")
 
-    found = wheels.resolve(IMAGE, "2.60.0", cache)
+    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert names(found) == ["colorful", "ray"]
     assert found.ray == "2.60.0"
@@ -66,7 +66,7 @@ def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Pat
     shelf.add("helper", "2.0", "click>=9")
     shelf.add("click", "9.0")
 
-    found = wheels.resolve(IMAGE, "2.60.0", cache)
+    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert [file.name for file in found.files if "helper" in file.name] == [
         "helper-1.0-py3-none-any.whl"
@@ -85,10 +85,10 @@ def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
     for name in ("modern", "ancient", "arm", "apple"):
         shelf.add(name, "1.0")
 
-    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["modern", "ray"]
+    assert names(wheels.resolve_wheels(IMAGE, "2.60.0", cache)) == ["modern", "ray"]
     arm = replace(IMAGE, machine="aarch64")
     shelf.ray('arm; platform_machine == "aarch64"', tags="cp399-cp399-manylinux2014_aarch64")
-    assert names(wheels.resolve(arm, "2.60.0", cache)) == ["arm", "ray"]
+    assert names(wheels.resolve_wheels(arm, "2.60.0", cache)) == ["arm", "ray"]
 
 
 @pytest.mark.processes
@@ -98,7 +98,7 @@ def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> No
     shelf.add("native", "1.0", tags="cp38-abi3-manylinux_2_28_x86_64")
     shelf.add("native", "2.0", tags="cp38-abi3-manylinux_2_34_x86_64")
 
-    found = wheels.resolve(IMAGE, "2.60.0", cache)
+    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert [file.name for file in found.files] == [
         "native-1.0-cp38-abi3-manylinux_2_28_x86_64.whl",
@@ -113,7 +113,7 @@ def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
     shelf.add("click", "9.0")
 
     with pytest.raises(RequestError) as caught:
-        wheels.resolve(IMAGE, "2.60.0", cache)
+        wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert "fit the packages of the image" in caught.value.message
     assert "click>=9" in "".join(caught.value.evidence)
@@ -129,7 +129,7 @@ def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) 
     shelf.ray(version="2.59.0")
 
     with pytest.raises(VlaunchError) as caught:
-        wheels.resolve(IMAGE, "2.60.0", cache)
+        wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert "ray[default,data,serve]==2.60.0" in caught.value.message
     assert "Python 3.99.1 on x86_64" in caught.value.message
@@ -145,12 +145,12 @@ def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
     any more.
     """
     shelf.ray()
-    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     shelf.clear()
 
-    assert wheels.resolve(IMAGE, "2.60.0", cache) == first
+    assert wheels.resolve_wheels(IMAGE, "2.60.0", cache) == first
     with pytest.raises(VlaunchError):
-        wheels.resolve(replace(IMAGE, distributions={}), "2.60.0", cache)
+        wheels.resolve_wheels(replace(IMAGE, distributions={}), "2.60.0", cache)
 
 
 @pytest.mark.processes
@@ -158,15 +158,15 @@ def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
 def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
     """What lies in the cache is compared with its hash before it is used."""
     shelf.ray()
-    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     if harm == "changed":
         first.files[0].path.write_bytes(b"not a wheel")
     elif harm == "missing":
         first.files[0].path.unlink()
     else:
-        (cache / wheels.key(IMAGE, "2.60.0") / "wheels.json").write_text('{"ray')
+        (cache / wheels.cache_key(IMAGE, "2.60.0") / "wheels.json").write_text('{"ray')
 
-    again = wheels.resolve(IMAGE, "2.60.0", cache)
+    again = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert again == first
     assert again.files[0].path.read_bytes() == (shelf.folder / again.files[0].name).read_bytes()
@@ -178,18 +178,18 @@ def test_a_wheel_that_has_changed_is_refused(shelf: Shelf, cache: Path) -> None:
     person forgets it.
     """
     shelf.ray()
-    first = wheels.resolve(IMAGE, "2.60.0", cache)
+    first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     first.files[0].path.write_bytes(b"damaged")
     shelf.ray("aiohttp")
     shelf.add("aiohttp", "3.12.0")
     for image in (IMAGE, replace(IMAGE, distributions={})):
         with pytest.raises(VlaunchError, match="has another hash") as caught:
-            wheels.resolve(image, "2.60.0", cache)
+            wheels.resolve_wheels(image, "2.60.0", cache)
         assert first.files[0].sha256 in caught.value.evidence
     _, command, _ = caught.value.hint.split("`")
     subprocess.run(command, shell=True, check=True, env={"PATH": os.defpath})
 
-    assert wheels.resolve(IMAGE, "2.60.0", cache).files[-1].sha256 != first.files[0].sha256
+    assert wheels.resolve_wheels(IMAGE, "2.60.0", cache).files[-1].sha256 != first.files[0].sha256
 
 
 @pytest.mark.processes
@@ -202,7 +202,7 @@ def test_a_version_pip_cannot_read_is_never_replaced(shelf: Shelf, cache: Path) 
     with pytest.raises(
         RequestError, match=r"would replace the image's blinker 1\.7ubuntu1 by 1\.9"
     ):
-        wheels.resolve(odd, "2.60.0", cache)
+        wheels.resolve_wheels(odd, "2.60.0", cache)
 
 
 @pytest.mark.processes
@@ -214,7 +214,7 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
     shelf.add("colorful", "0.5.8")
 
     assert names(
-        wheels.resolve(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)
+        wheels.resolve_wheels(replace(IMAGE, distributions={"ray": "2.60.0"}), "2.60.0", cache)
     ) == ["colorful"]
 
 
@@ -228,10 +228,10 @@ def test_other_parts_of_ray_are_resolved_anew(
     shelf.add("reflection", "1.0")
     with monkeypatch.context() as fewer:
         fewer.setattr(wheels, "RAY_EXTRAS", "default,data")
-        before = wheels.resolve(IMAGE, "2.60.0", cache)
+        before = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert names(before) == ["colorful", "ray"]
-    assert names(wheels.resolve(IMAGE, "2.60.0", cache)) == ["colorful", "ray", "reflection"]
+    assert names(wheels.resolve_wheels(IMAGE, "2.60.0", cache)) == ["colorful", "ray", "reflection"]
 
 
 @pytest.mark.processes
@@ -246,7 +246,7 @@ def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     for version in ("19.0", "24.0"):
         shelf.add("pyarrow", version)
 
-    found = wheels.resolve(replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache)
+    found = wheels.resolve_wheels(replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache)
 
     assert [file.name for file in found.files] == ["pyarrow-19.0-py3-none-any.whl"]
     assert found.ray == "2.56.1"
@@ -258,7 +258,7 @@ def test_uv_is_killed_at_the_deadline(shelf: Shelf, cache: Path) -> None:
     shelf.ray()
 
     with pytest.raises(VlaunchError, match="did not finish within 0 s"):
-        wheels.resolve(IMAGE, "2.60.0", cache, timeout=0.01)
+        wheels.resolve_wheels(IMAGE, "2.60.0", cache, timeout=0.01)
     assert leftovers(cache) == []
 
 
@@ -317,14 +317,14 @@ def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
 def test_an_image_no_ray_can_run_in_is_refused(other: dict[str, str], cache: Path) -> None:
     """Before a program runs."""
     with pytest.raises(RequestError, match="no Ray can be added"):
-        wheels.resolve(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
+        wheels.resolve_wheels(replace(IMAGE, **other), "2.60.0", cache)  # type: ignore[arg-type]
 
 
 @pytest.mark.processes
 def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
     """It decides which wheels load, so it is not guessed."""
     with pytest.raises(UnreadableAnswer) as caught:
-        wheels.resolve(replace(IMAGE, libc_version="two"), "2.60.0", cache)
+        wheels.resolve_wheels(replace(IMAGE, libc_version="two"), "2.60.0", cache)
     assert caught.value.evidence == "two"
 
 
@@ -336,7 +336,7 @@ def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path
         (cache / f".resolving-{name}").mkdir(parents=True)
     os.utime(cache / ".resolving-old", (0, 0))
 
-    wheels.resolve(IMAGE, "2.60.0", cache)
+    wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
     assert [path.name for path in leftovers(cache)] == [".resolving-young"]
 

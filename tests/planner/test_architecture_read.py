@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.core.errors import RequestError
-from launcher.planner.architecture_read import architecture_of
+from launcher.planner.architecture_read import parse_architecture
 from tests.planner import models
 
 
@@ -54,14 +54,14 @@ from tests.planner import models
 )
 def test_kinds_of_layers(config: dict[str, Any], kinds: dict[str, int]) -> None:
     """Layers are told from what the file lists, or from the family's rule."""
-    found = architecture_of(config)
+    found = parse_architecture(config)
     assert not found.modelled
     assert Counter(layer.kind for layer in found.layers) == kinds
 
 
 def test_the_first_layers_of_a_mixture_may_be_dense() -> None:
     """DeepSeek's first three layers have no experts."""
-    found = architecture_of(models.DEEPSEEK_V3)
+    found = parse_architecture(models.DEEPSEEK_V3)
     assert [layer.moe for layer in found.layers[:4]] == [False, False, False, True]
     assert found.experts is not None
     assert (found.experts.count, found.experts.shared) == (256, 2048)
@@ -69,7 +69,7 @@ def test_the_first_layers_of_a_mixture_may_be_dense() -> None:
 
 def test_head_size_is_derived() -> None:
     """Without `head_dim`, heads share the hidden size."""
-    assert architecture_of(models.LLAMA_8B).layers[0].head_dim == 128
+    assert parse_architecture(models.LLAMA_8B).layers[0].head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_head_size_is_derived() -> None:
 )
 def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> None:
     """Nothing is guessed: what is not understood is named."""
-    assert reason in architecture_of(config).modelled
+    assert reason in parse_architecture(config).modelled
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> No
 )
 def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> None:
     """Without a head; an encoder of its own kind is none of them."""
-    found = architecture_of({**models.LLAMA_8B, "architectures": [name]})
+    found = parse_architecture({**models.LLAMA_8B, "architectures": [name]})
     assert (found.modelled, found.tied) == ("", True)
-    assert found.layers == architecture_of(models.LLAMA_8B).layers
-    assert architecture_of({**models.LLAMA_8B, "architectures": ["BertModel"]}).modelled
+    assert found.layers == parse_architecture(models.LLAMA_8B).layers
+    assert parse_architecture({**models.LLAMA_8B, "architectures": ["BertModel"]}).modelled
 
 
 def test_wrong_fields_are_told_at_once() -> None:
@@ -118,7 +118,7 @@ def test_wrong_fields_are_told_at_once() -> None:
         "tie_word_embeddings": "yes",
     }
     with pytest.raises(RequestError) as caught:
-        architecture_of(wrong)
+        parse_architecture(wrong)
     told = caught.value.evidence
     assert "num_hidden_layers: 100000" in told
     assert "hidden_size: -1" in told
@@ -129,7 +129,7 @@ def test_wrong_fields_are_told_at_once() -> None:
 def test_attention_without_kv_heads_is_wrong() -> None:
     """Where there are heads of the other kind."""
     with pytest.raises(RequestError) as caught:
-        architecture_of({**models.LLAMA_8B, "num_key_value_heads": 0})
+        parse_architecture({**models.LLAMA_8B, "num_key_value_heads": 0})
     assert caught.value.evidence == "num_key_value_heads: 0"
 
 
@@ -158,7 +158,7 @@ _ODD = st.one_of(
 def test_any_file_is_read_or_refused(base: dict[str, Any], odd: dict[str, Any]) -> None:
     """Whatever stands in a file, it is an architecture or one error."""
     try:
-        found = architecture_of({**base, **odd})
+        found = parse_architecture({**base, **odd})
     except RequestError as error:
         assert error.evidence
     else:

@@ -8,45 +8,45 @@ from typing import Any
 
 import pytest
 
-from launcher.planner.advice import alternatives
-from launcher.planner.architecture_read import architecture_of
+from launcher.planner.advice import list_alternatives
+from launcher.planner.architecture_read import parse_architecture
 from launcher.planner.choice import (
     RULES,
-    Option,
-    Planned,
-    Question,
+    Demand,
+    Layout,
+    PlannedLayout,
+    PlanQuestion,
     Reason,
-    Want,
-    choose,
-    options,
-    refused,
-    remarks,
+    candidate_layouts,
+    choose_layout,
+    explain_layout,
+    tp_objection,
 )
-from launcher.planner.cluster import Cluster, Host, Link
-from launcher.planner.estimate import Gpu
-from launcher.planner.flags import Flags
+from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
+from launcher.planner.estimate import GpuModel
+from launcher.planner.flags import EngineFlags
 from launcher.planner.weights import GIB
 from tests.planner import models
 
-H100 = Gpu(name="H100", memory_gib=79.18)
-L40S = Gpu(name="L40S", memory_gib=44.4)
-PRO_6000 = Gpu(name="RTX PRO 6000", memory_gib=94.97)
-GB10 = Gpu(name="GB10", memory_gib=119.63)
+H100 = GpuModel(name="H100", memory_gib=79.18)
+L40S = GpuModel(name="L40S", memory_gib=44.4)
+PRO_6000 = GpuModel(name="RTX PRO 6000", memory_gib=94.97)
+GB10 = GpuModel(name="GB10", memory_gib=119.63)
 
 
-def cluster(nodes: int, gpus: int, gpu: Gpu = H100, **link: Any) -> Cluster:
-    hosts = tuple(Host(name=f"node{at}", gpus=gpus, gpu=gpu) for at in range(nodes))
-    return Cluster(hosts=hosts, link=Link(**link))
+def cluster(nodes: int, gpus: int, gpu: GpuModel = H100, **link: Any) -> Cluster:
+    hosts = tuple(PlanHost(name=f"node{at}", gpus=gpus, gpu=gpu) for at in range(nodes))
+    return Cluster(hosts=hosts, link=ClusterLink(**link))
 
 
 def question(
     config: dict[str, Any], gib: float, on: Cluster, *, context: int = 8192, requests: int = 1
-) -> Question:
-    return Question(
-        model=architecture_of(config),
+) -> PlanQuestion:
+    return PlanQuestion(
+        model=parse_architecture(config),
         weight_bytes=int(gib * GIB),
         cluster=on,
-        want=Want(context=context, requests=requests),
+        want=Demand(context=context, requests=requests),
     )
 
 
@@ -103,7 +103,7 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
     "experts that a TP would cut through, and too long requests for less": (
         models.QWEN_235B,
         219.8,
-        cluster(1, 8, Gpu(name="RTX", memory_gib=47.5), nvlink=True),
+        cluster(1, 8, GpuModel(name="RTX", memory_gib=47.5), nvlink=True),
         1,
         "TP 8, experts over all of them",
         ("fp8-blocks", "expert-parallel", "kv-copies"),
@@ -132,9 +132,9 @@ def test_golden(name: str) -> None:
     """Each of these clusters gets the split that its rules lead to."""
     config, gib, on, requests, words, rules = _GOLDEN[name]
     asked = question(config, gib, on, requests=requests)
-    planned = choose(asked)
+    planned = choose_layout(asked)
     assert planned.option.words == words
-    assert tuple(reason.rule for reason in remarks(asked, planned)) == rules
+    assert tuple(reason.rule for reason in explain_layout(asked, planned)) == rules
     assert planned.verdict != "does-not-fit"
 
 
@@ -160,25 +160,32 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
     that is named it fits, and more nodes are not offered for it.
     """
     asked = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
-    planned = choose(asked)
+    planned = choose_layout(asked)
     assert planned.verdict == "does-not-fit"
     states = planned.estimate.states()
     assert states
     assert (
         f"1,024 sequences need a block of recurrent state each, and there may be no more than"
-        f" {states}: add --max-num-seqs {states}" in [why.text for why in remarks(asked, planned)]
+        f" {states}: add --max-num-seqs {states}"
+        in [why.text for why in explain_layout(asked, planned)]
     )
-    others = {each.change: each.planned.verdict for each in alternatives(asked, planned)}
+    others = {each.change: each.planned.verdict for each in list_alternatives(asked, planned)}
     assert others[f"--max-num-seqs {states}"] == "fits"
     assert not any(change.startswith("--nodes") for change in others)
 
-    short = choose(replace(asked, weight_bytes=int(65 * GIB), want=Want(context=2_000_000)))
+    short = choose_layout(
+        replace(asked, weight_bytes=int(65 * GIB), want=Demand(context=2_000_000))
+    )
     assert short.verdict == "does-not-fit"
     assert short.estimate.states() is None  # a request does not fit, with however few sequences
 
-    for starts in (Flags(sequences=states), Flags(eager=True), Flags(full_graphs=False)):
-        assert choose(replace(asked, flags=starts)).verdict == "fits"
-    assert choose(replace(asked, version=(0, 19))).verdict == "fits"
+    for starts in (
+        EngineFlags(sequences=states),
+        EngineFlags(eager=True),
+        EngineFlags(full_graphs=False),
+    ):
+        assert choose_layout(replace(asked, flags=starts)).verdict == "fits"
+    assert choose_layout(replace(asked, version=(0, 19))).verdict == "fits"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +203,7 @@ def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
     link: dict[str, Any], carries: bool
 ) -> None:
     """RDMA, 40 GB/s for each GPU and 10 µs, or NVLink over nodes."""
-    found = list(options(architecture_of(models.LLAMA_8B), cluster(2, 8, **link)))
+    found = list(candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(2, 8, **link)))
     over = [option for option in found if option.tp > 8]
     assert bool(over) is carries
     assert all(option.reasons[0].rule == "tp-over-nodes" for option in over)
@@ -204,11 +211,12 @@ def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
 
 def test_attention_of_its_own_for_each_gpu_is_offered_to_mixtures() -> None:
     """Where TP would copy the KV cache, DP attention with expert parallelism is an option."""
-    found = list(options(architecture_of(models.DEEPSEEK_V3), cluster(1, 8)))
+    found = list(candidate_layouts(parse_architecture(models.DEEPSEEK_V3), cluster(1, 8)))
     own = [option for option in found if option.coupled]
     assert [(option.tp, option.dp, option.experts) for option in own] == [(1, 8, True)]
     assert not any(
-        option.coupled for option in options(architecture_of(models.LLAMA_8B), cluster(1, 8))
+        option.coupled
+        for option in candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(1, 8))
     )
 
 
@@ -224,21 +232,21 @@ def test_attention_of_its_own_for_each_gpu_is_offered_to_mixtures() -> None:
 )
 def test_what_vllm_refuses(config: dict[str, Any], tp: int, rule: str | None) -> None:
     """A split that cannot start is never chosen."""
-    found = refused(architecture_of(config), tp)
+    found = tp_objection(parse_architecture(config), tp)
     assert (found.rule if found else None) == rule
 
 
 def test_more_requests_take_more_gpus_for_each() -> None:
     """The smallest TP that leaves the wanted KV cache, not the smallest that starts."""
     config = {**models.LLAMA_8B, "num_hidden_layers": 160}
-    few = choose(question(config, 66.0, cluster(1, 8, nvlink=True), requests=2))
-    many = choose(question(config, 66.0, cluster(1, 8, nvlink=True), requests=60))
+    few = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=2))
+    many = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=60))
     assert few.option.tp < many.option.tp
 
 
 def test_what_fits_nowhere_says_so() -> None:
     """The best of the options is shown, and its verdict."""
-    planned = choose(question(models.DEEPSEEK_V3, 641.0, cluster(1, 4)))
+    planned = choose_layout(question(models.DEEPSEEK_V3, 641.0, cluster(1, 4)))
     assert planned.verdict == "does-not-fit"
 
 
@@ -247,8 +255,8 @@ def test_there_are_other_ways(name: str) -> None:
     """At least three, each with figures of its own, and none is what was chosen."""
     config, gib, on, requests, _, _ = _GOLDEN[name]
     asked = question(config, gib, on, requests=requests)
-    planned = choose(asked)
-    others = alternatives(asked, planned)
+    planned = choose_layout(asked)
+    others = list_alternatives(asked, planned)
     assert len(others) >= 3
     assert len({each.change for each in others}) == len(others)
     for each in others:
@@ -258,23 +266,23 @@ def test_there_are_other_ways(name: str) -> None:
 
 def test_unequal_gpus_take_unequal_layers() -> None:
     """The poorest stage decides for all: the layers that suit each one's memory hold more."""
-    hosts = (Host(name="large", gpus=8, gpu=H100), Host(name="small", gpus=8, gpu=L40S))
+    hosts = (PlanHost(name="large", gpus=8, gpu=H100), PlanHost(name="small", gpus=8, gpu=L40S))
     asked = replace(
         question({**models.LLAMA_8B, "num_hidden_layers": 320}, 131.4, cluster(1, 1)),
         cluster=Cluster(hosts=hosts),
     )
-    planned = asked.judged(Option(tp=8, pp=2, exact=True))
-    first = alternatives(asked, planned)[0]
+    planned = asked.judged(Layout(tp=8, pp=2, exact=True))
+    first = list_alternatives(asked, planned)[0]
     assert first.change.startswith('env: {VLLM_PP_LAYER_PARTITION: "')
     layers = [int(each) for each in first.change.split('"')[1].split(",")]
     assert sum(layers) == 320
     assert layers[0] > layers[1]
     assert first.planned.requests("likely") > planned.requests("likely")
     equal = replace(asked, cluster=cluster(2, 8))
-    assert "PARTITION" not in alternatives(equal, equal.judged(Option(tp=8, pp=2)))[0].change
+    assert "PARTITION" not in list_alternatives(equal, equal.judged(Layout(tp=8, pp=2)))[0].change
 
 
-def _splits(planned: Planned) -> int:
+def _splits(planned: PlannedLayout) -> int:
     option = planned.option
     return option.each * option.replicas
 
@@ -285,14 +293,14 @@ def _splits(planned: Planned) -> int:
         product(models.ALL.values(), [1, 2, 3], [1, 4, 6, 8], [H100]),
     ),
 )
-def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: Gpu) -> None:
+def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuModel) -> None:
     """Any cluster, any model: GPUs are enough, vLLM takes it, each replica has a place."""
     asked = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
-    planned = choose(asked)
+    planned = choose_layout(asked)
     option = planned.option
     assert _splits(planned) <= nodes * gpus
     assert option.pp <= len(asked.model.layers)
-    assert refused(asked.model, option.tp, expert_parallel=option.experts) is None
+    assert tp_objection(asked.model, option.tp, expert_parallel=option.experts) is None
     assert len(planned.placement) == option.replicas // (option.dp if option.coupled else 1)
     assert {name for name, _ in planned.placement} <= {host.name for host in asked.cluster.hosts}
 
@@ -300,21 +308,21 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: Gpu) ->
 def test_drafts_are_said_not_to_count() -> None:
     """Nothing is promised of what is not modelled."""
     asked = question(models.LLAMA_8B, 14.96, cluster(1, 1))
-    drafting = replace(asked, flags=Flags(drafts=True))
-    told = [reason.rule for reason in remarks(drafting, choose(drafting))]
+    drafting = replace(asked, flags=EngineFlags(drafts=True))
+    told = [reason.rule for reason in explain_layout(drafting, choose_layout(drafting))]
     assert "drafts" in told
-    assert "drafts" not in [reason.rule for reason in remarks(asked, choose(asked))]
+    assert "drafts" not in [reason.rule for reason in explain_layout(asked, choose_layout(asked))]
 
 
 def test_an_option_names_itself() -> None:
     """For people."""
-    assert Option(tp=8, pp=2).words == "TP 8 × PP 2"
-    assert Option(tp=1, dp=8, experts=True).words == "DP 8 × TP 1, experts over all of them"
+    assert Layout(tp=8, pp=2).words == "TP 8 × PP 2"
+    assert Layout(tp=1, dp=8, experts=True).words == "DP 8 × TP 1, experts over all of them"
 
 
 def test_a_length_that_is_set_counts() -> None:
     """`--max-model-len` decides what a request may need, `--context` without it."""
     asked = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
-    longer = replace(asked, flags=Flags(length=65536))
-    assert asked.judged(Option(tp=1)).estimate.length == 4096
-    assert longer.judged(Option(tp=1)).estimate.length == 65536
+    longer = replace(asked, flags=EngineFlags(length=65536))
+    assert asked.judged(Layout(tp=1)).estimate.length == 4096
+    assert longer.judged(Layout(tp=1)).estimate.length == 65536

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.estimate import Engine, Estimate, Gpu, Range, estimate
-from launcher.planner.flags import Flags, flags_of, length_of
-from launcher.planner.versions import defaults, sampler, utilization
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.estimate import Estimate, GpuModel, PlannedEngine, Range, estimate_replica
+from launcher.planner.flags import EngineFlags, parse_flags, parse_length
+from launcher.planner.versions import default_limits, default_utilization, sampler_kind
 from launcher.planner.weights import GIB
 from tests.planner import models
 
-H100 = Gpu(name="H100", memory_gib=79.18)
+H100 = GpuModel(name="H100", memory_gib=79.18)
 
 
 def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **said: Any) -> Estimate:
     """Estimate a replica on H100s; `gpus` are pipeline stages."""
-    engine = Engine(gpus=(H100,) * gpus, **{"flags": Flags(length=8192), **said})
-    return estimate(architecture_of(config), int(gib * GIB), engine)
+    engine = PlannedEngine(gpus=(H100,) * gpus, **{"flags": EngineFlags(length=8192), **said})
+    return estimate_replica(parse_architecture(config), int(gib * GIB), engine)
 
 
 def test_the_sum_is_the_budget() -> None:
@@ -37,11 +37,11 @@ def test_the_sum_is_the_budget() -> None:
 
 def test_the_poorest_stage_decides() -> None:
     """A smaller GPU in the second stage takes the tokens down with it."""
-    small = Gpu(name="L40S", memory_gib=44.4)
-    both = Engine(gpus=(H100, small), flags=Flags(length=8192))
-    model = architecture_of(models.LLAMA_8B)
-    found = estimate(model, int(14.96 * GIB), both)
-    alike = estimate(model, int(14.96 * GIB), replace(both, gpus=(H100, H100)))
+    small = GpuModel(name="L40S", memory_gib=44.4)
+    both = PlannedEngine(gpus=(H100, small), flags=EngineFlags(length=8192))
+    model = parse_architecture(models.LLAMA_8B)
+    found = estimate_replica(model, int(14.96 * GIB), both)
+    alike = estimate_replica(model, int(14.96 * GIB), replace(both, gpus=(H100, H100)))
     assert found.poorest is found.stages[1]
     assert found.tokens is not None
     assert alike.tokens is not None
@@ -59,9 +59,9 @@ def test_too_large_a_model_does_not_start() -> None:
 def test_flags_move_memory() -> None:
     """Fewer sequences and eager mode leave more for the KV cache; fp8 doubles the tokens."""
     plain = worked(models.LLAMA_8B, 14.96)
-    few = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, sequences=16))
-    eager = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, eager=True))
-    fp8 = worked(models.LLAMA_8B, 14.96, flags=Flags(length=8192, cache_dtype="fp8"))
+    few = worked(models.LLAMA_8B, 14.96, flags=EngineFlags(length=8192, sequences=16))
+    eager = worked(models.LLAMA_8B, 14.96, flags=EngineFlags(length=8192, eager=True))
+    fp8 = worked(models.LLAMA_8B, 14.96, flags=EngineFlags(length=8192, cache_dtype="fp8"))
     for better in (few, eager):
         assert better.poorest.kv.likely > plain.poorest.kv.likely
     assert plain.tokens is not None
@@ -87,7 +87,7 @@ def test_a_cache_of_a_given_size_is_exact() -> None:
         "num_key_value_heads": 4,
     }
     args = "--dtype float32 --max-model-len 512 --kv-cache-memory-bytes 67108864"
-    found = worked(tiny, 0.001, gpus=2, flags=flags_of(args.split()))
+    found = worked(tiny, 0.001, gpus=2, flags=parse_flags(args.split()))
     assert found.tokens is not None
     assert found.concurrency is not None
     assert (found.tokens.low, found.tokens.high) == (65536, 65536)
@@ -108,7 +108,7 @@ def test_ranges_are_in_order(
     """Whatever is asked, low is at most likely, and likely at most high; more weights never give
     more tokens.
     """
-    flags = Flags(length=length, sequences=sequences)
+    flags = EngineFlags(length=length, sequences=sequences)
     found = worked(config, gib, gpus=stages, tp=tp, flags=flags)
     heavier = worked(config, gib + 10, gpus=stages, tp=tp, flags=flags)
     for stage in found.stages:
@@ -122,12 +122,12 @@ def test_ranges_are_in_order(
 
 def test_defaults_follow_version_and_gpu() -> None:
     """As vLLM's own."""
-    assert utilization((0, 19)) == 0.9
-    assert utilization((0, 32)) == 0.92
-    assert defaults((0, 32), "H100", 79.2) == (8192, 1024)
-    assert defaults((0, 32), "A100 80GB", 79.2) == (2048, 256)
-    assert defaults((0, 32), "B200", 178.0) == (16384, 1024)
-    assert defaults((0, 32), "NVIDIA GB10", 119.6) == (2048, 256)
+    assert default_utilization((0, 19)) == 0.9
+    assert default_utilization((0, 32)) == 0.92
+    assert default_limits((0, 32), "H100", 79.2) == (8192, 1024)
+    assert default_limits((0, 32), "A100 80GB", 79.2) == (2048, 256)
+    assert default_limits((0, 32), "B200", 178.0) == (16384, 1024)
+    assert default_limits((0, 32), "NVIDIA GB10", 119.6) == (2048, 256)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_how_is_sampled(
     version: tuple[int, int], gpu: str, flashinfer: bool | None, how: str
 ) -> None:
     """By version, GPU and environment."""
-    assert sampler(version, gpu, flashinfer) == how
+    assert sampler_kind(version, gpu, flashinfer) == how
 
 
 def test_sorting_takes_ten_copies_of_the_logits() -> None:
@@ -157,7 +157,7 @@ def test_sorting_takes_ten_copies_of_the_logits() -> None:
     """
 
     def working(version: tuple[int, int], **env: str) -> Range:
-        flags = replace(flags_of((), env), length=8192, sequences=1024)
+        flags = replace(parse_flags((), env), length=8192, sequences=1024)
         return worked(models.LLAMA_8B, 14.96, flags=flags, version=version).poorest.working
 
     copy = 1024 * 128256 * 4 / GIB
@@ -170,8 +170,8 @@ def test_sorting_takes_ten_copies_of_the_logits() -> None:
 
 def test_working_memory_of_an_rtx_pro_6000_is_covered() -> None:
     """1,024 sequences of a hybrid model took 12.7 to 14.2 GiB there (0.27)."""
-    card = Engine(gpus=(Gpu(name="RTX PRO 6000", memory_gib=94.97),), version=(0, 27))
-    found = estimate(architecture_of(models.QWEN_NEXT), int(51.75 * GIB), card)
+    card = PlannedEngine(gpus=(GpuModel(name="RTX PRO 6000", memory_gib=94.97),), version=(0, 27))
+    found = estimate_replica(parse_architecture(models.QWEN_NEXT), int(51.75 * GIB), card)
     assert found.sequences == 1024
     assert found.poorest.working.low < 12.7
     assert found.poorest.working.high > 14.2
@@ -186,7 +186,7 @@ def test_arguments_are_read() -> None:
         " --kv-cache-memory-bytes 1G --speculative-config {}"
         ' --compilation-config {"cudagraph_mode":"PIECEWISE"}'
     )
-    assert flags_of(args.split()) == Flags(
+    assert parse_flags(args.split()) == EngineFlags(
         utilization=0.8,
         length=32000,
         batched_tokens=4096,
@@ -201,7 +201,7 @@ def test_arguments_are_read() -> None:
         drafts=True,
         full_graphs=False,
     )
-    assert flags_of([]) == Flags()
+    assert parse_flags([]) == EngineFlags()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_arguments_are_read() -> None:
 )
 def test_lengths(text: str, tokens: int | None) -> None:
     """`k` is a thousand and `K` 1024, as vLLM reads them."""
-    assert length_of(text) == tokens
+    assert parse_length(text) == tokens
 
 
 def test_the_cpu_build_holds_what_it_is_given() -> None:
@@ -228,18 +228,18 @@ def test_the_cpu_build_holds_what_it_is_given() -> None:
         "vocab_size": 512,
         "max_position_embeddings": 2048,
     }
-    model = architecture_of(tiny)
-    flags = flags_of(("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864"))
-    given = Engine(gpus=(Gpu(name="CPU", memory_gib=0.0),), flags=flags)
-    found = estimate(model, 1 << 20, given)
+    model = parse_architecture(tiny)
+    flags = parse_flags(("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864"))
+    given = PlannedEngine(gpus=(GpuModel(name="CPU", memory_gib=0.0),), flags=flags)
+    found = estimate_replica(model, 1 << 20, given)
     assert found.tokens is not None
     assert (found.tokens.low, found.tokens.high) == (131_072, 131_072)
     assert found.cache is not None
     assert found.cache.groups[0].spec.block == 128
 
-    card = Gpu(name="CPU", memory_gib=20.0)
-    free = Engine(gpus=(card,), flags=Flags(length=512, utilization=0.3))
-    stage = estimate(model, 1 << 20, free).poorest
+    card = GpuModel(name="CPU", memory_gib=20.0)
+    free = PlannedEngine(gpus=(card,), flags=EngineFlags(length=512, utilization=0.3))
+    stage = estimate_replica(model, 1 << 20, free).poorest
     assert stage.budget == pytest.approx(6.0)
     assert 0 <= stage.kv.low < stage.kv.likely < stage.kv.high < 6.0
 
@@ -247,9 +247,9 @@ def test_the_cpu_build_holds_what_it_is_given() -> None:
 def test_an_engine_s_environment_counts() -> None:
     """GiB of a CPU's cache, before the flag, and the layers of stages where they fit."""
     env = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_PP_LAYER_PARTITION": "3,5"}
-    flags = flags_of(("--kv-cache-memory-bytes", "7"), env)
+    flags = parse_flags(("--kv-cache-memory-bytes", "7"), env)
     assert (flags.cache_bytes, flags.partition) == (2 << 30, (3, 5))
     odd = {"VLLM_CPU_KVCACHE_SPACE": "x", "VLLM_PP_LAYER_PARTITION": "3,,5"}
-    assert flags_of(("--kv-cache-memory-bytes", "7"), odd) == flags_of(
+    assert parse_flags(("--kv-cache-memory-bytes", "7"), odd) == parse_flags(
         ("--kv-cache-memory-bytes", "7")
     )

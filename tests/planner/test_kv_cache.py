@@ -9,8 +9,14 @@ import pytest
 
 from benchmarks.plan import Known, blocks_off, known
 from launcher.core.errors import RequestError
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.kv_cache import Cache, CacheRequest, cache_of, copies, partition
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.kv_cache import (
+    CacheRequest,
+    KvCache,
+    build_cache,
+    count_kv_copies,
+    partition_layers,
+)
 from tests.planner import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
@@ -30,11 +36,11 @@ _CASES = [
 ]
 
 
-def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **said: Any) -> Cache:
+def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **said: Any) -> KvCache:
     """Return a model's cache; requests are of 8,192 tokens unless said."""
-    model = architecture_of(config)
+    model = parse_architecture(config)
     request = CacheRequest(**{"length": 8192, "in_flight": 4096, **said})
-    return cache_of(model, request, stages or (len(model.layers),))
+    return build_cache(model, request, stages or (len(model.layers),))
 
 
 @pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
@@ -58,7 +64,7 @@ def test_there_are_enough_cases() -> None:
 def test_heads_are_split_until_each_gpu_has_one(tp: int, block: int) -> None:
     """TP beyond the KV heads copies them."""
     assert cache(models.LLAMA_8B, tp=tp).block_bytes == (32 * block,)
-    assert copies(architecture_of(models.LLAMA_8B), tp) == max(1, tp // 8)
+    assert count_kv_copies(parse_architecture(models.LLAMA_8B), tp) == max(1, tp // 8)
 
 
 def test_latent_attention_is_held_whole_by_each_gpu() -> None:
@@ -145,4 +151,4 @@ def test_left_over_layers_go_before_the_last_stage(
     layers: int, stages: int, expected: tuple[int, ...]
 ) -> None:
     """As `get_pp_indices` divides them."""
-    assert partition(layers, stages) == expected
+    assert partition_layers(layers, stages) == expected

@@ -6,38 +6,43 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.choice import Option, Planned, Question, Want
-from launcher.planner.cluster import Cluster, Host
-from launcher.planner.estimate import Gpu
-from launcher.planner.flags import Flags
-from launcher.planner.measured import Started
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.choice import Demand, Layout, PlannedLayout, PlanQuestion
+from launcher.planner.cluster import Cluster, PlanHost
+from launcher.planner.estimate import GpuModel
+from launcher.planner.flags import EngineFlags
+from launcher.planner.measured import MeasuredStart
 from launcher.planner.weights import GIB
 from tests.planner import models
 
-LENGTH = Flags(length=8192)
-H100 = Gpu(name="H100", memory_gib=79.18)
-START = Started(at=5.0, tp=2, pp=1, dp=1, flags=LENGTH, concurrency=100.0)
-MOE = Started(at=5.0, tp=1, pp=1, dp=8, flags=replace(LENGTH, expert_parallel=True), concurrency=9)
+LENGTH = EngineFlags(length=8192)
+H100 = GpuModel(name="H100", memory_gib=79.18)
+START = MeasuredStart(at=5.0, tp=2, pp=1, dp=1, flags=LENGTH, concurrency=100.0)
+MOE = MeasuredStart(
+    at=5.0, tp=1, pp=1, dp=8, flags=replace(LENGTH, expert_parallel=True), concurrency=9
+)
 
 
 def judged(
-    start: Started, flags: Flags = LENGTH, config: dict[str, object] = models.LLAMA_8B, **split: int
-) -> Planned:
+    start: MeasuredStart,
+    flags: EngineFlags = LENGTH,
+    config: dict[str, object] = models.LLAMA_8B,
+    **split: int,
+) -> PlannedLayout:
     """Judge a split beside a server that has answered."""
-    question = Question(
-        model=architecture_of(config),
+    question = PlanQuestion(
+        model=parse_architecture(config),
         weight_bytes=int(14.96 * GIB),
-        cluster=Cluster(hosts=(Host(name="a", gpus=8, gpu=H100),)),
-        want=Want(context=8192),
+        cluster=Cluster(hosts=(PlanHost(name="a", gpus=8, gpu=H100),)),
+        want=Demand(context=8192),
         flags=flags,
         starts=(start,),
     )
     sizes = {"tp": start.tp, "pp": start.pp, "dp": start.dp, **split}
-    return question.judged(Option(**sizes, experts=start.flags.expert_parallel, exact=True))
+    return question.judged(Layout(**sizes, experts=start.flags.expert_parallel, exact=True))
 
 
-def tokens(planned: Planned) -> tuple[float, float]:
+def tokens(planned: PlannedLayout) -> tuple[float, float]:
     """Return the least and the most tokens."""
     found = planned.estimate.tokens
     assert found is not None
@@ -61,7 +66,7 @@ def test_the_same_again_is_known_exactly(concurrency: float) -> None:
         (replace(LENGTH, prefix_caching=False), 1.0),
     ],
 )
-def test_another_form_of_the_cache_is_reckoned(flags: Flags, times: float) -> None:
+def test_another_form_of_the_cache_is_reckoned(flags: EngineFlags, times: float) -> None:
     """Its memory stays what it was."""
     low, high = tokens(judged(START, flags))
     assert low == high == pytest.approx(times * 819_200, rel=0.001)
@@ -84,7 +89,7 @@ def test_more_memory_is_more_cache() -> None:
         replace(LENGTH, expert_parallel=True),
     ],
 )
-def test_what_changes_working_memory_is_an_estimate(flags: Flags) -> None:
+def test_what_changes_working_memory_is_an_estimate(flags: EngineFlags) -> None:
     """Nobody has seen it."""
     planned = judged(START, flags)
     assert planned.estimate.at is None

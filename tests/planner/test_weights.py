@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import Known, known
-from launcher.planner.architecture_read import architecture_of
+from launcher.planner.architecture_read import parse_architecture
 from launcher.planner.versions import mxfp4_width
-from launcher.planner.weights import GIB, Split, counted, stage_bytes
+from launcher.planner.weights import GIB, ParallelConfig, estimate_weight_bytes, stage_bytes
 from tests.planner import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
@@ -24,8 +24,8 @@ _CASES = [
 
 def held(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
     """Return GiB on a GPU of each stage."""
-    model = architecture_of(config)
-    wanted = Split(**{"stages": (len(model.layers) or 1,), **split})
+    model = parse_architecture(config)
+    wanted = ParallelConfig(**{"stages": (len(model.layers) or 1,), **split})
     return [size / GIB for size in stage_bytes(model, int(gib * GIB), wanted)]
 
 
@@ -67,11 +67,11 @@ def test_weights_are_counted_by_their_precision(
 ) -> None:
     """Of several at once nobody can tell."""
     said = {"quantization_config": quantization} if quantization else {}
-    model = architecture_of({**models.LLAMA_8B, **said})
+    model = parse_architecture({**models.LLAMA_8B, **said})
     tables = 2 * model.vocabulary * model.hidden * 2
-    linear = counted(architecture_of(models.LLAMA_8B)) - tables
+    linear = estimate_weight_bytes(parse_architecture(models.LLAMA_8B)) - tables
     expected = tables + linear / 2 * per_parameter if per_parameter else 0
-    assert counted(model) == pytest.approx(expected, rel=1e-6)
+    assert estimate_weight_bytes(model) == pytest.approx(expected, rel=1e-6)
 
 
 def test_one_gpu_holds_the_checkpoint() -> None:
@@ -121,7 +121,7 @@ def test_a_vision_tower_is_on_the_first_stage() -> None:
 @pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
 def test_weights_can_be_counted(each: Known) -> None:
     """Where nobody says how large a checkpoint is, its shape does, within a fifth."""
-    assert counted(each.model) / GIB == pytest.approx(each.case.weights_gib, rel=0.2)
+    assert estimate_weight_bytes(each.model) / GIB == pytest.approx(each.case.weights_gib, rel=0.2)
 
 
 def test_what_is_not_modelled_is_divided_evenly() -> None:

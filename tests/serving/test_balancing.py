@@ -9,22 +9,22 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.serving import balancing
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_request import ServeRequest
 from tests.served import INVENTORY, request
 
 HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"
 
 
-def asked(*args: str, backend: Any = "mp", experts: int | None = 8, **more: Any) -> Request:
+def asked(*args: str, backend: Any = "mp", experts: int | None = 8, **more: Any) -> ServeRequest:
     """Ask for a mixture of experts in two replicas, one on each node."""
     made = request(backend, **{"tp": 8, "pp": None, "dp": 2, "args": args, **more})
     return replace(made, placement=replace(made.placement, experts=experts))
 
 
-def refused(made: Request) -> RequestError:
+def refused(made: ServeRequest) -> RequestError:
     """Return what is said against a request."""
     with pytest.raises(RequestError) as caught:
-        balancing.refuse(made, INVENTORY)
+        balancing.check_balancing(made, INVENTORY)
     return caught.value
 
 
@@ -41,9 +41,9 @@ def refused(made: Request) -> RequestError:
         (asked("--seed", "1", experts=0), "internal"),
     ],
 )
-def test_what_can_be_had(made: Request, kind: str) -> None:
+def test_what_can_be_had(made: ServeRequest, kind: str) -> None:
     """By vLLM's own words, in all of their forms."""
-    balancing.refuse(made, INVENTORY)
+    balancing.check_balancing(made, INVENTORY)
 
     assert made.balancing == kind
 
@@ -61,7 +61,7 @@ def test_what_can_be_had(made: Request, kind: str) -> None:
         (asked(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
     ],
 )
-def test_what_cannot_be_had(made: Request, text: str, hint: str) -> None:
+def test_what_cannot_be_had(made: ServeRequest, text: str, hint: str) -> None:
     """With the way that works."""
     error = refused(made)
 

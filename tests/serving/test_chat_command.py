@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.agent.desired import Process
+from launcher.agent.desired import ProcessSpec
 from launcher.core.errors import ConnectError
 from tests import kept
 from tests.command_line import Cluster
@@ -110,7 +110,7 @@ def test_of_several_endpoints_the_first_that_lives_is_asked(
 ) -> None:
     """One that cannot be reached keeps nobody from the others."""
     processes = tuple(
-        Process(node=node, argv=("vllm", "serve"), replicas=(at, 1))
+        ProcessSpec(node=node, argv=("vllm", "serve"), replicas=(at, 1))
         for at, node in enumerate(("gpu01", "gpu02"))
     )
     endpoints = {

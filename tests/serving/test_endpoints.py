@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.desired import Desired, Process
+from launcher.agent.desired import Desired, ProcessSpec
 from launcher.agent.observed import EndpointHealth
 from launcher.agent.task import (
     CHAT,
@@ -19,7 +19,7 @@ from launcher.agent.task import (
     POOLING,
     RERANK,
     TRANSCRIPTION,
-    Task,
+    ModelTask,
 )
 from launcher.serving import endpoints
 from tests import kept
@@ -33,7 +33,7 @@ ENDPOINT = "http://10.0.0.11:8000/v1"
 def apart(*held: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
     """Return a server with an API on each node, behind which are so many replicas."""
     processes = tuple(
-        Process(node=node, argv=("vllm", "serve"), replicas=each)
+        ProcessSpec(node=node, argv=("vllm", "serve"), replicas=each)
         for node, each in zip(nodes, held, strict=True)
     )
     return kept.wanted(backend="mp", processes=processes, replicas=sum(count for _, count in held))
@@ -44,14 +44,14 @@ PAIR = apart((0, 1), (1, 1))
 
 def test_each_node_has_an_endpoint(world: World) -> None:
     """A node that the inventory has no more has none."""
-    found = endpoints.of(world.inventory, apart((0, 2), (2, 1)))
+    found = endpoints.list_endpoints(world.inventory, apart((0, 2), (2, 1)))
     assert [(each.node, each.url) for each in found] == [
         ("gpu01", "http://10.0.0.11:8000/v1"),
         ("gpu02", "http://10.0.0.12:8000/v1"),
     ]
 
     gone = apart((0, 2), (2, 1), nodes=("gpu09", "gpu02"))
-    assert [each.node for each in endpoints.of(world.inventory, gone)] == ["gpu02"]
+    assert [each.node for each in endpoints.list_endpoints(world.inventory, gone)] == ["gpu02"]
 
 
 ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
@@ -103,7 +103,7 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     found = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
 
     assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
-    assert endpoints.holds([held, {}]).tokens is None
+    assert endpoints.total_capacity([held, {}]).tokens is None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,10 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
 )
 def test_where_clients_go(bind: str, url: str) -> None:
     """To the head's address between the nodes, or to the one address that was asked for."""
-    assert endpoints.url(INVENTORY, bind, 8000) == url
-    assert endpoints.url(INVENTORY, bind, 8000, "n2") == url.replace("10.0.0.1", "10.0.0.2")
+    assert endpoints.endpoint_url(INVENTORY, bind, 8000) == url
+    assert endpoints.endpoint_url(INVENTORY, bind, 8000, "n2") == url.replace(
+        "10.0.0.1", "10.0.0.2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_where_clients_go(bind: str, url: str) -> None:
     ],
 )
 def test_the_line_asks_for_what_the_model_does(
-    task: Task, url: str, body: dict[str, object]
+    task: ModelTask, url: str, body: dict[str, object]
 ) -> None:
     """At the address that `serve` prints, with a body that a shell leaves as it is."""
     words = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model", key=False))

@@ -9,9 +9,15 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from launcher.agent.desired import Desired, Process
+from launcher.agent.desired import Desired, ProcessSpec
 from launcher.serving import metrics
-from launcher.serving.metrics import Counting, Latency, Look, RankLife, ServerMetrics
+from launcher.serving.metrics import (
+    Latency,
+    MetricsCollector,
+    MetricsSample,
+    RankStatus,
+    ServerMetrics,
+)
 from launcher.tools import servers
 from launcher.tools.site import Site
 from tests import kept
@@ -50,14 +56,14 @@ class Looking:
     """Looks at one server, two seconds apart."""
 
     def __init__(self, site: Site, wanted: Desired | None = None, **how: Any) -> None:
-        self.counting, self.now = Counting(site), 100.0
+        self.counting, self.now = MetricsCollector(site), 100.0
         self.wanted = wanted or kept.wanted()
         self.seen = kept.seen(**how)
 
     def look(self, answers: dict[str, Any], *, every: float = 2.0, **more: Any) -> ServerMetrics:
         """Look once more."""
         self.now += every
-        found = servers.read(kept.said(kept.one(self.wanted, self.seen, **more)))
+        found = servers.parse_servers(kept.said(kept.one(self.wanted, self.seen, **more)))
         (server,) = self.counting.read(found, answers, None, self.now).servers
         return server
 
@@ -132,7 +138,7 @@ def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
     """What one of two counts is not what the server does."""
     apart = kept.wanted(
         backend="mp",
-        processes=tuple(Process(node=each, argv=("vllm",)) for each in ("gpu01", "gpu02")),
+        processes=tuple(ProcessSpec(node=each, argv=("vllm",)) for each in ("gpu01", "gpu02")),
         replicas=2,
     )
     looking = Looking(site, apart)
@@ -183,8 +189,8 @@ def test_each_rank_is_as_its_agent_says(site: Site) -> None:
     looking = Looking(site, ranks=RANKS, alive=ALIVE)
     found = looking.look(said(text()))
     assert found.ranks == (
-        RankLife(node="gpu01", rank="PP0", alive=True),
-        RankLife(node="gpu02", rank="PP1", alive=False),
+        RankStatus(node="gpu01", rank="PP0", alive=True),
+        RankStatus(node="gpu02", rank="PP1", alive=False),
     )
 
     old = looking.look(said(text()), age=30.0)
@@ -196,16 +202,16 @@ def test_each_rank_is_as_its_agent_says(site: Site) -> None:
 def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
     seen = kept.seen(ranks=RANKS, alive=ALIVE)
-    found = servers.read(kept.said(kept.one(kept.wanted(), seen), gpu02=70.0))
-    (server,) = Counting(site).read(found, said(text()), None, 1.0).servers
+    found = servers.parse_servers(kept.said(kept.one(kept.wanted(), seen), gpu02=70.0))
+    (server,) = MetricsCollector(site).read(found, said(text()), None, 1.0).servers
 
     assert [each.alive for each in server.ranks] == [True, None]
 
 
 def test_a_keeper_that_is_not_heard(site: Site) -> None:
     """What it said last is no news, and what vLLM counts is."""
-    found = servers.read(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
-    (server,) = Counting(site).read(found, said(text()), None, 1.0).servers
+    found = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
+    (server,) = MetricsCollector(site).read(found, said(text()), None, 1.0).servers
 
     assert server.state == "unknown"
     assert server.detail == "the head's agent has not looked for 300 s"
@@ -228,13 +234,13 @@ def test_each_node_is_asked_once(site: Site) -> None:
         kept.one(kept.wanted("embed", port=8001), kept.seen("embed")),
         kept.one(kept.wanted("far", node="gpu02", host="::1"), kept.seen("far")),
     ]
-    asked = metrics.ask(site, servers.read(kept.said(*rows)).running)
+    asked = metrics.query_metrics(site, servers.parse_servers(kept.said(*rows)).running)
 
     assert [(each.node, parse_qs(each.argv[-1].partition("?")[2])["apis"]) for each in asked] == [
         ("gpu01", ["127.0.0.1:8000,127.0.0.1:8001"]),
         ("gpu02", ["[::1]:8000"]),
     ]
-    (alone,) = metrics.ask(site, ())
+    (alone,) = metrics.query_metrics(site, ())
     assert (alone.node, "apis" in alone.argv[-1]) == ("gpu01", False)
 
 
@@ -242,7 +248,7 @@ def test_json_has_no_history(site: Site) -> None:
     """A line is one look."""
     looking = Looking(site)
     server = looking.look(said(text()))
-    (found,) = Look(cluster="c", servers=(server,)).as_json()["servers"]
+    (found,) = MetricsSample(cluster="c", servers=(server,)).as_json()["servers"]
 
     assert "history" not in found
     assert found["figures"]["first_token"]["p50"] == 0.025

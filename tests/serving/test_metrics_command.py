@@ -24,7 +24,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(waited) > 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(metrics_command._looks.__kwdefaults__, "sleep", sleep)
+    monkeypatch.setitem(metrics_command._poll_metrics.__kwdefaults__, "sleep", sleep)
 
 
 @pytest.fixture

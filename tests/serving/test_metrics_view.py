@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from launcher.app.terminal import show
-from launcher.serving.metrics import Figures, Latency, Look, RankLife, ServerMetrics
-from launcher.serving.metrics_view import render, spark
+from launcher.serving.metrics import Figures, Latency, MetricsSample, RankStatus, ServerMetrics
+from launcher.serving.metrics_view import render_metrics, render_sparkline
 from tests import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -49,8 +49,8 @@ BUSY = ServerMetrics(
     restarts_left=3,
     faults=1,
     ranks=(
-        RankLife(node="gpu01", rank="PP0", alive=True),
-        RankLife(node="gpu02", rank="PP1", alive=False),
+        RankStatus(node="gpu01", rank="PP0", alive=True),
+        RankStatus(node="gpu02", rank="PP1", alive=False),
     ),
     history=HISTORY,
 )
@@ -62,7 +62,7 @@ MANY = replace(
     figures=None,
     trouble="gpu01: its API does not say what it counts: timed out",
     ranks=tuple(
-        RankLife(
+        RankStatus(
             node=f"gpu{node:02}", rank=f"TP{rank}", alive=None if node == 2 and rank == 7 else True
         )
         for node in (1, 2)
@@ -72,7 +72,9 @@ MANY = replace(
 NEW = replace(BUSY, name="new", history=(figures(0),), figures=figures(0), ranks=(), canary=None)
 
 
-def drawn(width: int, look: Look, *, encoding: str = "utf-8", colours: bool = False) -> str:
+def drawn(
+    width: int, look: MetricsSample, *, encoding: str = "utf-8", colours: bool = False
+) -> str:
     """Render a look as a console of this width shows it."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
@@ -83,7 +85,7 @@ def drawn(width: int, look: Look, *, encoding: str = "utf-8", colours: bool = Fa
         force_terminal=colours,
         highlight=False,
     )
-    show(render(look, when="12:00:00, every 2 s"), console)
+    show(render_metrics(look, when="12:00:00, every 2 s"), console)
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -91,7 +93,7 @@ def drawn(width: int, look: Look, *, encoding: str = "utf-8", colours: bool = Fa
 @pytest.mark.parametrize("width", [80, 200])
 def test_figures_and_bars(width: int) -> None:
     """The newest bar is on the right, and what is not known has none; nothing is lost."""
-    text = drawn(width, Look(cluster="h100", servers=(BUSY, MANY, NEW)))
+    text = drawn(width, MetricsSample(cluster="h100", servers=(BUSY, MANY, NEW)))
 
     assert all(len(line) <= width for line in text.splitlines())
     golden.check(GOLDEN / f"metrics-{width}.txt", text)
@@ -99,14 +101,14 @@ def test_figures_and_bars(width: int) -> None:
 
 def test_a_terminal_without_bars() -> None:
     """Where the encoding has no such letters, there are others."""
-    text = drawn(80, Look(cluster="h100", servers=(BUSY,)), encoding="ascii")
+    text = drawn(80, MetricsSample(cluster="h100", servers=(BUSY,)), encoding="ascii")
 
     assert "#" in text
 
 
 def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words tell the same as colours do."""
-    look = Look(cluster="h100", servers=(BUSY,))
+    look = MetricsSample(cluster="h100", servers=(BUSY,))
     assert "\x1b[36m" in drawn(80, look, colours=True)
     monkeypatch.setenv("NO_COLOR", "1")
 
@@ -116,8 +118,8 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_server_and_a_head_that_is_silent() -> None:
     """Both are said."""
-    assert "server: none" in drawn(80, Look(cluster="c"))
-    assert "gpu01: timed out" in drawn(80, Look(cluster="c", trouble="gpu01: timed out"))
+    assert "server: none" in drawn(80, MetricsSample(cluster="c"))
+    assert "gpu01: timed out" in drawn(80, MetricsSample(cluster="c", trouble="gpu01: timed out"))
 
 
 @pytest.mark.parametrize(
@@ -132,4 +134,4 @@ def test_no_server_and_a_head_that_is_silent() -> None:
 )
 def test_bars(values: list[float | None], full: float | None, bars: str) -> None:
     """From nothing to the largest, or to what is full."""
-    assert spark(values, full=full) == bars
+    assert render_sparkline(values, maximum=full) == bars

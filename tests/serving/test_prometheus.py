@@ -14,7 +14,7 @@ VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metric
 
 def test_what_vllm_counts() -> None:
     """Each series by its labels, or all of them together."""
-    said = prometheus.parse(VLLM)
+    said = prometheus.parse_metrics(VLLM)
 
     assert said.values("vllm:num_requests_running") == [0.0]
     assert said.total("vllm:request_success_total") == 7.0
@@ -25,7 +25,7 @@ def test_what_vllm_counts() -> None:
 
 def test_several_texts_are_added_up() -> None:
     """Of a server with an endpoint on each node."""
-    said = prometheus.parse(VLLM, VLLM)
+    said = prometheus.parse_metrics(VLLM, VLLM)
 
     assert said.total("vllm:generation_tokens_total") == 106.0
     assert said.histogram("vllm:time_to_first_token_seconds")[math.inf] == 14.0
@@ -33,14 +33,14 @@ def test_several_texts_are_added_up() -> None:
 
 def test_what_is_no_number_is_left_out() -> None:
     """The format has words for it."""
-    assert prometheus.parse("a NaN\na 1\nb +Inf\n").by_name == {"a": [({}, 1.0)]}
+    assert prometheus.parse_metrics("a NaN\na 1\nb +Inf\n").by_name == {"a": [({}, 1.0)]}
 
 
 @pytest.mark.parametrize("text", ["<html>", "a{b} 1", 'a{b="c} 1', "a one"])
 def test_what_is_no_such_text(text: str) -> None:
     """An error of one kind, whatever is wrong."""
     with pytest.raises(ValueError, match=r"\w"):
-        prometheus.parse(text)
+        prometheus.parse_metrics(text)
 
 
 @pytest.mark.parametrize(

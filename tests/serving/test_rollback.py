@@ -13,21 +13,21 @@ from tests.tools.answered import INVENTORY, answer, kept
 
 def test_the_newest_other_one_is_chosen() -> None:
     """Not the one that is wanted now, whether it has answered or not."""
-    found, wanted = history.read(answer([kept("a"), kept("b")], {"id": "a"}))
+    found, wanted = history.parse_history(answer([kept("a"), kept("b")], {"id": "a"}))
 
     assert wanted == "a"
     assert [each.id for each in found] == ["a", "b"]
-    assert history.choose(found, wanted, "sha256:1").id == "b"
-    assert history.choose(found, "never-answered", "sha256:1").id == "a"
-    assert history.choose(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
+    assert history.choose_previous(found, wanted, "sha256:1").id == "b"
+    assert history.choose_previous(found, "never-answered", "sha256:1").id == "a"
+    assert history.choose_previous(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
 
 
 def test_nothing_to_return_to_is_said() -> None:
     """With what is known."""
     with pytest.raises(RequestError, match="no other server has answered") as none:
-        history.choose((), "a", "")
+        history.choose_previous((), "a", "")
     with pytest.raises(RequestError) as one:
-        history.choose(history.read(answer([kept("a")]))[0], "a", "")
+        history.choose_previous(history.parse_history(answer([kept("a")]))[0], "a", "")
 
     assert "none is written down" in none.value.evidence
     assert "org/a" in one.value.evidence
@@ -35,10 +35,10 @@ def test_nothing_to_return_to_is_said() -> None:
 
 def test_another_image_is_refused() -> None:
     """The same words would start another server."""
-    found, _ = history.read(answer([kept("b")]))
+    found, _ = history.parse_history(answer([kept("b")]))
 
     with pytest.raises(RequestError, match="another image"):
-        history.choose(found, "a", "sha256:2")
+        history.choose_previous(found, "a", "sha256:2")
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) 
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     found = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:
-        assert history.pick(Site(INVENTORY, {"n1": found}), None) == name
+        assert history.choose_name(Site(INVENTORY, {"n1": found}), None) == name
     else:
         with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
-            history.pick(Site(INVENTORY, {"n1": found}), None)
-    assert history.pick(Site(INVENTORY, {"n1": found}), "other") == "other"
+            history.choose_name(Site(INVENTORY, {"n1": found}), None)
+    assert history.choose_name(Site(INVENTORY, {"n1": found}), "other") == "other"

@@ -18,7 +18,7 @@ from launcher.core.errors import (
     UnwatchedError,
     VlaunchError,
 )
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_request import ServeRequest
 from tests.command_line import Cluster
 
 SERVE = ("serve", "--skip-network-check", "--model")
@@ -28,7 +28,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
     """Have every server answer at once but those of some models."""
 
     def wait(
-        session: Any, seen: Any, request: Request, *_: Any, **__: Any
+        session: Any, seen: Any, request: ServeRequest, *_: Any, **__: Any
     ) -> tuple[int, list[str]]:
         if request.model in silent:
             raise GateError(
@@ -36,7 +36,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
             )
         return 0, [f"endpoint of {request.model}"]
 
-    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
 
 
 def fails(
@@ -58,7 +58,7 @@ def fails(
         meanwhile()
         raise told
 
-    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
 
 
 def kept(cluster: Cluster, name: str = "default") -> None:
@@ -387,7 +387,7 @@ def test_a_rollback_that_is_lost_from_sight_is_no_failure(
     def wait(*_: Any, **__: Any) -> Any:
         raise errors.pop()
 
-    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert f"{OLD} was started again, and the server cannot be watched any more" in ran.err

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.core.domain import Inventory
-from launcher.serving.serve_plan import Start
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_plan import StartPlan
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools.host import Gpu
 from launcher.tools.site import Site
 from launcher.tools.survey import GpuProcess
@@ -28,7 +28,7 @@ from tests.served import (
 )
 
 
-def gates(start: Start) -> list[str]:
+def gates(start: StartPlan) -> list[str]:
     return [gate.id for stage in start.plan.stages for gate in stage.gates]
 
 
@@ -231,7 +231,7 @@ def test_a_port_that_makes_room_is_free() -> None:
     ("asked", "status"),
     [(request(tp=1, pp=1), "warn"), (request(), "fail"), (request("mp"), "fail")],
 )
-def test_gpu_memory_that_others_hold(asked: Request, status: str) -> None:
+def test_gpu_memory_that_others_hold(asked: ServeRequest, status: str) -> None:
     """Ray may choose such a GPU or another one: that is warned of. Where the server takes all, it
     cannot start.
     """

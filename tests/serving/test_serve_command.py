@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 
 INVENTORY = """
 cluster: pair
@@ -71,7 +71,7 @@ def test_wrong_requests(
     inventory: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, what is wrong in words, and no node was reached."""
-    code = run(["serve", "-i", inventory, *words])
+    code = run_command(["serve", "-i", inventory, *words])
     out, err = capsys.readouterr()
 
     assert (code, out) == (2, "")
@@ -84,7 +84,7 @@ def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(
 ) -> None:
     """`task-…` ends in what keys begin with."""
     template = ("--chat-template", "/data/task-specific-chat-template.jinja")
-    code = run(["serve", "-i", inventory, "--dry-run", "--offline", "--", *template])
+    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--", *template])
 
     assert code == 0
     assert template[1] in capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_a_server_is_supervised(
     """
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
-    code = run(["serve", "-i", inventory, "--dry-run", "--offline", *words])
+    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *words])
     text = capsys.readouterr().out
 
     assert code == 0
@@ -138,7 +138,7 @@ def test_a_start_has_its_time(
     """Half an hour, or what the inventory says; the flag wins."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
-    code = run(["serve", "-i", inventory, "--dry-run", "--offline", *words])
+    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *words])
 
     assert code == 0
     assert f'"start_timeout": {seconds}' in capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_an_offline_script(
     inventory: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script is bash, names secrets by their source, and carries the inventory's defaults."""
-    code = run(
+    code = run_command(
         [
             "serve",
             "-i",
@@ -176,7 +176,7 @@ def test_an_offline_script(
 
 def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One of --tp and --pp on the command line makes the inventory's pair void."""
-    run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
+    run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"])
 
     assert "TP 8 × PP 2" in capsys.readouterr().out
 
@@ -198,7 +198,7 @@ def test_replicas_on_the_command_line(
     two scripts are equal.
     """
     asked = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *words]
-    texts = [(run(asked), capsys.readouterr().out) for _ in range(2)]
+    texts = [(run_command(asked), capsys.readouterr().out) for _ in range(2)]
 
     assert texts[0] == texts[1]
     assert texts[0][0] == 0
@@ -211,9 +211,9 @@ def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4", "tp: 4, dp: 3"), encoding="utf-8")
 
-    assert run(["serve", "-i", inventory, "--dry-run", "--offline"]) == 0
+    assert run_command(["serve", "-i", inventory, "--dry-run", "--offline"]) == 0
     assert "DP 3 × TP 4 × PP 1" in capsys.readouterr().out
-    assert run(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"]) == 0
+    assert run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--tp", "8"]) == 0
     assert "note: TP 8 × PP 2" in capsys.readouterr().out
 
 
@@ -233,7 +233,10 @@ def test_places(
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4, ", ""), encoding="utf-8")
 
-    assert run(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", "mp", *words]) == 0
+    assert (
+        run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", "mp", *words])
+        == 0
+    )
     assert f"ranks expected {ranks}\n" in capsys.readouterr().out
 
 
@@ -251,5 +254,5 @@ def test_mp_names_the_nodes_that_get_ranks(
     )
     asked = ["--dry-run", "--offline", "--backend", "mp", "--tp", "2", "--pp", "2"]
 
-    assert run(["serve", "-i", str(path), *asked]) == 0
+    assert run_command(["serve", "-i", str(path), *asked]) == 0
     assert "ranks expected 2 on n1, 2 on n3" in capsys.readouterr().out

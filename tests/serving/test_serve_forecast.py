@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from launcher.planner.architecture_read import architecture_of
-from launcher.planner.choice import Option, Question, Want
+from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.choice import Demand, Layout, PlanQuestion
 from launcher.planner.cluster import Cluster as Gpus
-from launcher.planner.cluster import Host
-from launcher.planner.estimate import Gpu
-from launcher.planner.flags import Flags
-from launcher.planner.measured import Started
+from launcher.planner.cluster import PlanHost
+from launcher.planner.estimate import GpuModel
+from launcher.planner.flags import EngineFlags
+from launcher.planner.measured import MeasuredStart
 from launcher.planner.weights import GIB
-from launcher.serving.serve_forecast import ServePlan, compared, more_by_a_node
+from launcher.serving.serve_forecast import ServePlan, compare_tokens, describe_extra_node
 from tests.command_line import Cluster
 from tests.planner import models
 
@@ -186,18 +186,20 @@ def test_the_next_plan_knows_what_was_held(llama: Cluster) -> None:
     assert "measured: a server of this split has answered here, 2023-11-14 22:13 UTC" in shown.out
 
 
-def plan(tp: int, pp: int, *starts: Started) -> ServePlan:
+def plan(tp: int, pp: int, *starts: MeasuredStart) -> ServePlan:
     """A plan for two nodes of eight GPUs."""
-    gpu = Gpu(name="H100", memory_gib=79.18)
-    question = Question(
-        model=architecture_of(models.LLAMA_8B),
+    gpu = GpuModel(name="H100", memory_gib=79.18)
+    question = PlanQuestion(
+        model=parse_architecture(models.LLAMA_8B),
         weight_bytes=int(14.96 * GIB),
-        cluster=Gpus(hosts=(Host(name="a", gpus=8, gpu=gpu), Host(name="b", gpus=8, gpu=gpu))),
-        want=Want(context=8192),
-        flags=Flags(length=8192),
+        cluster=Gpus(
+            hosts=(PlanHost(name="a", gpus=8, gpu=gpu), PlanHost(name="b", gpus=8, gpu=gpu))
+        ),
+        want=Demand(context=8192),
+        flags=EngineFlags(length=8192),
         starts=starts,
     )
-    return ServePlan(question=question, planned=question.judged(Option(tp=tp, pp=pp, exact=True)))
+    return ServePlan(question=question, planned=question.judged(Layout(tp=tp, pp=pp, exact=True)))
 
 
 def test_what_came_is_compared_with_the_plan() -> None:
@@ -207,21 +209,25 @@ def test_what_came_is_compared_with_the_plan() -> None:
     estimated = plan(8, 2)
     tokens = estimated.tokens
     assert tokens is not None
-    assert compared(estimated, 7) == f" (planned {int(tokens.low):,} to {int(tokens.high):,})"
-    started = Started(at=1.0, tp=8, pp=2, dp=1, flags=Flags(length=8192), concurrency=1200.0)
+    assert compare_tokens(estimated, 7) == f" (planned {int(tokens.low):,} to {int(tokens.high):,})"
+    started = MeasuredStart(
+        at=1.0, tp=8, pp=2, dp=1, flags=EngineFlags(length=8192), concurrency=1200.0
+    )
     exact = plan(8, 2, started)
-    assert compared(exact, 9_830_400) == " (as planned)"
-    assert compared(exact, 9_700_000) == " (planned 9,830,400)"
-    assert compared(None, 7) == compared(exact, None) == ""
+    assert compare_tokens(exact, 9_830_400) == " (as planned)"
+    assert compare_tokens(exact, 9_700_000) == " (planned 9,830,400)"
+    assert compare_tokens(None, 7) == compare_tokens(exact, None) == ""
 
 
 def test_one_more_node() -> None:
     """More stages for a replica that takes nodes, more replicas for one that fits a node."""
-    started = Started(at=1.0, tp=8, pp=2, dp=1, flags=Flags(length=8192), concurrency=1200.0)
-    assert more_by_a_node(plan(8, 2, started), 9_830_400).endswith(" tokens more, as PP 3")
-    assert more_by_a_node(plan(4, 1), 1_000) == "2,000 tokens more, as replicas of this split"
-    assert more_by_a_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this split"
-    assert more_by_a_node(None, 1_000) == more_by_a_node(plan(8, 1), None) == ""
+    started = MeasuredStart(
+        at=1.0, tp=8, pp=2, dp=1, flags=EngineFlags(length=8192), concurrency=1200.0
+    )
+    assert describe_extra_node(plan(8, 2, started), 9_830_400).endswith(" tokens more, as PP 3")
+    assert describe_extra_node(plan(4, 1), 1_000) == "2,000 tokens more, as replicas of this split"
+    assert describe_extra_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this split"
+    assert describe_extra_node(None, 1_000) == describe_extra_node(plan(8, 1), None) == ""
     flat = plan(8, 2)
     deep = replace(flat.planned, option=replace(flat.planned.option, pp=32))
-    assert more_by_a_node(replace(flat, planned=deep), 1_000) == ""
+    assert describe_extra_node(replace(flat, planned=deep), 1_000) == ""

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.desired import Policy, read
-from launcher.app.script import script
+from launcher.agent.desired import Policy, parse_spec
+from launcher.app.script import render_script
 from launcher.core.errors import RequestError
 from launcher.tools.host import HostFacts
-from launcher.tools.model import query
+from launcher.tools.model import query_scans
 from launcher.tools.node_files import plan_files
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -40,7 +40,7 @@ def test_the_script(backend: str) -> None:
     """Every word that is sent: one file on the head's own disk, whatever the backend."""
     start = planned(seen(), request(backend, args=("--chat-template", "it's")))
 
-    check(GOLDEN / f"serve-{backend}.sh", script(INVENTORY, [start.plan]))
+    check(GOLDEN / f"serve-{backend}.sh", render_script(INVENTORY, [start.plan]))
 
 
 def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
@@ -55,9 +55,11 @@ def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
     ).stdout
 
     assert [path.name for path in (tmp_path / "default").iterdir()] == ["desired.json"]
-    assert read(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.desired
-    assert replace(read(json.loads(shown)), asked=7.0) == start.desired
-    assert read(json.loads(shown)).asked > 1e9
+    assert (
+        parse_spec(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.desired
+    )
+    assert replace(parse_spec(json.loads(shown)), asked=7.0) == start.desired
+    assert parse_spec(json.loads(shown)).asked > 1e9
     assert (step.command.node, step.command.argv[-2:]) == (
         "n1",
         ("/root/.vlaunch/c/server/default", "desired.json"),
@@ -202,7 +204,7 @@ def test_the_model_is_asked_for_in_the_running_containers() -> None:
     there = seen()
     stopped = {**there.site.facts, "n2": HostFacts(images=there.site.facts["n2"].images)}
 
-    assert [each.argv[:3] for each in query(Site(INVENTORY, stopped), "/m")] == [
+    assert [each.argv[:3] for each in query_scans(Site(INVENTORY, stopped), "/m")] == [
         ("docker", "exec", "vlaunch-c-n1")
     ]
 

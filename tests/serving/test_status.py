@@ -15,7 +15,7 @@ from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 from launcher.serving import status
 from launcher.tools import network_verdict as verdict
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -62,7 +62,7 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     asked = status.query_head(
         Site(
             world.inventory,
-            observe(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
+            probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
         ),
     )
     address = f"10.0.0.12:{world.inventory.ports.node_manager}"
@@ -102,7 +102,7 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     assert seen.servers == ()
     assert (
         status.query_head(
-            Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+            Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
         )
         == []
     )
@@ -194,7 +194,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     world.said["servers"] = kept.said()
     seen = look(world)
     asked, _ = status.query_head(
-        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
     )
 
     assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
@@ -373,9 +373,9 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
 @pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
 def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
     """And nothing is made up about the nodes in Ray."""
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     heard = try_payload(Answer(node="gpu01", code=1, out=said))
-    seen = status.read(ClusterSnapshot(site=Site(world.inventory, facts), said=heard), {})
+    seen = status.build_status(ClusterSnapshot(site=Site(world.inventory, facts), said=heard), {})
 
     assert [each.state for each in seen.servers] == ["unknown"]
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]
@@ -402,7 +402,7 @@ PROOF = {
 
 def proof(world: World, **more: Any) -> None:
     """Keep a verdict on the network between the containers that run now."""
-    facts = observe(world.inventory, FakeTransport(world.answer), [world.inventory.image])
+    facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     here = verdict.incarnation(Site(world.inventory, facts))
     world.machines["gpu01"].files["network.json"] = json.dumps(
         {**PROOF, "incarnation": here, **more}

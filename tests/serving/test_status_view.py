@@ -13,8 +13,8 @@ from rich.console import Console
 from launcher.app.terminal import show
 from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
-from launcher.serving.status_view import render
-from launcher.tools.host import Unfinished
+from launcher.serving.status_view import render_status
+from launcher.tools.host import UnfinishedModel
 from tests import golden, kept
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,7 +112,7 @@ def drawn(
     status = ClusterStatus(
         cluster="h100", nodes=nodes, servers=servers, endpoint="http://10.0.0.11:8000/v1"
     )
-    show(render(status), console)
+    show(render_status(status), console)
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -123,7 +123,7 @@ def test_certificates_that_expire_soon_have_a_line() -> None:
     warning = "the agents' certificates end on 2032-02-28; run `vlaunch up` to renew them"
     status = ClusterStatus(cluster="c", nodes=NODES, endpoint="", certificates=warning)
     console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
-    show(render(status), console)
+    show(render_status(status), console)
     assert isinstance(console.file, io.StringIO)
 
     assert warning in console.file.getvalue()
@@ -225,7 +225,7 @@ def test_what_engines_compiled_is_told_with_its_size() -> None:
 
 def test_models_that_are_not_finished_are_named() -> None:
     """With what goes on with them, nodes of which it is true together."""
-    begun = Unfinished(kind="copy", model="org/m", bytes=5 << 20)
+    begun = UnfinishedModel(kind="copy", model="org/m", bytes=5 << 20)
     nodes = tuple(replace(node, unfinished=(begun,)) for node in NODES[:2])
 
     assert "  gpu[01-02]: a copy of org/m is not finished, 5 MiB so far: `vlaunch model" in drawn(
@@ -264,7 +264,9 @@ def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
     console = Console(
         file=io.StringIO(), width=200, force_terminal=True, color_system="standard", highlight=False
     )
-    console.print(render(ClusterStatus(cluster="c", nodes=(), servers=(server,), endpoint="")))
+    console.print(
+        render_status(ClusterStatus(cluster="c", nodes=(), servers=(server,), endpoint=""))
+    )
 
     assert f"{codes[colour]}{server.state}" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -24,7 +24,7 @@ FOLDER = "/root/.vlaunch/c/server"
 
 def stopped(*found: Mapping[str, Any], grace: float = 15) -> Gate:
     """Return the gate of a plan that stops some servers."""
-    there = servers.read({"servers": list(found)}).servers
+    there = servers.parse_servers({"servers": list(found)}).servers
     (stage,) = plan_stop(seen().site, there, grace).stages
     (gate,) = stage.gates
     return gate
@@ -50,7 +50,7 @@ def test_a_server_is_wanted_no_more() -> None:
     """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
     for.
     """
-    there = servers.read({"servers": [kept(request())]}).servers
+    there = servers.parse_servers({"servers": [kept(request())]}).servers
     (stage,) = plan_stop(seen().site, there, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
 

@@ -77,7 +77,7 @@ def test_ranks_wait_for_one_another_as_long_as_a_start_may_take(
 
     for process in wanted.processes:
         own = process.argv[process.argv.index("--tensor-parallel-size") :]
-        assert vllm.values(own, "--cpu-distributed-timeout-seconds") == seconds
+        assert vllm.option_values(own, "--cpu-distributed-timeout-seconds") == seconds
     assert wanted.id == asked.digest
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.desired import Desired, Policy
-from launcher.agent.health import verdict
+from launcher.agent.health import server_verdict
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import (
     DeadlineError,
@@ -26,9 +26,9 @@ from launcher.core.errors import (
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.serving.serve_plan import plan_serve
-from launcher.serving.serve_request import Request
-from launcher.serving.watch import Served, summary, watch
-from launcher.tools.placement import choose, narrow
+from launcher.serving.serve_request import ServeRequest
+from launcher.serving.watch import ReadyServer, summary_json, watch_start
+from launcher.tools.placement import choose_placement, narrow_inventory
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 from tests.fakes import FakeTransport
@@ -131,7 +131,7 @@ def look(
     record = {
         "state": state,
         "generation": 1,
-        "verdict": verdict(state, len(fields.get("faults", ()))),
+        "verdict": server_verdict(state, len(fields.get("faults", ()))),
         "reason": fields.get("doing", ""),
         **fields,
     }
@@ -163,8 +163,10 @@ def refusal(status: int, error: str, times: int = 3, **fields: Any) -> dict[str,
 def make_spec(
     dp: int = 1, backend: Any = "ray", nodes: tuple[str, ...] = (), args: tuple[str, ...] = ()
 ) -> Desired:
-    split = choose(narrow(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend)
-    request = Request(
+    split = choose_placement(
+        narrow_inventory(INVENTORY, nodes), 1, len(nodes or NODES) // dp, dp=dp, backend=backend
+    )
+    request = ServeRequest(
         model="m",
         placement=split,
         backend=backend,
@@ -174,7 +176,7 @@ def make_spec(
         args=args,
     )
     return plan_serve(
-        ClusterSnapshot(site=Site(INVENTORY)), request, asked=7.0, policy=Policy()
+        ClusterSnapshot(site=Site(INVENTORY)), request, requested_at=7.0, policy=Policy()
     ).desired
 
 
@@ -184,11 +186,11 @@ def follow(
     attached: bool = False,
     dp: int = 1,
     **more: Any,
-) -> tuple[World, list[Event], Served]:
+) -> tuple[World, list[Event], ReadyServer]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
     world = World(list(looks), make_spec(dp, **more))
     events: list[Event] = []
-    generator = watch(
+    generator = watch_start(
         Site(INVENTORY),
         world.spec,
         FakeTransport(world.answer),
@@ -321,7 +323,7 @@ def test_what_was_observed() -> None:
     """Endpoint, ranks by node, capacity and times come back as they were seen."""
     _, _, served = follow(look(**READY, ranks={"n1": ["PP0"], "n2": ["PP1"]}))
 
-    assert summary(served) == {
+    assert summary_json(served) == {
         "endpoint": "http://10.0.0.1:8000/v1",
         "endpoints": ["http://10.0.0.1:8000/v1"],
         "model": "m",
@@ -556,7 +558,7 @@ def test_several_endpoints() -> None:
 
     assert served.endpoints == ("http://10.0.0.1:8000/v1", "http://10.0.0.2:8000/v1")
     assert (served.first.replicas, served.first.seconds) == ((0.5, 0.75), 0.75)
-    assert summary(served)["replica_seconds"] == [0.5, 0.75]
+    assert summary_json(served)["replica_seconds"] == [0.5, 0.75]
     assert (served.capacity.tokens, served.capacity.concurrency) == (131072, 256.0)
 
 
@@ -634,7 +636,7 @@ def test_stopping_to_watch_asks_nothing_more() -> None:
     """Closing the watch sends nothing: the server is not told."""
     world = World([look()], make_spec())
     transport = FakeTransport(world.answer)
-    generator = watch(
+    generator = watch_start(
         Site(INVENTORY),
         world.spec,
         transport,
@@ -666,7 +668,7 @@ def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
         "an embedding of 128 numbers has come back"
     )
     assert (served.first.task, served.first.came) == ("embedding", "an embedding of 128 numbers")
-    assert summary(served)["answer"] == "an embedding of 128 numbers"
+    assert summary_json(served)["answer"] == "an embedding of 128 numbers"
 
 
 def test_a_server_with_nothing_but_health() -> None:

@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from launcher.agent.task import Task
+from launcher.agent.task import ModelTask
 
-_REACHED = 5.0  # seconds within which an endpoint says which models it has
-_PATIENCE = 300.0  # seconds without a byte after which a request has failed
-_AFTER_A_FAILURE = 1.0  # seconds until a request that failed is followed by another
-_KINDS = 20  # different errors that are kept
+_CONNECT_TIMEOUT = 5.0  # seconds within which an endpoint says which models it has
+_READ_TIMEOUT = 300.0  # seconds without a byte after which a request has failed
+_RETRY_DELAY = 1.0  # seconds until a request that failed is followed by another
+_MAX_ERROR_KINDS = 20  # different errors that are kept
 _STEP = math.log(1.02)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class LoadTarget:
     """The target of requests, and their headers."""
 
     host: str
     port: int
     headers: Mapping[str, str]
 
-    def model(self) -> str:
+    def query_model(self) -> str:
         """Return the name of the model it serves; raises OSError or ValueError when none answers
         there.
         """
-        connection = HTTPConnection(self.host, self.port, timeout=_REACHED)
+        connection = HTTPConnection(self.host, self.port, timeout=_CONNECT_TIMEOUT)
         with contextlib.closing(connection):
             try:
                 connection.request("GET", "/v1/models", headers=dict(self.headers))
@@ -46,7 +46,7 @@ class Endpoint:
                 raise ValueError(f"no model at {self.host}:{self.port}: {error!r:.200}") from None
 
 
-class Times:
+class DurationHistogram:
     """Durations to within 2 %, in little memory."""
 
     def __init__(self) -> None:
@@ -60,16 +60,16 @@ class Times:
 
     def percentile(self, share: float) -> float | None:
         """Return what so large a share of them did not exceed; None where there are none."""
-        left = share * self._counts.total()
+        remaining = share * self._counts.total()
         for step, count in sorted(self._counts.items()):
-            left -= count
-            if left <= 0:
+            remaining -= count
+            if remaining <= 0:
                 return min(math.exp(step * _STEP), self.longest)
         return None
 
 
 @dataclass
-class Load:
+class LoadGenerator:
     """Requests at endpoints in turn, and what has come of them; `with` starts and ends it.
 
     `wait` is the longest that a request had no token for, its first included, and `waited_until`
@@ -77,29 +77,29 @@ class Load:
     are under way: they are `open`, and no errors.
     """
 
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[LoadTarget]
     model: str
-    task: Task
+    task: ModelTask
     max_tokens: int
     streams: int
     done: int = 0
     open: int = 0
     tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    first: Times = field(default_factory=Times)
-    between: Times = field(default_factory=Times)
-    wait: float = 0.0
+    first: DurationHistogram = field(default_factory=DurationHistogram)
+    between: DurationHistogram = field(default_factory=DurationHistogram)
+    longest_wait: float = 0.0
     waited_until: float = 0.0
     seconds: float = 0.0
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> LoadGenerator:
         """Begin."""
         self._over, self._lock = threading.Event(), threading.Lock()
         self._began = time.monotonic()
         self._waiting = dict[int, float]()  # by stream, since when it has waited for a token
         self._sockets = dict[int, socket.socket]()
         self._threads = [
-            threading.Thread(target=self._run, args=(stream,), daemon=True)
+            threading.Thread(target=self._run_stream, args=(stream,), daemon=True)
             for stream in range(self.streams)
         ]
         for thread in self._threads:
@@ -114,43 +114,43 @@ class Load:
             self.seconds = now - self._began
             self.open = len(self._waiting)
             for stream in range(self.streams):
-                self._waited(stream, now)
+                self._record_wait(stream, now)
             for connected in self._sockets.values():
                 with contextlib.suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(_REACHED)
+            thread.join(_CONNECT_TIMEOUT)
 
-    def _run(self, stream: int) -> None:
+    def _run_stream(self, stream: int) -> None:
         for count in itertools.count(stream):
             if self._over.is_set():
                 return
-            endpoint, what = self.endpoints[count % len(self.endpoints)], ""
+            endpoint, error_text = self.endpoints[count % len(self.endpoints)], ""
             try:
-                self._ask(endpoint, stream, f"{stream}.{count}")
+                self._send_request(endpoint, stream, f"{stream}.{count}")
             except (OSError, ValueError, TypeError, AttributeError, HTTPException) as error:
-                what = f"{type(error).__name__}: {error!s:.200}"
+                error_text = f"{type(error).__name__}: {error!s:.200}"
             with self._lock:
                 if self._over.is_set():
                     return
-                if what:
-                    known = what in self.errors or len(self.errors) < _KINDS
-                    self.errors[what if known else "others"] += 1
-                    self._waited(stream, time.monotonic())
-                self.done += not what
+                if error_text:
+                    is_listed = error_text in self.errors or len(self.errors) < _MAX_ERROR_KINDS
+                    self.errors[error_text if is_listed else "others"] += 1
+                    self._record_wait(stream, time.monotonic())
+                self.done += not error_text
                 self._waiting.pop(stream, None)
-            if what:
-                self._over.wait(_AFTER_A_FAILURE)
+            if error_text:
+                self._over.wait(_RETRY_DELAY)
 
-    def _ask(self, endpoint: Endpoint, stream: int, mark: str) -> None:
+    def _send_request(self, endpoint: LoadTarget, stream: int, mark: str) -> None:
         """Send one request, whose prompt no other has, and read its answer."""
         body: Any = self.task.body(self.model, f"Request {mark}: tell a story.", self.max_tokens)
         data = json.dumps({**body, "stream": True, "ignore_eos": True})
-        connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_REACHED)
+        connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_CONNECT_TIMEOUT)
         with contextlib.closing(connection):
             times, self._waiting[stream] = self.first, time.monotonic()
             connection.connect()
-            connection.sock.settimeout(_PATIENCE)
+            connection.sock.settimeout(_READ_TIMEOUT)
             with self._lock:
                 if self._over.is_set():
                     return
@@ -159,25 +159,25 @@ class Load:
             answer = connection.getresponse()
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {answer.read(200)!r}")
-            for event in _events(answer):
+            for event in _stream_events(answer):
                 with self._lock:
                     if self._over.is_set():
                         return
                     if _has_token(event):
                         now = time.monotonic()
-                        times.add(self._waited(stream, now))
+                        times.add(self._record_wait(stream, now))
                         times, self._waiting[stream] = self.between, now
                         self.tokens += 1
 
-    def _waited(self, stream: int, now: float) -> float:
+    def _record_wait(self, stream: int, now: float) -> float:
         """Return how long a stream has waited for a token; the longest such time is kept."""
         seconds = now - self._waiting.get(stream, now)
-        if seconds > self.wait:
-            self.wait, self.waited_until = seconds, now - self._began
+        if seconds > self.longest_wait:
+            self.longest_wait, self.waited_until = seconds, now - self._began
         return seconds
 
 
-def _events(answer: HTTPResponse) -> Iterator[Any]:
+def _stream_events(answer: HTTPResponse) -> Iterator[Any]:
     """Yield the events of an answer; raises ValueError when it ends before its end, or when one is
     an error.
     """

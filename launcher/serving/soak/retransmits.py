@@ -17,32 +17,36 @@ from launcher.core.transport import Command
 
 _SCRIPT = "grep ^Tcp: /proc/net/snmp && { ss -tinH 2>/dev/null || true; }"
 _ADDRESS = re.compile(r"\[?(?:::ffff:)?([0-9a-fA-F.:]+?)(?:%[\w.-]+)?\]?:\d+")
-_AGAIN = re.compile(r"\sretrans:\d+/(\d+)")
-Ends = tuple[str, str]
+_RETRANSMITTED = re.compile(r"\sretrans:\d+/(\d+)")
+AddressPair = tuple[str, str]
 # Segments that were sent again: by node, with all that it sent, and from one node to another.
-Retransmits = tuple[Mapping[str, tuple[int, int]], Mapping[Ends, int]]
+Retransmits = tuple[Mapping[str, tuple[int, int]], Mapping[AddressPair, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class TcpCounters:
     """What one node's kernel has counted; its connections by local and remote address and port."""
 
     sent: int
-    again: int
-    connections: Mapping[Ends, int]
+    retransmitted: int
+    connections: Mapping[AddressPair, int]
 
 
-def ask(nodes: Sequence[str]) -> list[Command]:
+def query_counters(nodes: Sequence[str]) -> list[Command]:
     """Ask hosts; nothing is changed."""
     return [Command(node=node, argv=("sh", "-c", _SCRIPT), timeout=30) for node in nodes]
 
 
-def read(answers: Iterable[Answer]) -> dict[str, Counters]:
+def parse_counters(answers: Iterable[Answer]) -> dict[str, TcpCounters]:
     """Read the answers of nodes that have counters."""
-    return {answer.node: counters for answer in answers if (counters := _read(answer)) is not None}
+    return {
+        answer.node: counters
+        for answer in answers
+        if (counters := _parse_answer(answer)) is not None
+    }
 
 
-def _read(answer: Answer) -> Counters | None:
+def _parse_answer(answer: Answer) -> TcpCounters | None:
     lines = answer.out.splitlines()
     try:
         names, values = (line.split() for line in lines if line.startswith("Tcp:"))
@@ -50,16 +54,18 @@ def _read(answer: Answer) -> Counters | None:
         sent, again = int(counted["OutSegs"]), int(counted["RetransSegs"])
     except (KeyError, ValueError):
         return None
-    connections = dict[Ends, int]()
-    for line, below in itertools.pairwise(lines):
-        ends = [word for word in line.split() if _ADDRESS.fullmatch(word)]
-        if len(ends) == 2 and below[:1].isspace():
-            match = _AGAIN.search(below)
+    connections = dict[AddressPair, int]()
+    for line, details in itertools.pairwise(lines):
+        ends = [field for field in line.split() if _ADDRESS.fullmatch(field)]
+        if len(ends) == 2 and details[:1].isspace():
+            match = _RETRANSMITTED.search(details)
             connections[ends[0], ends[1]] = int(match[1]) if match else 0
-    return Counters(sent=sent, again=again, connections=connections)
+    return TcpCounters(sent=sent, again=again, connections=connections)
 
 
-def compare(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Retransmits:
+def compare_counters(
+    before: Mapping[str, TcpCounters], after: Mapping[str, TcpCounters]
+) -> Retransmits:
     """Return what was sent again between two answers of nodes; pairs only where there was some.
 
     A node has the addresses of its connections; one of several nodes, such as loopback, counts for
@@ -69,14 +75,14 @@ def compare(before: Mapping[str, Counters], after: Mapping[str, Counters]) -> Re
     for node, counters in after.items():
         for local, _ in counters.connections:
             owners.setdefault(_ADDRESS.sub(r"\1", local), set()).add(node)
-    nodes, pairs = dict[str, tuple[int, int]](), Counter[Ends]()
-    for node, was in before.items():
-        now = after.get(node)
-        if now is None or now.sent < was.sent:  # not reached, or rebooted
+    nodes, pairs = dict[str, tuple[int, int]](), Counter[AddressPair]()
+    for node, old in before.items():
+        new = after.get(node)
+        if new is None or new.sent < old.sent:  # not reached, or rebooted
             continue
-        nodes[node] = now.again - was.again, now.sent - was.sent
-        for ends, again in now.connections.items():
+        nodes[node] = new.again - old.again, new.sent - old.sent
+        for ends, count in new.connections.items():
             targets = owners.get(_ADDRESS.sub(r"\1", ends[1]), set())
             if len(targets) == 1 and targets != {node}:
-                pairs[node, min(targets)] += max(0, again - was.connections.get(ends, 0))
+                pairs[node, min(targets)] += max(0, count - old.connections.get(ends, 0))
     return nodes, +pairs

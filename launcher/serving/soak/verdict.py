@@ -7,16 +7,16 @@ from typing import Any
 
 from launcher.agent.health import quiet_after
 from launcher.agent.observed import Observed
-from launcher.core.sizes import duration, rate
-from launcher.serving.soak.load import Load, Times
+from launcher.core.sizes import format_duration, format_rate
+from launcher.serving.soak.load import DurationHistogram, LoadGenerator
 from launcher.serving.soak.retransmits import Retransmits
 
 _WIDTH = 200  # characters of a fault
-_WELL = ("answering", "busy", "resting")
+_HEALTHY = ("answering", "busy", "resting")
 
 
-def judge(
-    load: Load,
+def judge_load(
+    load: LoadGenerator,
     *,
     planned: float,
     route: str,
@@ -40,10 +40,10 @@ def judge(
     problems = {
         f"failed requests: {failed}": failed,
         "no token came": not load.tokens and not interrupted,
-        f"a request waited {load.wait:.1f} s for a token": load.wait > allowed,
+        f"a request waited {load.longest_wait:.1f} s for a token": load.wait > allowed,
         f"restarts: {restarts}": restarts,
         f"faults: {len(faults)}": faults,
-        f"the server is {health}": health not in _WELL,
+        f"the server is {health}": health not in _HEALTHY,
     }
     failures = [text for text, present in problems.items() if present]
     return {
@@ -59,7 +59,7 @@ def judge(
         "tokens": load.tokens,
         "first_token": _percentiles(load.first),
         "between_tokens": _percentiles(load.between),
-        "longest_gap": {"seconds": load.wait, "until": load.waited_until},
+        "longest_gap": {"seconds": load.longest_wait, "until": load.waited_until},
         "allowed_gap": allowed,
         "restarts": restarts,
         "faults": faults,
@@ -77,19 +77,22 @@ def judge(
     }
 
 
-def rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def verdict_rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the names and values that the terminal shows."""
     errors, tokens, seconds = verdict["errors"], verdict["tokens"], verdict["seconds"]
     done, failed = verdict["requests"], sum(errors.values())
     yield "requests", f"{done:,} done, {verdict['open']} open at the end, {failed} failed"
     for kind, count in errors.items():
         yield "", f"{count} x {kind}"
-    yield "tokens", f"{tokens:,}" + (f" ({rate(tokens / seconds)} per second)" if seconds else "")
-    yield "first token", _latency(verdict["first_token"])
-    yield "next token", _latency(verdict["between_tokens"])
+    yield (
+        "tokens",
+        f"{tokens:,}" + (f" ({format_rate(tokens / seconds)} per second)" if seconds else ""),
+    )
+    yield "first token", _format_latency(verdict["first_token"])
+    yield "next token", _format_latency(verdict["between_tokens"])
     gap, until = verdict["longest_gap"]["seconds"], verdict["longest_gap"]["until"]
-    end = duration(until) if until >= 60 else _time(until)
-    longest = f"{_time(gap)}, until {end} after the start" if gap else "none"
+    end = format_duration(until) if until >= 60 else _format_seconds(until)
+    longest = f"{_format_seconds(gap)}, until {end} after the start" if gap else "none"
     yield "longest gap", f"{longest} (allowed: {verdict['allowed_gap']:.0f} s)"
     health, faults = verdict["health"], verdict["faults"]
     yield "server", f"{health}, restarts: {verdict['restarts']}, faults: {len(faults)}"
@@ -106,16 +109,18 @@ def rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "verdict", f"failed: {failures}" if failures else passed
 
 
-def _percentiles(times: Times) -> dict[str, float | None]:
+def _percentiles(times: DurationHistogram) -> dict[str, float | None]:
     p50, p99 = times.percentile(0.5), times.percentile(0.99)
     return {"p50": p50, "p99": p99, "longest": times.longest}
 
 
-def _latency(percentiles: Mapping[str, float | None]) -> str:
+def _format_latency(percentiles: Mapping[str, float | None]) -> str:
     if percentiles["p50"] is None:
         return "none"
-    return ", ".join(f"{name} {_time(value or 0.0)}" for name, value in percentiles.items())
+    return ", ".join(
+        f"{name} {_format_seconds(value or 0.0)}" for name, value in percentiles.items()
+    )
 
 
-def _time(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

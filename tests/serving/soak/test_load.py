@@ -8,23 +8,27 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.task import CHAT, COMPLETION, Task
+from launcher.agent.task import CHAT, COMPLETION, ModelTask
 from launcher.serving.soak import load
-from launcher.serving.soak.load import Load, Times
+from launcher.serving.soak.load import DurationHistogram, LoadGenerator
 from tests.serving.soak.endpoint import MODEL, ROLE, TOKEN, USAGE, Endpoint
 
 
-def target(port: int, **headers: str) -> load.Endpoint:
+def target(port: int, **headers: str) -> load.LoadTarget:
     """Return the load's view of a local endpoint."""
-    return load.Endpoint(host="127.0.0.1", port=port, headers=headers)
+    return load.LoadTarget(host="127.0.0.1", port=port, headers=headers)
 
 
 def make_load(
-    *endpoints: Endpoint, streams: int = 2, task: Task = COMPLETION, tokens: int = 3, **headers: str
-) -> Load:
+    *endpoints: Endpoint,
+    streams: int = 2,
+    task: ModelTask = COMPLETION,
+    tokens: int = 3,
+    **headers: str,
+) -> LoadGenerator:
     """Make a load on endpoints."""
     targets = [target(endpoint.port, **headers) for endpoint in endpoints]
-    return Load(targets, "served-name", task, tokens, streams)
+    return LoadGenerator(targets, "served-name", task, tokens, streams)
 
 
 def test_tokens_are_counted_and_timed() -> None:
@@ -119,7 +123,7 @@ def test_a_closed_port_is_an_error() -> None:
     """Requests fail, and so does reading the model's name."""
     with Endpoint() as server:
         closed = target(server.port)
-    with Endpoint() as server, Load([closed], "m", CHAT, 1, 1) as run:
+    with Endpoint() as server, LoadGenerator([closed], "m", CHAT, 1, 1) as run:
         server.wait_until(lambda: run.errors.total() >= 1)
 
     assert "refused" in str(run.errors)
@@ -150,7 +154,7 @@ def test_the_models_name_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_percentiles_are_exact_to_two_percent() -> None:
     """They come from a histogram of constant size."""
-    times = Times()
+    times = DurationHistogram()
     assert times.percentile(0.5) is None
     for number in range(1, 1001):
         times.add(number / 1000)

@@ -27,9 +27,9 @@ def answer(sent: int, again: int, *connections: tuple[str, str, int], node: str 
     return Answer(node=node, code=0, out="\n".join([*lines, ""]))
 
 
-def counters(*args: object) -> retransmits.Counters:
+def counters(*args: object) -> retransmits.TcpCounters:
     """Return the counters read from a node's answer."""
-    return retransmits.read([answer(*args)])["a"]  # type: ignore[arg-type]
+    return retransmits.parse_counters([answer(*args)])["a"]  # type: ignore[arg-type]
 
 
 def test_counters_of_a_node_and_its_connections_are_read() -> None:
@@ -46,7 +46,7 @@ def test_counters_of_a_node_and_its_connections_are_read() -> None:
 @pytest.mark.parametrize("out", ["", "Tcp: OutSegs\n", "Tcp: OutSegs RetransSegs\nTcp: x 1\n"])
 def test_an_answer_without_counters_is_none(out: str) -> None:
     """Output may be empty or malformed."""
-    assert retransmits.read([Answer(node="a", code=1, out=out)]) == {}
+    assert retransmits.parse_counters([Answer(node="a", code=1, out=out)]) == {}
 
 
 def test_pairs_of_nodes_are_identified_by_their_local_addresses() -> None:
@@ -65,7 +65,7 @@ def test_pairs_of_nodes_are_identified_by_their_local_addresses() -> None:
         ),
         "b": counters(60, 0, (OTHER, ONE, 0), (local, local, 2)),
     }
-    nodes, pairs = retransmits.compare(before, after)
+    nodes, pairs = retransmits.compare_counters(before, after)
 
     assert nodes == {"a": (20, 200), "b": (0, 10)}
     assert pairs == {("a", "b"): 7 + 4}
@@ -75,13 +75,13 @@ def test_a_node_that_rebooted_has_no_difference() -> None:
     """Nor has a node that does not answer."""
     before = {"a": counters(100, 5), "b": counters(100, 5)}
 
-    assert retransmits.compare(before, {"a": counters(3, 0)}) == ({}, {})
+    assert retransmits.compare_counters(before, {"a": counters(3, 0)}) == ({}, {})
 
 
 def test_the_command_runs_on_this_machine() -> None:
     """Its real output is read."""
-    (command,) = retransmits.ask(["a"])
+    (command,) = retransmits.query_counters(["a"])
     process = subprocess.run(command.argv, capture_output=True, text=True, check=True)
-    result = retransmits.read([Answer(node="a", code=0, out=process.stdout)])["a"]
+    result = retransmits.parse_counters([Answer(node="a", code=0, out=process.stdout)])["a"]
 
     assert result.sent >= result.again >= 0

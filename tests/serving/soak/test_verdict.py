@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.task import COMPLETION
-from launcher.serving.soak.load import Load
-from launcher.serving.soak.verdict import judge, rows
+from launcher.serving.soak.load import LoadGenerator
+from launcher.serving.soak.verdict import judge_load, verdict_rows
 from tests import kept
 
 BEFORE = kept.seen(
@@ -18,9 +18,9 @@ BEFORE = kept.seen(
 )
 
 
-def load(**changes: Any) -> Load:
+def load(**changes: Any) -> LoadGenerator:
     """Return a good load, with changes."""
-    run = Load([], "m", COMPLETION, 128, 4, done=90, open=4, tokens=12_000)
+    run = LoadGenerator([], "m", COMPLETION, 128, 4, done=90, open=4, tokens=12_000)
     run.seconds, run.wait, run.waited_until = 1800.0, 1.5, 754.0
     for seconds in (0.05, 0.06):
         run.first.add(seconds)
@@ -30,17 +30,17 @@ def load(**changes: Any) -> Load:
     return run
 
 
-def judged(run: Load | None = None, **changes: Any) -> dict[str, Any]:
+def judged(run: LoadGenerator | None = None, **changes: Any) -> dict[str, Any]:
     """Return the verdict on a load."""
     again = ({"gpu01": (12, 40_000)}, {("gpu01", "gpu02"): 11})
     usual = {"planned": 1800.0, "route": "directly", "before": BEFORE, "after": BEFORE}
-    return judge(run or load(), **{**usual, "retransmits": again, **changes})
+    return judge_load(run or load(), **{**usual, "retransmits": again, **changes})
 
 
 def test_a_passed_verdict() -> None:
     """It is formatted as rows and as JSON."""
     verdict = judged()
-    assert list(rows(verdict)) == [
+    assert list(verdict_rows(verdict)) == [
         ("requests", "90 done, 4 open at the end, 0 failed"),
         ("tokens", "12,000 (6.67 per second)"),
         ("first token", "p50 50 ms, p99 60 ms, longest 60 ms"),
@@ -75,7 +75,7 @@ def test_a_failed_verdict(run: dict[str, Any], after: dict[str, Any], failure: s
     verdict = judged(load(**run), after=dataclasses.replace(BEFORE, **after))
 
     assert verdict["failures"] == [failure]
-    assert list(rows(verdict))[-1] == ("verdict", f"failed: {failure}")
+    assert list(verdict_rows(verdict))[-1] == ("verdict", f"failed: {failure}")
 
 
 def test_the_longest_gap_may_be_three_steps() -> None:
@@ -103,12 +103,12 @@ def test_an_interrupted_soak() -> None:
     verdict = judged(load(seconds=60.0, tokens=0))
 
     assert (verdict["failures"], verdict["interrupted"]) == ([], True)
-    assert list(rows(verdict))[-1] == ("verdict", "interrupted")
+    assert list(verdict_rows(verdict))[-1] == ("verdict", "interrupted")
 
 
 def test_the_end_of_an_early_gap() -> None:
     """Its end is shown to the millisecond; without a gap, there is no end."""
-    early = dict(rows(judged(load(wait=0.3, waited_until=0.4))))
+    early = dict(verdict_rows(judged(load(wait=0.3, waited_until=0.4))))
     assert early["longest gap"] == "300 ms, until 400 ms after the start (allowed: 30 s)"
-    none = dict(rows(judged(load(wait=0.0, waited_until=0.0))))
+    none = dict(verdict_rows(judged(load(wait=0.0, waited_until=0.0))))
     assert none["longest gap"] == "none (allowed: 30 s)"
