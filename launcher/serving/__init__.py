@@ -1,4 +1,4 @@
-"""Servers: start, stop, watch, talk to and measure them."""
+"""Commands that start, stop, watch, query and measure servers."""
 
 COMMANDS = {
     "serve": (70, "start the server and wait until it has answered"),

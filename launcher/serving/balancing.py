@@ -1,7 +1,7 @@
-"""Who hands requests to the replicas of a server, and what vLLM (0.32) can do of what is asked.
+"""Load balancing between the replicas of a server, as far as vLLM 0.32 supports it.
 
-Internal (the default): one API for all of them. Hybrid: an API on each node, for the node's own.
-External: one of each replica. With the last two, somebody outside of vLLM chooses among the APIs.
+Internal (default): one API for all replicas. Hybrid: one API per node, for that node's replicas.
+External: one API per replica. In the last two modes, a load balancer outside vLLM chooses the API.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ _HYBRID = "`-- --data-parallel-hybrid-lb`: each node's API hands requests to the
 
 
 def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
-    """Raise RequestError, with all that speaks against it, for load balancing that cannot be had on
-    the nodes of `inventory`, of which a server may take only some.
-    """
+    """Raise RequestError, with every problem, for a load-balancing mode that the nodes cannot run."""
     if not vllm.balancing_modes(request.args):
         return
     problems = [
@@ -39,7 +37,7 @@ def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
 
 
 def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the flags themselves, and what to do instead."""
+    """Yield problems of the flags themselves, each with its hint."""
     if len(vllm.balancing_modes(request.args)) > 1:
         yield (
             "--data-parallel-hybrid-lb and --data-parallel-external-lb exclude each other",
@@ -58,7 +56,7 @@ def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
 
 
 def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the nodes, and what to do instead."""
+    """Yield problems of the nodes, each with its hint."""
     placement = request.placement
     crowded = {name: count for name, count in placement.replicas if count > 1}
     if request.balancing == "external" and crowded:
@@ -77,11 +75,12 @@ def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator
 
 
 def _model_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
-    """Yield that replicas of a dense model cannot be had one by one.
+    """Yield the problem of single replicas of a dense model, with its hint.
 
-    vLLM refuses them (`create_engine_config` in vllm/engine/arg_utils.py), and takes hybrid load
-    balancing on a node with one replica for external, without looking again: its API server ends
-    with an AssertionError (`_ensure_stats_update_task` in vllm/v1/engine/core_client.py).
+    vLLM refuses them (`create_engine_config` in vllm/engine/arg_utils.py). It takes hybrid load
+    balancing on a node with one replica for external without repeating that check, and its API
+    server then exits with an AssertionError (`_ensure_stats_update_task` in
+    vllm/v1/engine/core_client.py).
     """
     placement = request.placement
     single = [name for name, count in placement.replicas if count == 1]

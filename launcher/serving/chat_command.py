@@ -1,6 +1,6 @@
-"""`vlaunch chat`: talk to the served model.
+"""`vlaunch chat`: a conversation with the served model.
 
-Standard output carries the model's words and nothing else.
+Standard output carries the model's text and nothing else.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def _stream_answer(session: Session, spec: Desired, command: Command) -> str:
 
 
 def _parse_chunk(inventory: Inventory, spec: Desired, line: str) -> str | None:
-    """Return the piece of the answer that a line brings, None when it brings none; raises
-    VlaunchError when it says why there is no answer.
+    """Return the text in one line of the answer, None if the line has none.
+
+    Raises VlaunchError for a line that reports an error.
     """
     try:
         raw = untrusted.loads(line)
@@ -150,8 +151,8 @@ def _parse_chunk(inventory: Inventory, spec: Desired, line: str) -> str | None:
 
 
 def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]) -> VlaunchError:
-    """Return the error of a server that gives no answer; for a model that does not generate, with
-    the line that queries it.
+    """Return the error of a server that gives no answer. For a model that does not generate text,
+    its hint is the curl line that queries it.
     """
     status, error = raw.get("status", 0), str(raw["error"])
     task, model = task_named(str(raw.get("task"))), str(raw.get("model") or spec.model)
@@ -174,5 +175,5 @@ def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]
     hints = [f"ask it so: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
     if ipaddress.ip_address(spec.host).is_loopback:
         hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
-    text = f"{spec.model} does not chat: it gives {task.what}"
+    text = f"{spec.model} does not chat: it gives {task.noun_phrase}"
     return RequestError(text, hint="\n".join(hints))

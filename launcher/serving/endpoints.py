@@ -1,5 +1,5 @@
-"""The endpoints of a server: one, or, behind a load balancer other than vLLM's, one per node;
-their health, and the curl line for people to copy.
+"""Endpoints of a server (one per node behind an external load balancer), their health, and a curl
+line to copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PROMPT = "Say hello."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One API: its node, its URL between the nodes, and how it is; `seconds` is how long its last
-    answer took, 0 where none is known.
+    """One API: its node, its URL between the nodes, and its health. `seconds` is the duration of
+    its last answer, 0 if unknown.
     """
 
     node: str
@@ -33,8 +33,8 @@ class Endpoint:
 
 
 def endpoint_url(inventory: Inventory, bind: str, port: int, node: str = "") -> str:
-    """Return the URL that clients use: the node's address (the head's) between the nodes, or the
-    only one it listens on.
+    """Return the URL for clients: the address of the node (default: the head) between the nodes, or
+    the address in `bind` if that is the only one the API listens on.
     """
     api_node = inventory.node(node) if node else inventory.head
     host = api_node.ip if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared, not bound
@@ -42,18 +42,20 @@ def endpoint_url(inventory: Inventory, bind: str, port: int, node: str = "") -> 
 
 
 def list_endpoints(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
-    """Return where a server answers; without nodes that are none of the inventory's any more."""
+    """Return the endpoints of a server, except on nodes that have left the inventory."""
     node_names = {node.name for node in inventory.nodes}
     return tuple(
-        Endpoint(node=api.node, endpoint_url=endpoint_url(inventory, spec.host, spec.port, api.node))
+        Endpoint(
+            node=api.node, endpoint_url=endpoint_url(inventory, spec.host, spec.port, api.node)
+        )
         for api in spec.apis
         if api.node in node_names
     )
 
 
 def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
-    """Return how much all APIs hold together, by what each says of itself, else by an engine's log;
-    what one of them does not say is not known.
+    """Return the total capacity of all APIs, from each one's own labels, else from an engine's log.
+    A total is None if one of the APIs does not report it.
     """
     capacities = [vllm.parse_capacity(labels, log) for labels in labels_by_api]
     tokens = [part.tokens for part in capacities if part.tokens is not None]
@@ -69,8 +71,8 @@ def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") ->
 def endpoints_with_health(
     inventory: Inventory, server: Server, state: str, detail: str
 ) -> tuple[Endpoint, ...]:
-    """Return the health of a server's endpoints: that of the server, or, while it is ready, the
-    agent's verdict on the endpoint.
+    """Return a server's endpoints with their health: the agent's verdict on each one while the
+    server is ready, else the server's own.
     """
     if server.desired is None:
         return ()
@@ -89,14 +91,13 @@ def endpoints_with_health(
 
 
 def curl_line(endpoint: str, task: ModelTask, model: str, *, key: bool) -> str:
-    """Return the line that asks a server for what its model does.
+    """Return a curl command line that uses the served model.
 
     Args:
         endpoint: the URL of its API, with `/v1`.
-        task: what the model does.
+        task: the kind of request that the model answers.
         model: its name.
-        key: the server demands one: a shell variable stands for it, as the line may be pasted
-            anywhere.
+        key: an API key is required: the line names a shell variable, as it may be pasted anywhere.
     """
     argv = ["curl", f"{endpoint.removesuffix('/v1')}{task.path}"]
     header = ' -H "Authorization: Bearer $VLLM_API_KEY"' if key else ""

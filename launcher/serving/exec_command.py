@@ -1,4 +1,4 @@
-"""`vlaunch exec`: one command on every node, equal answers folded."""
+"""`vlaunch exec`: one command on every node; equal answers are folded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def exec(
 def _run_on_nodes(
     session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
 ) -> dict[str, Answer]:
-    """Run the command on nodes, or in their containers; nodes without a container are left out."""
+    """Run the command on nodes or in their containers; nodes without a container are left out."""
     commands, container_names = [], {}
     for node in nodes:
         container_names[node.name] = session.site.container_name(node)
@@ -84,7 +84,7 @@ def _run_on_nodes(
 
 
 def _print_answers(answers: Sequence[Answer]) -> None:
-    """Print what nodes have said; what several have said, once."""
+    """Print the answers of nodes; equal ones once."""
 
     groups: dict[tuple[int, str, str], list[str]] = {}
     for answer in answers:
@@ -100,7 +100,7 @@ def _print_answers(answers: Sequence[Answer]) -> None:
 
 
 def _lacks_container(answer: Answer, container: str) -> bool:
-    """True when Docker has no such container, so that nothing has run."""
+    """True if Docker has no such container, so that nothing ran."""
     return (
         not answer.ok
         and not answer.out

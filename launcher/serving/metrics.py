@@ -1,5 +1,5 @@
-"""What servers count, look after look: requests, tokens, latencies and KV cache as vLLM counts
-them, and how each rank is as the keeper sees it.
+"""Server metrics over successive samples: requests, tokens, latencies and KV cache from vLLM's
+counters, and the state of each rank from the supervisor's record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATENCIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterValues:
-    """What all APIs of a server count together at one moment (seconds of a monotonic clock)."""
+    """Sums of the counters of all APIs of a server. `at` is in seconds of a monotonic clock."""
 
     at: float
     running: int
@@ -53,9 +53,8 @@ class CounterValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long half of the requests (or tokens) took at most, and 99 of 100, in seconds.
-
-    `over` is of how many seconds that is told; None: since the engine started.
+    """Median and 99th percentile of a latency, in seconds. `over` is the window in seconds, None
+    for the engine's whole lifetime.
     """
 
     p50: float | None = None
@@ -66,10 +65,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a server does: rates are per second since the look before, None at the first.
+    """Load of a server. Rates are per second since the previous sample, None in the first one.
 
-    `kv_used` is the part of the KV cache that is used, of several replicas the fullest one's;
-    `prefix_hits` the part of prompts' tokens that was found in it.
+    `kv_used` is the used fraction of the KV cache (of several replicas, the fullest one's), and
+    `prefix_hits` the fraction of prompt tokens found in it.
     """
 
     running: int
@@ -86,7 +85,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """A rank of a server, and whether its process lives; None where nobody can say."""
+    """A rank of a server; `alive` is None if unknown."""
 
     node: str
     rank: str
@@ -95,12 +94,12 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMetrics:
-    """A server at one look.
+    """One server in a sample.
 
-    `state` is the keeper's word, or `unknown` where it is not heard; `trouble` says why there are
-    no figures. `canary` is how many seconds the keeper's last own request took, `canary_age` how
-    long ago it came back, and `asking` for how long the present one has been on its way. `history`
-    has the figures of the looks so far, the newest last.
+    `state` is the supervisor's, or `unknown`; `trouble` is the reason for missing figures. `canary`
+    is the duration of the supervisor's last own request in seconds, `canary_age` the seconds since
+    its answer, and `asking` the seconds that the present one has taken so far. `history` has the
+    figures of all samples, the newest last.
     """
 
     name: str
@@ -123,14 +122,14 @@ class ServerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSample:
-    """All servers at one moment; `trouble` says why the head could not be asked."""
+    """All servers at one moment. `trouble` is the reason if the head could not be queried."""
 
     cluster: str
     servers: tuple[ServerMetrics, ...] = ()
     trouble: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for JSON: times are seconds, shares between 0 and 1."""
+        """Return the sample ready for JSON: times in seconds, shares between 0 and 1."""
         servers = [asdict(server) for server in self.servers]
         for server in servers:
             del server["history"]
@@ -138,9 +137,7 @@ class MetricsSample:
 
 
 def query_metrics(site: Site, servers: Sequence[Server]) -> list[Command]:
-    """Ask the head for its servers, and each node with APIs of theirs for what these count: one
-    question a node.
-    """
+    """Return one query per node: the head's servers, and the counters of the APIs on each node."""
     apis: dict[str, list[str]] = {site.head.name: []}
     for server in servers:
         for node, api in _api_addresses(site, server):
@@ -154,7 +151,7 @@ def query_metrics(site: Site, servers: Sequence[Server]) -> list[Command]:
 
 
 def _api_addresses(site: Site, server: Server) -> Iterator[tuple[str, str]]:
-    """Yield the node of each API of a server, and where it answers there."""
+    """Yield the node and the local address of each API of a running server."""
     spec = server.desired
     if spec is not None and server.state in ("starting", "ready"):
         for endpoint in endpoints.list_endpoints(site.inventory, spec):
@@ -162,7 +159,7 @@ def _api_addresses(site: Site, server: Server) -> Iterator[tuple[str, str]]:
 
 
 class MetricsCollector:
-    """Several looks at a cluster: what the last ones counted tells rates and latencies."""
+    """Successive samples of a cluster; rates and latencies come from the differences."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -175,12 +172,12 @@ class MetricsCollector:
         server_name: str | None,
         now: float,
     ) -> MetricsSample:
-        """Put one look together.
+        """Build one sample.
 
         Args:
-            kept: the servers, as the head says.
+            head_state: the servers as the head reports them.
             reports: the answer of each node that could be queried.
-            only: a server's name; None: all.
+            server_name: the only server to include; None: all.
             now: seconds of a monotonic clock.
         """
         selected = [server for server in head_state.running if server_name in (None, server.name)]
@@ -201,7 +198,7 @@ class MetricsCollector:
         track = self._histories.setdefault(
             (server.name, server.id, record.generation), _EngineHistory()
         )
-        figures = track.add(counters)
+        figures = track.add_counters(counters)
         state, detail = server_health(server, head_state.agent)
         canary_age = None
         if record.answered is not None:
@@ -222,12 +219,12 @@ class MetricsCollector:
             restarts_left=record.restarts_left,
             faults=record.fault_count,
             ranks=tuple(_rank_statuses(record, head_state, server.age)),
-            history=tuple(track.drawn),
+            history=tuple(track.history),
         )
 
 
 def _rank_statuses(record: Observed, head_state: ServersState, age: float) -> Iterator[RankStatus]:
-    """Yield the ranks; unknown where the record or the report of the node is old."""
+    """Yield the ranks; unknown if the record or the node's report is old."""
     for node, ranks in record.ranks.items():
         is_recent = age < OLD and head_state.members.get(node, math.inf) < SILENT
         for rank in ranks:
@@ -238,7 +235,7 @@ def _rank_statuses(record: Observed, head_state: ServersState, age: float) -> It
 def _merge_counters(
     site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
 ) -> tuple[CounterValues | None, str]:
-    """Return the counters of all APIs of a server together, or why some are not known."""
+    """Return the sums of the counters of all APIs of a server, or the reason why some are unknown."""
     texts, missing = [], []
     for node, api in _api_addresses(site, server):
         report = reports.get(node, {})
@@ -262,7 +259,7 @@ def _merge_counters(
 
 
 def parse_counters(texts: Sequence[str], at: float) -> CounterValues:
-    """Read what the APIs of a server print at `/metrics`; raises ValueError."""
+    """Parse the `/metrics` output of a server's APIs; raises ValueError."""
     samples = prometheus.parse_metrics(*texts)
     if not samples.values("vllm:num_requests_running"):
         raise ValueError("there is no `vllm:num_requests_running`")
@@ -277,7 +274,7 @@ def parse_counters(texts: Sequence[str], at: float) -> CounterValues:
 
 
 class _EngineHistory:
-    """The looks at one engine."""
+    """Counters and figures of one engine over time."""
 
     def __init__(self) -> None:
         self._recent: deque[CounterValues] = deque()
@@ -316,8 +313,8 @@ class _EngineHistory:
 
 
 def _prefix_hit_rate(oldest: CounterValues | None, current: CounterValues) -> float | None:
-    """Return the part of prompts' tokens that was in the cache since the first look, or, where none
-    came since, of the engine's whole life.
+    """Return the fraction of prompt tokens found in the cache since the oldest sample, or, if none
+    arrived since, over the engine's lifetime.
     """
     for previous in (oldest.totals if oldest else {}, dict[str, float]()):
         queries = current.totals["cache_queries"] - previous.get("cache_queries", 0.0)
@@ -328,8 +325,8 @@ def _prefix_hit_rate(oldest: CounterValues | None, current: CounterValues) -> fl
 
 
 def _compute_latency(name: str, oldest: CounterValues | None, current: CounterValues) -> Latency:
-    """Return the latencies since the first look, or, where nothing came since, of the engine's
-    whole life.
+    """Return a latency since the oldest sample, or, if no request finished since, over the engine's
+    lifetime.
     """
     for previous in (oldest, None):
         previous_buckets = previous.latencies[name] if previous is not None else {}

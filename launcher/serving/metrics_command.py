@@ -1,4 +1,4 @@
-"""`vlaunch metrics`: what servers do, in figures, for those who have no Prometheus."""
+"""`vlaunch metrics`: load, latencies and KV cache of servers, without Prometheus."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def _poll_metrics(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[MetricsSample]:
-    """Look again and again, so many seconds apart.
+    """Yield a sample every `every` seconds.
 
-    Raises at the first look, when nothing was seen yet:
-        NodeError: the head cannot say which servers there are.
-        RequestError: none runs, or none of that name.
+    Raises before the first sample:
+        NodeError: the head cannot list its servers.
+        RequestError: no server runs, or none of that name.
     """
     head_state = choose.query_servers(session)
     if server_name is not None or not head_state.running:
@@ -95,7 +95,7 @@ def _poll_metrics(
 def _take_sample(
     session: Session, collector: MetricsCollector, head_state: ServersState, server_name: str | None
 ) -> tuple[MetricsSample, ServersState]:
-    """Query the servers of the last look once more."""
+    """Query the servers of the previous sample again."""
     from dataclasses import replace
 
     from launcher.serving import metrics
@@ -108,8 +108,10 @@ def _take_sample(
     head_report = reports.get(session.inventory.head.name, {})
     if "servers" in head_report:
         head_state = servers.parse_servers(head_report)
-        return collector.read(head_state, reports, server_name, time.monotonic()), head_state
-    sample = collector.read(head_state, {}, server_name, time.monotonic())
+        return collector.build_sample(
+            head_state, reports, server_name, time.monotonic()
+        ), head_state
+    sample = collector.build_sample(head_state, {}, server_name, time.monotonic())
     return replace(
         sample, trouble=str(head_report.get("error") or "the head says nothing")
     ), head_state

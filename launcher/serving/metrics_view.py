@@ -1,4 +1,4 @@
-"""What servers do, as rows of figures with a line of bars beside them, the newest on the right."""
+"""Metrics of servers as rows of figures, each with a sparkline, the newest value on the right."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FigureGetter = Callable[[Figures], float | None]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row: figures, and what of the looks so far is drawn beside them as wide as there is room;
-    what fills a row is `full`, None for the largest of what is drawn.
+    """One row: figures, and a sparkline of `values` as wide as the terminal allows. `maximum` fills
+    the sparkline's height; None: the largest value.
     """
 
     name: str
@@ -51,8 +51,8 @@ class _Row:
 def render_sparkline(
     values: Sequence[float | None], bars: str = _BARS, maximum: float | None = None
 ) -> str:
-    """Return a bar for each value, a space for one that is not known; the largest, or `full`, has
-    the highest bar.
+    """Return one bar per value, a space for None. The highest bar is `maximum`, else the largest
+    value.
     """
     top = maximum or max((item for item in values if item is not None), default=0.0)
     last_index = len(bars) - 1
@@ -68,7 +68,7 @@ def render_sparkline(
 
 
 def render_metrics(sample: MetricsSample, *, when: str = "") -> RenderableType:
-    """Return all servers; `when` is told beside the cluster's name."""
+    """Return all servers; `when` follows the cluster's name."""
     from rich.console import Group
 
     title = plain_text(f"cluster {sample.cluster}", "bold")
@@ -154,7 +154,7 @@ def _supervision_rows(server: ServerMetrics) -> Iterator[RenderableType]:
 
 
 def _describe_ranks(ranks: Sequence[RankStatus]) -> str:
-    """Say which ranks live; of many, how many, and those that do not by name."""
+    """Describe which ranks are alive; for many, count them and name only the others."""
     labels = {True: "up", False: "DOWN", None: "unknown"}
     alive_count = sum(rank.alive is True for rank in ranks)
     shown = [rank for rank in ranks if len(ranks) <= _MAX_NAMED_RANKS or rank.alive is not True]

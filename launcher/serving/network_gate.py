@@ -1,5 +1,5 @@
-"""The network before and after a start: proven in the containers that will serve, then confirmed by
-the engine's own logs.
+"""Network checks around a start: before it in the containers that will serve, after it in the
+engine's own logs.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _INDEPENDENT_REPLICAS = (
 def plan_network_check(
     inventory: Inventory, snapshot: ClusterSnapshot, request: ServeRequest, *, pair_timeout: float
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """Return the stages that prove the network, and what is known of it already, in words.
+    """Return the stages that check the network, and notes on earlier results.
 
-    What was proven for these very containers is not proven again. `mp` ranks are where they are
-    placed; Ray may place them on any node. `pair_timeout` is in seconds.
+    A result for these very containers is not repeated. `mp` ranks stay on their nodes; Ray may
+    place ranks on any node. `pair_timeout` is in seconds.
     """
     placement = request.placement
     if not placement.networked:
@@ -62,7 +62,7 @@ def plan_network_check(
         nodes=_checked_nodes(request),
         pair_timeout=pair_timeout,
         collective=placement.crosses or placement.coupled,
-        known=expectations_read.load_for_user(),
+        expectations=expectations_read.load_for_user(),
     )
     proof = CheckResult(servers=snapshot.network.servers)
     return network_plan.check_stages(
@@ -75,7 +75,7 @@ def _checked_nodes(request: ServeRequest) -> tuple[str, ...]:
 
 
 def _explain_exchange(placement: Placement, args: Sequence[str]) -> tuple[str, ...]:
-    """Say why replicas need the network, where they do."""
+    """Explain why coupled replicas need the network; empty for others."""
     if not placement.coupled or len(placement.nodes) == 1:
         return ()
     if placement.experts is None:
@@ -106,17 +106,16 @@ def confirm_transport(
     *,
     allow: bool,
 ) -> str:
-    """Return what the server's ranks talk over, in words; empty when it has one node.
+    """Describe the transport between the server's ranks; empty for a server on one node.
 
-    Raises:
-        GateError: their own logs show less than is required, and that is not allowed; a server just
-            started is stopped.
+    Raises GateError if the ranks' own logs show less than is required and `allow` is false; a
+    server that was just started is stopped.
     """
     inventory = session.inventory
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
-    log = wanted.log_name(start.desired.name, start.desired.id)
+    log = wanted.log_name(start.spec.name, start.desired.id)
     answers = run_by_node(
         session.transport,
         [
@@ -145,9 +144,7 @@ def confirm_transport(
 
 
 def _is_verified(snapshot: ClusterSnapshot, request: ServeRequest, record: NetworkRecord) -> bool:
-    """True when the kept verdict is about these very containers and covers what the server
-    needs.
-    """
+    """True if the stored verdict is for these very containers and covers the server's needs."""
     return network_verdict.is_verified(
         snapshot.site,
         record,
@@ -160,7 +157,7 @@ def _is_verified(snapshot: ClusterSnapshot, request: ServeRequest, record: Netwo
 def _earlier_result(
     inventory: Inventory, snapshot: ClusterSnapshot, record: NetworkRecord
 ) -> tuple[str, Level]:
-    """Say what was proven before the start, and return the level that links must reach."""
+    """Describe the result from before the start, and return the level that links must reach."""
     if record.passed:
         return f"{record.summary} (proven before the start)", record.required
     level, _ = required_level(
@@ -178,7 +175,7 @@ def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[str]:
-    """Return the nodes whose ranks tell of no link, and warn of them."""
+    """Return the nodes whose ranks log no link, and warn about them."""
     unconfirmed = [
         name for name, reading in logs.items() if levels.find_worst_link(reading) is None
     ]
@@ -200,8 +197,8 @@ def _enforce_level(
     *,
     allow: bool,
 ) -> None:
-    """Warn of links that are below the level; unless that is allowed, stop a server that was just
-    started, and raise GateError.
+    """Warn about links below the level. Unless `allow` is set, stop a server that was just started
+    and raise GateError.
     """
     findings = levels.judge(reading, level, ", ".join(_gpu_names(snapshot)))
     problems = [finding for finding in findings if finding.status != "pass"]
@@ -213,8 +210,8 @@ def _enforce_level(
 
 
 def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
-    """Return the error that links are below the level; `left` says why the server still runs, if it
-    could not be stopped.
+    """Return the error for links below the level. `stop_error` is the reason why the server still
+    runs, if it could not be stopped.
     """
     return GateError(
         f"the server answered, but its network is below what is required: {failures[0].text}",
@@ -227,12 +224,12 @@ def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
 def _save_confirmation(
     session: Session, snapshot: ClusterSnapshot, record: NetworkRecord, start: StartPlan, text: str
 ) -> str:
-    """Keep what the engine's logs say beside the verdict, for `status`; returns it, fit for a
-    terminal.
+    """Store the transport seen in the engine's logs beside the verdict, for `status`; return it,
+    safe for a terminal.
     """
     summary = untrusted.sanitize(text)
     if record.taken:
-        server = start.desired
+        server = start.spec
         step = network_plan.record_confirmation(
             snapshot.site, record, server=server.name, id=server.id, transport=summary
         )
@@ -242,23 +239,25 @@ def _save_confirmation(
 
 
 def _logging_hint(inventory: Inventory) -> str:
-    """Name the user's own variables that may have kept NCCL from writing."""
+    """Name the user's own variables that may have silenced NCCL's log."""
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
     return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
 
 
 def _stop_server(session: Session, start: StartPlan) -> str:
-    """Stop the server that was just started; return why it could not be stopped, or nothing."""
+    """Stop the server that was just started; return the reason if that failed, else an empty
+    string.
+    """
     try:
         snapshot = query_cluster(session, head_only=True)
         started = [
             server
-            for server in snapshot.kept.running
-            if server.desired and server.desired.asked == start.desired.asked
+            for server in snapshot.servers_state.running
+            if server.desired and server.desired.asked == start.spec.asked
         ]
         show_all(
             apply(plan_stop(snapshot.site, started, grace=15), session.transport),
-            session.to,
+            session.printer,
         )
     except VlaunchError as error:
         return f"it could not be stopped: {error.message}"

@@ -1,6 +1,4 @@
-"""What a program counts, in the text format of Prometheus, read with the parser of Prometheus' own
-client for Python.
-"""
+"""Metrics in Prometheus' text format, parsed by its own Python client."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class Samples:
     by_name: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """Return the values of a metric, of all its series that have these labels."""
+        """Return the values of all series of a metric that have these labels."""
         return [
             value
             for series_labels, value in self.by_name.get(name, ())
@@ -29,13 +27,13 @@ class Samples:
         ]
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's series; 0 where there is none."""
+        """Return the sum of a metric's series; 0 if there are none."""
         return sum(self.values(name, **labels))
 
     def histogram(self, name: str) -> dict[float, float]:
-        """Return the buckets of a histogram, those of all its series added up.
+        """Return the buckets of a histogram, summed over its series.
 
-        Raises ValueError for a bound that is no number.
+        Raises ValueError for a bound that is not a number.
         """
         buckets: dict[float, float] = defaultdict(float)
         for labels, value in self.by_name.get(f"{name}_bucket", ()):
@@ -44,9 +42,9 @@ class Samples:
 
 
 def parse_metrics(*texts: str) -> Samples:
-    """Read what programs print at `/metrics`; raises ValueError where one of them is no such text.
+    """Parse `/metrics` output; raises ValueError for text in another format.
 
-    Values that are no numbers, which the format allows, are left out.
+    The format allows values such as NaN; they are left out.
     """
     by_name: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
     for text in texts:
@@ -58,10 +56,10 @@ def parse_metrics(*texts: str) -> Samples:
 
 
 def quantile(share: float, buckets: Buckets) -> float | None:
-    """Return the value below which this share of observations lies, as `histogram_quantile` does:
-    evenly spread inside a bucket, and the largest bound that is a number for what is beyond it.
+    """Return a quantile as `histogram_quantile` does: observations are evenly spread inside a
+    bucket, and the largest finite bound stands for everything above it.
 
-    None where nothing was observed. Source:
+    None without observations. Source:
     https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile
     """
     bounds = sorted(buckets)

@@ -1,4 +1,4 @@
-"""`vlaunch rollback`: return to the server that answered before the present one of its name."""
+"""`vlaunch rollback`: return to the previous server of a name that answered."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def rollback(
                 pair_timeout=call.pair_timeout,
                 fetch=call.fetch,
                 no_wait=no_wait,
-                policy=supervision_policy(call.inventory, timeout),
+                supervision_policy=supervision_policy(call.inventory, timeout),
             )
-            session.told.update(spec.about(call.inventory))
+            session.hook_values.update(spec.hook_variables(call.inventory))
             pending = begin_start(call, ours, spec)
         code, rows = finish_start(session, spec, pending)
     if not call.as_json:
@@ -89,12 +89,10 @@ def rollback(
 def start_or_rollback(
     call: CommandContext, session: Session, spec: StartSpec
 ) -> tuple[int, list[str]]:
-    """Start a server as `start` does; when it does not answer, return to the one that answered
-    before.
+    """Start a server as `start_server` does; if it does not answer, return to the previous one.
 
-    What another operator stopped or started meanwhile stays.
-
-    Raises VlaunchError when it did not answer, whether the other one does again or not.
+    Changes that another operator made meanwhile stay. Raises VlaunchError if the new server did not
+    answer, even if the previous one does again.
     """
     pending: PendingStart | None = None
     try:
@@ -119,10 +117,10 @@ def _roll_back(
     pending: PendingStart | None,
     failure: VlaunchError,
 ) -> VlaunchError:
-    """Return to the server before, unless another operator changed what runs; returns the error
-    that reports both.
+    """Return to the previous server unless another operator changed the running one; return the
+    error that reports both.
     """
-    digest, evidence = spec.request(session.inventory, None).digest, [failure.evidence]
+    digest, evidence = spec.build_request(session.inventory, None).digest, [failure.evidence]
     previous: ServerRevision | None = None
     try:
         with call.locked(session) as ours:
@@ -142,7 +140,9 @@ def _roll_back(
                 unsupervised=False,
                 planned=False,
                 notes=(),
-                policy=supervision_policy(session.inventory, spec.policy.start_timeout),
+                supervision_policy=supervision_policy(
+                    session.inventory, spec.supervision_policy.start_timeout
+                ),
             )
             retry = begin_start(call, ours, retry_spec)
         code, _ = finish_start(session, retry_spec, retry)
@@ -171,18 +171,16 @@ def _roll_back(
 def _conflicting_server(
     session: Session, name: str, digest: str, pending: PendingStart | None, failure: VlaunchError
 ) -> str:
-    """Return in words what became of the server of that name that is not ours that failed; empty
-    when it may be replaced.
-    """
+    """Describe another operator's change to the server of that name; empty if it may be replaced."""
     from launcher.app import servers as server
 
     snapshot = server.query_cluster(session, head_only=True)
     server.require_servers(session, snapshot)
-    current = {server.name: server for server in snapshot.kept.servers}.get(name)
+    current = {server.name: server for server in snapshot.servers_state.servers}.get(name)
     if pending is None:  # nothing was written down
         if current is None or not current.runs or current.id == digest:
             return ""
-        return f"{current.model} runs ({current.what})"
+        return f"{current.model} runs ({current.label})"
     spec = current.desired if current is not None else None
     if spec is None:
         # One whose network is below what is required was stopped by ourselves, and its error
@@ -194,16 +192,16 @@ def _conflicting_server(
 
 
 def _merge_hints(failure: VlaunchError, hint: str) -> str:
-    """Return what still helps against a failure: `vlaunch stop` would end the server that runs in
-    its place.
+    """Return the hints of a failure that still apply: `vlaunch stop` would stop the server that
+    replaced it.
     """
     lines = [line for line in failure.hint.splitlines() if "`vlaunch stop" not in line]
     return "\n".join([*lines, *filter(None, [hint])])
 
 
 def _choose_previous(session: Session, name: str | None, excluded_id: str = "") -> ServerRevision:
-    """Return the server that answered last under a name, other than the present one, or the one
-    `without`. Raises RequestError.
+    """Return the last server of a name that answered, except the present one or `excluded_id`.
+    Raises RequestError.
     """
     inventory, head = session.inventory, session.inventory.head.name
     facts = probe_nodes(inventory, session.transport, [inventory.image])

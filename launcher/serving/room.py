@@ -1,5 +1,5 @@
-"""What must hold before a server is asked for: its nodes, its model, and room for it; who is in the
-way is named.
+"""Gates before a server starts: its nodes, its model, and free GPUs, memory and ports. Findings
+name what occupies them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from launcher.tools.snapshot import ClusterSnapshot
 def start_gates(
     snapshot: ClusterSnapshot, request: ServeRequest, replaced: Server | None
 ) -> tuple[Gate, ...]:
-    """Return what must hold; `there` is the server of that name, which makes room."""
-    inventory, head_state = snapshot.site.inventory, snapshot.kept
-    rank_nodes = request.nodes_with_ranks(inventory)
+    """Return the gates of a start. `replaced` is the running server of that name, which is stopped
+    first.
+    """
+    inventory, head_state = snapshot.site.inventory, snapshot.servers_state
+    rank_nodes = request.rank_nodes(inventory)
     if request.backend == "ray":
         rank_nodes = list(inventory.nodes)
     agent_nodes = [node for node in inventory.nodes if node.head or node in rank_nodes]
     agent_ages = {**head_state.members, inventory.head.name: head_state.agent}
     others = [server for server in head_state.running if server.name != request.name]
-    capacity = _CapacityCheck(seen=snapshot, request=request, there=replaced, others=others)
+    capacity = _CapacityCheck(snapshot=snapshot, request=request, replaced=replaced, others=others)
     return (
         *([serving_judges.cluster_gate(snapshot)] if request.backend == "ray" else []),
         precomputed_gate(
@@ -47,16 +49,17 @@ def start_gates(
             f"enough GPUs are free, and port {request.judge_port} on"
             f" {fold([node.name for node in capacity.api_nodes])}",
             # Both at once: nobody should learn of the port only when the GPUs are free.
-            lambda: [*capacity.gpus(), *(capacity.port(node) for node in capacity.apis)],
+            lambda: [
+                *capacity.judge_gpus(),
+                *(capacity.judge_port(node) for node in capacity.api_nodes),
+            ],
         ),
         *([_gpu_memory_gate(snapshot, request)] if GPU_MEMORY.applies(inventory) else []),
     )
 
 
 def _gpu_presence_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node]) -> Gate:
-    """The GPUs that nodes declare are there, as far as their drivers say: a lost one ends every
-    start.
-    """
+    """Check that drivers see all declared GPUs: with a lost one, every start fails."""
     site = snapshot.site
     with_gpu_facts = [
         node
@@ -69,8 +72,8 @@ def _gpu_presence_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node]) -> Gate
 
 
 def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
-    """Others leave the memory that vLLM claims; where Ray may choose among GPUs, it may choose one
-    that others hold, which is only warned of.
+    """Check that other processes leave the memory that vLLM claims. If Ray may choose the GPUs,
+    other processes' memory is only a warning.
     """
     inventory, placement = snapshot.site.inventory, request.placement
     gpus_are_known = request.backend == "mp" or placement.world == inventory.gpus
@@ -86,9 +89,7 @@ def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CapacityCheck:
-    """Whether a server that is asked for has room beside the others, once the one of its name,
-    `there`, is gone.
-    """
+    """Free GPUs and ports for a server, once `replaced`, the running one of its name, is gone."""
 
     snapshot: ClusterSnapshot
     request: ServeRequest
@@ -104,12 +105,12 @@ class _CapacityCheck:
         return self.request.api_nodes(self.inventory)
 
     def judge_gpus(self) -> Sequence[Finding]:
-        """Judge whether GPUs are free: in all of Ray, or on each node of `mp` and, for what batch
-        jobs claim, in all.
+        """Check that enough GPUs are free: in all of Ray, or for `mp` on each node, less what batch
+        jobs claim in total.
         """
         inventory, head_payload, placement = (
             self.inventory,
-            self.snapshot.said,
+            self.snapshot.payload,
             self.request.placement,
         )
         batches = serving_judges.job_gpu_users(head_payload)
@@ -120,7 +121,7 @@ class _CapacityCheck:
             ]
             replaced_gpus = sum(_gpus_in_ray(self.replaced).values())
             return serving_judges.judge_free_gpus(
-                inventory, placement.world, placement.words, head_payload, holders, replaced_gpus
+                inventory, placement.world, placement.label, head_payload, holders, replaced_gpus
             )
         if not inventory.ray.off and "jobs" not in head_payload:
             text = f"Ray does not say what it holds: {head_payload.get('error', 'no answer')}"
@@ -129,9 +130,9 @@ class _CapacityCheck:
         return [*self._judge_node_gpus(), *_judge_batch_claims(inventory, batches, needed)]
 
     def _judge_node_gpus(self) -> Iterator[Finding]:
-        """Judge each node by itself; what the server that makes room has there, Ray gets back."""
+        """Check each node; GPUs of the replaced server return to Ray."""
         busy_gpus, replaced_gpus = (
-            serving_judges.busy_gpus_by_node(self.snapshot.said),
+            serving_judges.busy_gpus_by_node(self.snapshot.payload),
             _gpus_in_ray(self.replaced),
         )
         for name, count in self.request.placement.nodes:
@@ -145,12 +146,10 @@ class _CapacityCheck:
             yield serving_judges.judge_node_gpus(node, count, holders, in_ray)
 
     def judge_port(self, node: Node) -> Finding:
-        """Judge whether the port of its API on a node is free, or held by the server that makes
-        room.
-        """
+        """Check that the API's port on a node is free, or in use by the replaced server."""
         port, facts = self.request.port, self.snapshot.site.facts
         ports_in_use = {
-            used_port: server.what
+            used_port: server.label
             for server in self.others
             for name, used_port in _api_ports(server)
             if name == node.name
@@ -168,23 +167,19 @@ class _CapacityCheck:
 def _judge_batch_claims(
     inventory: Inventory, batches: Sequence[GpuUser], needed: int
 ) -> list[Finding]:
-    """Judge whether batch jobs leave as many GPUs as servers need: where they will run, Ray decides
-    later.
-    """
+    """Check that batch jobs leave enough GPUs for servers: Ray decides later where the jobs run."""
     claimed = sum(batch.gpus for batch in batches)
     if not claimed or claimed + needed <= inventory.gpus:
         return []
     text = (
-        f"{', '.join(batch.what for batch in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
+        f"{', '.join(batch.label for batch in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
     )
-    fixes = "\n".join(f"wait for it, or end it: `{batch.end}`" for batch in batches)
+    fixes = "\n".join(f"wait for it, or end it: `{batch.stop_command}`" for batch in batches)
     return [failed("", text, fix=fixes)]
 
 
 def _gpus_by_node(server: Server) -> Mapping[str, int]:
-    """Return how many GPUs a server has on each node: Ray may have put ranks elsewhere than was
-    expected.
-    """
+    """Return a server's GPUs on each node: Ray may have placed ranks on other nodes than planned."""
     planned = server.desired.places if server.desired else {}
     ranks = server.observed.ranks if server.observed else {}
     counts = {node: len(names) for node, names in ranks.items()}
@@ -192,7 +187,7 @@ def _gpus_by_node(server: Server) -> Mapping[str, int]:
 
 
 def _gpus_in_ray(server: Server | None) -> Mapping[str, int]:
-    """Return the GPUs on each node that Ray gets back when a server makes room."""
+    """Return the GPUs on each node that return to Ray when a server stops."""
     return _gpus_by_node(server) if server and server.desired and server.desired.ray else {}
 
 

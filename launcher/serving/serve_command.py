@@ -1,4 +1,4 @@
-"""`vlaunch serve`: start the server, and wait until it has answered."""
+"""`vlaunch serve`: start a server and wait for its first answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 
 class _Command(click.Command):
-    """Says where vLLM's own options belong when one stands among ours."""
+    """A command whose error for an unknown option explains where vLLM's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
@@ -168,8 +168,9 @@ def _check_options(call: CommandContext, *, or_rollback: bool, no_wait: bool) ->
 
 
 def _planner_chooses(call: CommandContext, spec: StartSpec, chosen_by: str | None) -> bool:
-    """Tell whether the plan is to choose the split: a split that is named counts before the
-    inventory's wish. Raises UsageError for wishes that exclude each other.
+    """True if the planner chooses the layout: a layout on the command line or in the inventory
+    comes before the inventory's `plan: auto`. Raises UsageError for options that exclude each
+    other.
     """
     if chosen_by != "auto":
         is_default = chosen_by is None and call.inventory.serve.plan == "auto"
@@ -190,7 +191,7 @@ def _check_name(name: str) -> str:
 
 
 def _expand_nodes(text: str | None) -> tuple[str, ...]:
-    """Expand the notation of inventories: ranges, and commas between names."""
+    """Expand node ranges in inventory notation, separated by commas."""
     try:
         return tuple(
             name

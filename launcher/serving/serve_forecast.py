@@ -1,5 +1,5 @@
-"""What `vlaunch serve` says of the plan: before the start what is expected, and whether another
-split would hold more; after it what came of that, and what one more node would bring.
+"""The planner's forecast in `vlaunch serve`: expected capacity and a better layout before the
+start, the difference and the effect of another node after it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _TOLERANCE = 0.005  # how far a figure may be off that counts as the planned one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """A server's plan: the question that it answers, its own split, and, where it differs, the
-    split that the plan would have taken.
-    """
+    """A server's plan: its question, its own layout, and the planner's layout if that differs."""
 
     question: PlanQuestion
     planned: PlannedLayout
@@ -45,7 +43,7 @@ class ServePlan:
 
 
 def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan | None:
-    """Return the plan of a server; None where not enough is known of model or GPUs."""
+    """Return the plan of a server; None if too little is known about its model or GPUs."""
     question = _build_question(snapshot, request)
     placement = request.placement
     if question is None or placement.pcp > 1:
@@ -58,7 +56,7 @@ def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan |
         exact=True,
     )
     plan = question.judge_layout(layout)
-    cache_known = question.flags.cache_bytes or plan.estimate.at is not None
+    cache_known = question.flags.cache_bytes or plan.estimate_replica.measured_at is not None
     if not question.cluster.smallest.memory_gib and not cache_known:
         return None
     best = choose_layout(question)
@@ -73,7 +71,7 @@ def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan |
 
 
 def _build_question(snapshot: ClusterSnapshot, server: ServerSpec) -> PlanQuestion | None:
-    """Return the planner's question; None where not enough is known of model or GPUs."""
+    """Return the planner's question; None if too little is known about the model or GPUs."""
     site, inventory = snapshot.site, snapshot.site.inventory
     if snapshot.config is None or not snapshot.weight_bytes:
         return None
@@ -95,9 +93,9 @@ def _build_question(snapshot: ClusterSnapshot, server: ServerSpec) -> PlanQuesti
 
 
 def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec:
-    """Return the request with the split that the plan chooses, one that runs with its own.
+    """Return the spec with the planner's layout; a server that runs already keeps its own.
 
-    Raises RequestError: not enough is known for a plan, or no split fits.
+    Raises RequestError if too little is known for a plan, or no layout fits.
     """
     hint = f"see why: `vlaunch plan --model {spec.model}`; or name a split: `--tp N --pp N`"
     if (running := _keep_running_layout(spec, snapshot)) is not None:
@@ -115,10 +113,12 @@ def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
 
 
 def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
-    """Return the request with the split of the server that runs under its name with this model;
-    None where there is none, or another one is to take its place.
+    """Return the spec with the layout of the running server of this name and model; None if there
+    is none, or if it is to be replaced.
     """
-    running = next((server for server in snapshot.servers_state.running if server.name == spec.name), None)
+    running = next(
+        (server for server in snapshot.servers_state.running if server.name == spec.name), None
+    )
     if (
         running is None
         or running.desired is None
@@ -137,7 +137,7 @@ def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
 
 
 def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
-    """Say what is expected of a start; `fixed` is a split that somebody has named."""
+    """Report the expected result of a start; `fixed` means that the user chose the layout."""
     own_plan = plan.planned
     model = session.inventory.serve.model
     if own_plan.verdict == "does-not-fit":
@@ -151,7 +151,8 @@ def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
     elif plan.tokens is not None:
         held = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens"
         session.note(
-            "plan", f"{held} ({figures_basis(own_plan.estimate, plan.question.model.modelled)})"
+            "plan",
+            f"{held} ({figures_basis(own_plan.estimate_replica, plan.question.model.unmodelled_reason)})",
         )
     if plan.better is not None and not fixed:
         plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
@@ -160,7 +161,7 @@ def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
         )
         comparison = "as here" if best_requests == own_requests else f"not {own_requests}"
         text = (
-            f"the plan would take {plan.better.option.words} (`{layout_flags(plan.better.option)}`):"
+            f"the plan would take {plan.better.option.description} (`{layout_flags(plan.better.option)}`):"
             f" {best_requests} requests of full length at once, {comparison};"
             f" take it with `--plan auto`, see why with `{plan_command}`"
         )
@@ -174,24 +175,22 @@ def _format_tokens(tokens: Range) -> str:
 
 
 def _explain_shortage(plan: ServePlan) -> str:
-    estimate = plan.planned.estimate
+    estimate = plan.planned.estimate_replica
     stage, length = estimate.poorest, estimate.length
-    if states := estimate.states():
+    if states := estimate.state_limit():
         return (
             f"{estimate.sequences:,} sequences at once; with `-- --max-num-seqs {states}` it starts"
         )
     if stage.kv.likely <= 0:
         return (
             f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"
-            f" of the {stage.budget:.1f} that a GPU may give"
+            f" of the {stage.memory_budget:.1f} that a GPU may give"
         )
     return f"{stage.kv.likely:.1f} GiB of a GPU for a request of {length:,} tokens"
 
 
 def compare_tokens(plan: ServePlan | None, tokens: int | None) -> str:
-    """Say how the tokens that a server holds compare with the plan's; empty where one is not
-    known.
-    """
+    """Compare a server's KV cache, in tokens, with the plan; empty if one of them is unknown."""
     planned = plan.tokens if plan is not None else None
     if planned is None or not tokens:
         return ""
@@ -202,20 +201,22 @@ def compare_tokens(plan: ServePlan | None, tokens: int | None) -> str:
 
 
 def describe_extra_node(plan: ServePlan | None, tokens: int | None) -> str:
-    """Say what one more node like the first would bring; empty where that is not known."""
+    """Describe the gain from one more node like the first; empty if unknown."""
     extra = extra_node_tokens(plan.question, plan.planned, tokens) if plan and tokens else None
     return f"{_format_tokens(extra[0])} tokens more, as {extra[1]}" if extra else ""
 
 
 def plan_json(plan: ServePlan | None) -> dict[str, Any]:
-    """Return what was planned, for machines."""
+    """Return the plan ready for JSON."""
     if plan is None or plan.tokens is None:
         return {}
     tokens = plan.tokens
     return {
         "planned": {
             "verdict": plan.planned.verdict,
-            "basis": figures_basis(plan.planned.estimate, plan.question.model.modelled),
+            "basis": figures_basis(
+                plan.planned.estimate_replica, plan.question.model.unmodelled_reason
+            ),
             "kv_cache_tokens": {key: int(value) for key, value in asdict(tokens).items()},
         }
     }

@@ -1,6 +1,6 @@
-"""The plan of a start: from a request and a snapshot to the steps that ask for a server.
+"""Plan of a start: from a request and a snapshot to the steps that create a server.
 
-`launcher/serving/watch.py` waits for it.
+`launcher/serving/watch.py` waits for the server.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan:
-    """What will be done, and the server as it will be wanted, or as it is already when
-    `attached`.
-    """
+    """A plan and the server's spec: the new one, or the running one's if `attached`."""
 
     plan: Plan
     spec: Desired
@@ -39,18 +37,19 @@ def plan_serve(
     replace_other: bool = False,
     require_unsupervised: bool = False,
 ) -> StartPlan:
-    """Write the server down as it is wanted, unless the same one runs already; `prove` comes before
-    that, `notes` are added to the plan's.
+    """Plan to write the server's spec, unless the same server runs already. `check_stages` come
+    first; `notes` are added to the plan's.
 
-    One that runs, and is kept otherwise than by `policy`, is watched as it is, unless it is to be
-    replaced; to `insist` is to refuse one that is supervised where that is not asked for. `asked`
-    is the time, in seconds since 1970.
+    A running server with another supervision policy is watched as it is, unless it is to be
+    replaced; with `require_unsupervised`, a supervised one is an error. `requested_at` is in
+    seconds since 1970.
 
     Raises:
         RequestError: another server of this name runs, and it is not to be replaced.
     """
     existing = next(
-        (running for running in snapshot.servers_state.running if running.name == request.name), None
+        (running for running in snapshot.servers_state.running if running.name == request.name),
+        None,
     )
     if existing is not None:
         attached = _attach(
@@ -72,7 +71,7 @@ def plan_serve(
         ),
     )
     plan = Plan(verb="serve", stages=stages, notes=(*_start_notes(request, existing), *notes))
-    return StartPlan(plan=plan, desired=spec)
+    return StartPlan(plan=plan, spec=spec)
 
 
 def _attach(
@@ -83,11 +82,11 @@ def _attach(
     replace_other: bool,
     require_unsupervised: bool,
 ) -> StartPlan | None:
-    """Return how the server that runs under this name is watched as it is; `None` when one is to be
-    started in its place.
+    """Return the plan to watch the running server of this name; `None` if a new one is to replace
+    it.
 
-    Raises RequestError when it is another one, or one that is supervised in spite of `insist`, and
-    is not to be replaced.
+    Raises RequestError if it is another server, or a supervised one despite `require_unsupervised`,
+    and is not to be replaced.
     """
     if existing.desired is None:
         return None
@@ -95,7 +94,7 @@ def _attach(
         if replace_other:
             return None
         raise RequestError(
-            f"{existing.what} runs {existing.model}",
+            f"{existing.label} runs {existing.model}",
             hint=(
                 "give this one a name of its own with `--name`, or let it take the place with"
                 " `--replace`"
@@ -106,7 +105,7 @@ def _attach(
         return None
     if difference and require_unsupervised and existing.desired.policy.restarts != 0:
         raise RequestError(
-            f"{request.model} runs already ({existing.what}), and {difference}",
+            f"{request.model} runs already ({existing.label}), and {difference}",
             hint=(
                 "start it anew without supervision: add `--replace`\nwatch it as it is:"
                 " leave out `--no-supervise`"
@@ -114,12 +113,12 @@ def _attach(
         )
     notes = (f"{difference}; `--replace` starts it anew as asked",) if difference else ()
     plan = Plan(verb="serve", stages=(), notes=notes)
-    return StartPlan(plan=plan, desired=existing.desired, attached=True)
+    return StartPlan(plan=plan, spec=existing.desired, attached=True)
 
 
 def _supervision_difference(current: Policy, asked: Policy) -> str:
-    """Say how a server that runs is kept otherwise than asked for; how long a start may take is no
-    reason to start anew.
+    """Describe how a running server's supervision differs from the requested one. A different start
+    timeout is no reason to restart it.
     """
     if current.restarts == asked.restarts == 0:
         return ""
@@ -140,19 +139,19 @@ def _format_limit(value: float | None) -> str:
 
 
 def _start_notes(request: ServeRequest, existing: Server | None) -> tuple[str, ...]:
-    """Say in words what will be placed where, and what makes room for it."""
+    """Describe the placement, and the server that is stopped for it."""
     placement = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in placement.nodes)
     return (
-        *([f"{existing.what} ({existing.model}) is stopped to make room"] if existing else []),
-        f"{placement.words} ({placement.why}): ranks expected {expected}",
+        *([f"{existing.label} ({existing.model}) is stopped to make room"] if existing else []),
+        f"{placement.label} ({placement.why}): ranks expected {expected}",
         *_replica_notes(request),
         *placement.warnings,
     )
 
 
 def _replica_notes(request: ServeRequest) -> Iterator[str]:
-    """Say who hands requests to replicas, where there are several."""
+    """Describe the load balancing between replicas, if there are several."""
     placement = request.placement
     if placement.dp == 1:
         return

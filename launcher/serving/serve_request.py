@@ -17,20 +17,20 @@ from launcher.tools.placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest(ServerSpec):
-    """A server with its placement, which has the sizes that the spec may leave open."""
+    """A server's spec with its placement, which fixes the sizes that the spec may leave open."""
 
     placement: Placement
 
     @property
     def spec(self) -> ServerSpec:
-        """The spec with the sizes of the placement."""
+        """Spec with the sizes of the placement."""
         placement = self.placement
         return ServerSpec(
             **{**self.spec_fields(), "tp": placement.tp, "pp": placement.pp, "dp": placement.dp}
         )
 
     def build_command(self, process_args: Argv = ()) -> Argv:
-        """Return the command of one process, with the options that are its own."""
+        """Return the command of one process, with that process's own options."""
         placement = self.placement
         if self.backend == "ray" and placement.dp > 1:
             # vLLM itself counts replicas that span nodes.
@@ -40,13 +40,13 @@ class ServeRequest(ServerSpec):
 
     @property
     def balancing(self) -> vllm.Balancing:
-        """Who hands requests to its replicas."""
+        """Load-balancing mode of the replicas."""
         modes = vllm.balancing_modes(self.args)
         return next((mode for mode in ("hybrid", "external") if mode in modes), "internal")
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that are equal exactly when the same server is asked for."""
+        """Eight hex digits that identify the server: equal for equal requests only."""
         node_limits = [[self.nodes, self.gpus]] if self.nodes or self.gpus else []
         env = [dict(sorted(self.env.items()))] if self.env else []
         text = json.dumps([*self.build_command(), *node_limits, *env])
@@ -54,18 +54,18 @@ class ServeRequest(ServerSpec):
 
     @property
     def original_spec(self) -> dict[str, Any]:
-        """The spec by which a later run starts the same server (`tools/history.py`)."""
+        """Spec with which a later run starts the same server (`tools/history.py`)."""
         lists = {"args": list(self.args), "nodes": list(self.nodes)}
         spec = {**self.spec.spec_fields(), **lists}
         del spec["name"]  # its folder has it
         return spec if self.env else {key: spec[key] for key in spec if key != "env"}
 
     def rank_nodes(self, inventory: Inventory) -> list[Node]:
-        """Return the nodes that are expected to hold ranks, the one that ranks meet at first."""
+        """Return the nodes that are expected to run ranks, the rendezvous node first."""
         return [inventory.node(name) for name, _ in self.placement.nodes]
 
     def api_nodes(self, inventory: Inventory) -> list[Node]:
-        """Return the nodes whose processes answer."""
+        """Return the nodes whose processes serve the API."""
         if self.backend == "ray":
             return [inventory.head]
         nodes = self.rank_nodes(inventory)
@@ -73,8 +73,8 @@ class ServeRequest(ServerSpec):
 
 
 def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...]:
-    """Return vLLM's own arguments, the inventory's first; raises RequestError for those that
-    vlaunch sets, and for what looks like a secret.
+    """Return vLLM's own arguments, the inventory's first. Raises RequestError for those that
+    vlaunch sets, and for one that looks like a secret.
     """
     for source, arguments in (
         ("`engine_args` or `serve: args` in the inventory", inventory.serve.args),

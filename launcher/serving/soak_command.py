@@ -1,4 +1,4 @@
-"""`vlaunch soak`: keep a running server under a bounded load, then say how it did."""
+"""`vlaunch soak`: a bounded load on a running server, and a verdict."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def _run_soak(
     spec, status_before = chosen.desired, chosen.observed
     if spec is None or status_before is None or status_before.state != "ready":
         raise RequestError(
-            f"{chosen.what} is {chosen.state}, not ready", hint="look at `vlaunch status`"
+            f"{chosen.label} is {chosen.state}, not ready", hint="look at `vlaunch status`"
         )
     task = task_named(chosen.task)
     if task is None or not task.generates:
-        raise RequestError(f"{chosen.what} does not generate tokens: a soak measures these")
+        raise RequestError(f"{chosen.label} does not generate tokens: a soak measures these")
     endpoints, model, route = _load_targets(session, spec)
     server_nodes = {*chosen.nodes, *(process.node for process in spec.processes)}
     nodes = [node.name for node in session.site.nodes if node.name in server_nodes]
@@ -89,7 +89,7 @@ def _run_soak(
     queries = retransmits.query_counters([name for name in nodes if name not in missing])
     load = LoadGenerator(endpoints, model, task, tokens, streams)
     counters = retransmits.parse_counters(session.transport.run(queries))
-    session.wait("soak", f"{streams} streams at {chosen.what}, {route}", deadline=seconds)
+    session.wait("soak", f"{streams} streams at {chosen.label}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
     retransmits_seen = retransmits.compare_counters(
@@ -113,10 +113,10 @@ def _run_soak(
 
 
 def _load_targets(session: Session, spec: Desired) -> tuple[Sequence[LoadTarget], str, str]:
-    """Return where to send requests, the model's name there, and the way there in words.
+    """Return the targets of requests, the model's name there, and the route in words.
 
-    Another machine may have the endpoint's address where this one is: it is believed only when it
-    serves the same model as the server does through SSH, and is never sent an API key.
+    Another machine may have the endpoint's address on this network: a direct route counts only if
+    it serves the same model as the route through SSH, and it never gets an API key.
     """
     inventory = session.inventory
     sources = {name: source for name, source in inventory.secrets.items() if name == "VLLM_API_KEY"}
@@ -130,13 +130,13 @@ def _load_targets(session: Session, spec: Desired) -> tuple[Sequence[LoadTarget]
     for api in apis:
         forward = session.fleet.forward(api.node, spec.api_host, spec.port)
         tunnels.append(LoadTarget(host="127.0.0.1", port=forward.port, headers=headers))
-        at = urlsplit(api.url)
+        at = urlsplit(api.endpoint_url)
         direct.append(LoadTarget(host=at.hostname or "", port=at.port or 0, headers=plain))
     try:
-        model = tunnels[0].model()
+        model = tunnels[0].query_model()
     except (OSError, ValueError) as error:
         raise NodeError(spec.api_node, "its API does not answer", evidence=str(error)) from None
     with contextlib.suppress(OSError, ValueError):
-        if not key and all(endpoint.model() == model for endpoint in direct):
+        if not key and all(endpoint.query_model() == model for endpoint in direct):
             return direct, model, "directly"
     return tunnels, model, "through SSH"

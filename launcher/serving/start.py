@@ -1,4 +1,4 @@
-"""Start a server and wait for its first answer, for `serve` and `rollback`."""
+"""Start of a server up to its first answer, for `serve` and `rollback`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def start_options(function: F) -> F:
-    """Add the flags of every command that starts a server."""
+    """Add the options of every command that starts a server."""
     for option in (
         click.option("--no-wait", is_flag=True, help="Start it and return at once."),
         options.inventory_option(ServeDefaults, "timeout", default="the inventory's"),
@@ -50,7 +50,7 @@ def start_options(function: F) -> F:
 
 
 class PendingStart(NamedTuple):
-    """A start that is under way; `fetched` is the seconds for which its model was copied."""
+    """A start in progress; `fetch_seconds` is the time spent copying its model."""
 
     snapshot: ClusterSnapshot
     request: ServeRequest
@@ -74,12 +74,12 @@ class StartSpec(ServerSpec):
     notes: tuple[str, ...] = ()  # on the recipe or the pasted command
 
     def hook_variables(self, inventory: Inventory) -> dict[str, str]:
-        """Return what hooks are told of the server."""
+        """Return the facts about the server that hooks receive."""
         api = narrow_inventory(inventory, self.nodes).head.name
         return {"model": self.model, "endpoint": endpoint_url(inventory, self.host, self.port, api)}
 
     def build_request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> ServeRequest:
-        """Place the model, whose `config.json` may not be known; raises RequestError and
+        """Place the model, whose `config.json` may be unknown. Raises RequestError and
         PlacementError.
         """
         self._check_ray(inventory)
@@ -97,14 +97,14 @@ class StartSpec(ServerSpec):
         return request
 
     def has_fixed_layout(self, inventory: Inventory) -> bool:
-        """True when the command line or the inventory names a split."""
+        """True if the command line or the inventory sets a layout."""
         serve = inventory.serve
         sizes = (self.tp, self.pp, self.dp, serve.tp, serve.pp)
         return serve.dp > 1 or any(size is not None for size in sizes)
 
     def _check_ray(self, inventory: Inventory) -> None:
-        """Raise RequestError for what Ray cannot do: to be where there is none, and to keep to
-        places.
+        """Raise RequestError if the backend is Ray on a cluster without it, or with a placement
+        that Ray does not follow.
         """
         if self.backend != "ray":
             return
@@ -128,7 +128,7 @@ class StartSpec(ServerSpec):
     def plan_start(
         self, inventory: Inventory, snapshot: ClusterSnapshot
     ) -> tuple[ServeRequest, StartPlan]:
-        """Place the model and plan its start; raises RequestError and PlacementError."""
+        """Place the model and plan its start. Raises RequestError and PlacementError."""
         from launcher.serving import network_gate
 
         request = self.build_request(inventory, snapshot.config)
@@ -143,7 +143,7 @@ class StartSpec(ServerSpec):
             snapshot,
             request,
             requested_at=time.time(),
-            policy=self.policy,
+            policy=self.supervision_policy,
             check_stages=check_stages,
             notes=(*self.notes, *network_notes),
             replace_other=self.replace_other,
@@ -155,8 +155,8 @@ class StartSpec(ServerSpec):
 def supervision_policy(
     inventory: Inventory, timeout: float | None, *, supervise: bool = True
 ) -> Policy:
-    """Return the supervision of a server, which without it never starts again; `timeout` is the
-    seconds that a start may take (None: as the inventory says).
+    """Return a server's supervision policy; without `supervise` it never restarts. `timeout` is the
+    limit of a start in seconds (None: the inventory's).
     """
     serve = inventory.serve
     restarts = serve.restarts if supervise and serve.supervise else 0
@@ -165,10 +165,10 @@ def supervision_policy(
 
 
 def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tuple[int, list[str]]:
-    """Prove the network, start the server and wait until it has answered; print the script instead
+    """Check the network, start the server and wait for its first answer; print the script instead
     for a dry run.
 
-    Returns the exit code, and what to print when the display of progress has been put away. Raises
+    Returns the exit code and the rows to print after the progress display has closed. Raises
     VlaunchError.
     """
     # Released before the wait: others may work on the cluster while a model loads.
@@ -178,14 +178,14 @@ def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tup
 
 
 def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> PendingStart | None:
-    """Update the node programs, which are queried, copy the model if required, and start the
-    server, in a session that holds the cluster's lock; print the script instead for a dry run.
+    """Update the node programs, copy the model if required, and start the server, in a session that
+    holds the cluster's lock; print the script instead for a dry run.
     """
     from launcher.app import servers
     from launcher.serving import serve_forecast
 
     inventory, dry_run = session.inventory, call.dry_run
-    session.hooks.pre(session.to, **spec.about(inventory))
+    session.hooks.run_pre(session.printer, **spec.hook_variables(inventory))
     snapshot, files = servers.update_and_query(
         session, verb="serve", dry_run=dry_run, model=spec.model, planning=True
     )
@@ -194,10 +194,10 @@ def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> Pend
     spec, snapshot, fetched = _fetch_model(session, spec, snapshot, dry_run=dry_run)
     if spec.planned:
         spec = serve_forecast.apply_planned_layout(spec, snapshot)
-    request, start = spec.plan(inventory, snapshot)
+    request, start = spec.plan_start(inventory, snapshot)
     plan = serve_forecast.plan_memory(snapshot, request)
     if plan is not None and not start.attached:
-        serve_forecast.report_plan(session, plan, fixed=spec.fixed(inventory))
+        serve_forecast.report_plan(session, plan, fixed=spec.has_fixed_layout(inventory))
     if dry_run:
         call.print_script([files, start.plan])
         return None
@@ -208,26 +208,26 @@ def begin_start(call: CommandContext, session: Session, spec: StartSpec) -> Pend
 def finish_start(
     session: Session, spec: StartSpec, pending: PendingStart | None
 ) -> tuple[int, list[str]]:
-    """Wait until the server has answered; returns what `start` does."""
+    """Wait for the server's first answer; return what `start_server` returns."""
     if pending is None:
         return 0, []
     code, rows = _wait_for_answer(session, pending, spec)
     if code == 0 and not spec.no_wait:
-        session.hooks.post(session.to, **spec.about(session.inventory))
+        session.hooks.run_post(session.printer, **spec.hook_variables(session.inventory))
     return code, rows
 
 
 def _fetch_model(
     session: Session, spec: StartSpec, snapshot: ClusterSnapshot, *, dry_run: bool
 ) -> tuple[StartSpec, ClusterSnapshot, float]:
-    """Bring a server's model to its nodes where it is asked for, and look again; a dry run only
-    notes it. Also returns the seconds that it took; raises what `ensure_model` does.
+    """Copy a server's model to its nodes if required, and query them again; a dry run only notes
+    it. Also returns the seconds spent. Raises the errors of `ensure_model`.
     """
     from launcher.app import servers
 
     inventory = session.inventory
     # One that runs has its model, and is watched, refused or, with --replace, made room for.
-    running = [server.name for server in snapshot.kept.running]
+    running = [server.name for server in snapshot.servers_state.running]
     is_running = spec.name in running and not spec.replace_other
     if is_running or not (spec.fetch or inventory.models.spread == "auto"):
         return spec, snapshot, 0.0
@@ -236,7 +236,7 @@ def _fetch_model(
         nodes = (
             narrow_inventory(inventory, spec.nodes).nodes
             if spec.planned
-            else spec.request(inventory, snapshot.config).nodes_with_ranks(inventory)
+            else spec.build_request(inventory, snapshot.config).rank_nodes(inventory)
         )
     if dry_run:
         notes = (*spec.notes, *model_fetch.dry_run_notes(snapshot, spec.model, nodes))
@@ -249,8 +249,8 @@ def _fetch_model(
 
 
 def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot) -> Plan:
-    """Return the plan of a server before its model is there. Where the planner is to choose the
-    split of a model that no node has yet, a server takes at least a GPU and a port. Raises
+    """Return the plan of a server before its model is stored. If the planner is to choose the
+    layout of a model that no node has yet, the server needs at least a GPU and a port. Raises
     RequestError.
     """
     from launcher.serving import serve_forecast
@@ -259,7 +259,7 @@ def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot
         spec = replace(spec, planned=False, tp=1, pp=1, dp=1)
     elif spec.planned:
         spec = serve_forecast.apply_planned_layout(spec, snapshot)
-    return spec.plan(inventory, snapshot)[1].plan
+    return spec.plan_start(inventory, snapshot)[1].plan_start
 
 
 def _apply_plan(
@@ -267,7 +267,7 @@ def _apply_plan(
 ) -> None:
     """Report the notes and warnings of a start, and run its plan."""
     if start.attached:
-        text = f"this server runs already as `{start.desired.name}`; watching it"
+        text = f"this server runs already as `{start.spec.name}`; watching it"
         for note in (text, *start.plan.notes):
             session.note("serve", note, state="unchanged")
         return
@@ -292,11 +292,11 @@ def _apply_plan(
 def _wait_for_answer(
     session: Session, pending: PendingStart, spec: StartSpec
 ) -> tuple[int, list[str]]:
-    """Return the exit code, and what to print when the display of progress has been put away."""
+    """Return the exit code and the rows to print after the progress display has closed."""
     from launcher.serving import network_gate, serve_forecast
 
     snapshot, request, start, plan, fetch_seconds = pending
-    name = start.desired.name
+    name = start.spec.name
     if spec.no_wait:
         next_step_hint = (
             "" if start.attached else ", and watch it with the same command without --no-wait"
@@ -304,7 +304,8 @@ def _wait_for_answer(
         verb = "runs" if start.attached else "starts"
         text = f"server `{name}` {verb}; see `vlaunch status`{next_step_hint}"
         urls = [
-            endpoint.url for endpoint in endpoints.list_endpoints(session.inventory, start.desired)
+            endpoint.endpoint_url
+            for endpoint in endpoints.list_endpoints(session.inventory, start.spec)
         ]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
@@ -313,9 +314,9 @@ def _wait_for_answer(
         served = session.show(
             watch_start(
                 snapshot.site,
-                start.desired,
+                start.spec,
                 session.transport,
-                timeout=spec.policy.start_timeout,
+                timeout=spec.supervision_policy.start_timeout,
                 attached=start.attached,
             )
         )

@@ -1,5 +1,5 @@
-"""The state of a cluster, compared with its inventory: one query of each node, one more of the
-head's agent, whose verdict on servers is shown as it is.
+"""State of a cluster compared with its inventory, from one query per node and one to the head's
+agent, whose verdict on servers is shown unchanged.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from launcher.tools.snapshot import ClusterSnapshot
 class NodeStatus:
     """One node.
 
-    `drift` says how its container differs from the inventory; `trouble` why it could not be looked
-    at.
+    `drift` lists differences between its container and the inventory; `trouble` is the reason if it
+    could not be queried.
 
-    `agent` is `connected` or `lost`, as the head's agent says; empty where nobody says it.
-    `privileged` is true when its container has every right of root's; `compiled` is the size in
-    bytes of what engines compiled there, where that is known; `unfinished` are the models of which
-    a copy or a download is not finished there.
+    `agent` is `connected` or `lost` as the head's agent reports, empty if unknown. `privileged`
+    means that its container has all of root's rights, `compiled` is the size of its compile cache
+    in bytes if known, and `unfinished` lists models with an incomplete copy or download.
     """
 
     node: str
@@ -65,13 +64,12 @@ class NodeStatus:
 class ServerStatus:
     """A server.
 
-    `state` is the keeper's verdict, `detail` the reason for it; `unknown` where the head's agent
-    does not answer. `endpoint` is the first of `endpoints`, for those who knew only one.
+    `state` is the supervisor's verdict and `detail` its reason; `unknown` if the head's agent does
+    not answer. `endpoint` is the first of `endpoints`, for older consumers of the JSON.
 
-    `observed` is what its keeper said `age` seconds ago, with nodes' names in the place of
-    addresses; `seconds` is how long its last own request took, and `came` what came instead of a
-    completion from a model that does not generate. Without a name, it is a server of
-    which nothing is known.
+    `observed` is the supervisor's record, `age` seconds old, with node names in place of addresses.
+    `seconds` is the duration of its last own request, and `came` the kind of answer from a model
+    that does not generate text. An empty name stands for servers that could not be queried.
     """
 
     name: str
@@ -95,8 +93,8 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """Everything that `status` shows; `servers` are those that somebody wants, or that are still
-    being ended, `certificates` says that the agents' end soon.
+    """All data that `status` shows. `servers` are those with a spec or still stopping,
+    `certificates` a warning before the agents' certificates expire.
     """
 
     cluster: str
@@ -109,8 +107,8 @@ class ClusterStatus:
 
     @property
     def whole(self) -> bool:
-        """True when every container runs as the inventory says, every node is in the cluster, and
-        no server is dead.
+        """True if every container matches the inventory, every node is in the cluster, and no
+        server has failed.
         """
         good = (
             n.container == "running"
@@ -123,9 +121,9 @@ class ClusterStatus:
         return all(good) and not any(server.state in BAD for server in self.servers)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for JSON.
+        """Return the status ready for JSON.
 
-        `server` is the first of `servers`, for those who knew only one.
+        `server` is the first of `servers`, for older consumers.
         """
         data = asdict(self)
         first = data["servers"][0] if self.servers else {"state": "none"}
@@ -134,8 +132,8 @@ class ClusterStatus:
 
 
 def query_head(site: Site) -> list[Command]:
-    """Return the queries of the head about Ray, jobs, servers and the network; none when its
-    container does not run.
+    """Return the queries about Ray, jobs, servers and the network; none if the head's container
+    does not run.
     """
     if not site.head_runs:
         return []
@@ -147,8 +145,8 @@ def query_head(site: Site) -> list[Command]:
 def build_status(
     snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: tuple[Job, ...] = ()
 ) -> ClusterStatus:
-    """Put the answers together, with the batch jobs that run; `missing` has the reasons why nodes
-    could not be reached.
+    """Build the status from the answers and the running batch jobs; `missing` has the reasons why
+    nodes could not be reached.
     """
     site, inventory, head_state = snapshot.site, snapshot.site.inventory, snapshot.servers_state
     nodes = _node_statuses(site, snapshot.payload, head_state, missing)
@@ -219,15 +217,15 @@ def _node_status(
         gpus=str(node.gpus) if off else f"{ray_gpus}/{node.gpus}",
         ranks=servers.ranks_on(node.name, head_state, actors),
         drift=find_drift(site, node),
-        trouble=facts.said.get("docker", "") if facts.docker_version is None else "",
+        trouble=facts.part_errors.get("docker", "") if facts.docker_version is None else "",
         privileged=container is not None and container.privileged,
-        compiled=facts.compiled.size if facts.compiled else None,
+        compiled=facts.compile_cache.size if facts.compile_cache else None,
         unfinished=facts.unfinished,
     )
 
 
 def _agent_state(node: Node, container: docker.Container | None, head_state: ServersState) -> str:
-    """Return whether a node's agent is connected to the head's; empty where that is unknown."""
+    """Return `connected` or `lost` for a node's agent; empty if unknown."""
     if container is None or not container.running or head_state.agent > serving_judges.SILENT:
         return ""
     age = head_state.agent if node.head else head_state.members.get(node.name, math.inf)
@@ -235,7 +233,9 @@ def _agent_state(node: Node, container: docker.Container | None, head_state: Ser
 
 
 def _unknown_reason(site: Site, answer: Mapping[str, Any]) -> str:
-    """Return why the servers are unknown; empty when they are known, or when there can be none."""
+    """Return the reason why the servers are unknown; empty if they are known, or if there can be
+    none.
+    """
     if site.facts_of(site.head) is None:
         return "the head cannot be reached"
     container = site.container(site.head)
@@ -263,7 +263,7 @@ def _server_status(site: Site, server: Server, agent: float) -> ServerStatus:
         backend=spec.backend if spec else "",
         model=first.model,
         nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
-        endpoint=apis[0].url if apis else "",
+        endpoint=apis[0].endpoint_url if apis else "",
         endpoints=apis,
         detail=detail,
         warning=record.warning if record and state in GOOD else "",

@@ -1,4 +1,4 @@
-"""`vlaunch status`: what is there, observed."""
+"""`vlaunch status`: the observed state of nodes, servers and jobs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def status(call: CommandContext, watch: bool) -> int:
 
 
 def observe_cluster(session: Session) -> ClusterStatus:
-    """Observe the cluster once."""
+    """Query the cluster once."""
     from launcher.serving import status
 
     inventory = session.inventory
@@ -64,15 +64,15 @@ def observe_cluster(session: Session) -> ClusterStatus:
     snapshot = ClusterSnapshot(site=Site(inventory, facts))
     if head_queries := status.query_head(snapshot.site):
         head, record = session.transport.run(head_queries)
-        snapshot = replace(snapshot, said=try_payload(head), network=parse_record(record))
+        snapshot = replace(snapshot, payload=try_payload(head), network=parse_record(record))
     jobs = tuple(job for kind in workloads() for job in kind.running(session, snapshot))
     missing = {name: error.reason for name, error in (session.missing | failed).items()}
     return status.build_status(snapshot, missing, jobs)
 
 
 def _poll_status(session: Session) -> Iterator[ClusterStatus]:
-    """Look again and again, each time also for the nodes that could not be reached: they may be on
-    their way up.
+    """Query the cluster repeatedly, each time also the nodes that could not be reached: they may be
+    booting.
     """
     while True:
         yield observe_cluster(session)

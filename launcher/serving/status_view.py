@@ -1,4 +1,4 @@
-"""A cluster's status as a table, with the lines of servers and of batch jobs below it."""
+"""A cluster's status as a table, followed by lines for servers and batch jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARGIN = " " * 8  # before what belongs to a server
 
 
 def render_status(status: ClusterStatus) -> RenderableType:
-    """Return the table and what follows it."""
+    """Return the table and the lines below it."""
     from rich.console import Group
 
     lines: list[RenderableType] = [
@@ -82,8 +82,8 @@ def _drift_cell(node: NodeStatus) -> str:
 
 
 def _group_nodes(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
-    """Return the nodes of each row: many that differ in nothing but name, address and which ranks
-    they have share one.
+    """Return the nodes of each row: in a large cluster, nodes that differ only in name, address and
+    rank numbers share one.
     """
     if len(nodes) <= _MAX_ROWS:
         return [[node] for node in nodes]
@@ -99,7 +99,7 @@ def _coloured_state(state: str) -> Text:
 
 
 def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
-    """Return what is to be said of nodes, each with the nodes of which it is true."""
+    """Return remarks about nodes, each with the nodes it applies to."""
     lines: dict[str, list[str]] = {}
     for node in nodes:
         remarks = [
@@ -109,7 +109,7 @@ def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
                 ["its agent is not connected to the head's: `vlaunch logs` says why"]
                 * (node.agent == "lost")
             ),
-            *(model.words for model in node.unfinished),
+            *(model.summary for model in node.unfinished),
             *node.trouble.splitlines()[:1],
         ]
         for remark in remarks:
@@ -118,7 +118,7 @@ def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
 
 
 def _describe_compile_cache(nodes: tuple[NodeStatus, ...]) -> str:
-    """Say how much engines have compiled; nothing where that is not worth a word."""
+    """Describe the size of the compile caches; empty below 1 MiB."""
     nodes_by_size: dict[str, list[str]] = {}
     for node in nodes:
         if node.compiled is not None and node.compiled >= sizes.MIB:
@@ -145,13 +145,13 @@ def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
     lines = [first]
     for endpoint in apart:
         detail = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
-        name = f"{_MARGIN}{endpoint.url} on {endpoint.node}: "
+        name = f"{_MARGIN}{endpoint.endpoint_url} on {endpoint.node}: "
         lines.append(state_line(name, endpoint.state, detail))
     return [*lines, *health, *_supervision_lines(server)]
 
 
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
-    """Return a line with a state in its colour, and the texts about it."""
+    """Return a line with a state in its colour, followed by texts."""
     line = plain_text(name)
     line.append_text(plain_text(state, style or COLOURS.get(state, "red")))
     for text in filter(None, texts):
@@ -160,8 +160,8 @@ def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
 
 
 def _health_texts(server: ServerStatus) -> Iterator[str]:
-    """Yield what came back, or what is under way instead; of a server of which no step ends, how
-    long it has stood, beside its longest step, and where.
+    """Yield the last answer or the load in progress; for a stuck server, the time since its last
+    step, its longest step, and the place where it hangs.
     """
     record, busy = server.observed, server.state == "busy"
     facts = list(_answer_texts(server))
@@ -177,7 +177,7 @@ def _health_texts(server: ServerStatus) -> Iterator[str]:
         text = f"no step has ended for {record.still:.0f} s; the longest so far took"
         yield f"{text} {record.longest_step:.1f} s"
         if record.wedge is not None:
-            yield f"it hangs: {record.wedge.where}"
+            yield f"it hangs: {record.wedge.location}"
 
 
 def _answer_texts(server: ServerStatus) -> Iterator[str]:
@@ -195,8 +195,8 @@ def _answer_texts(server: ServerStatus) -> Iterator[str]:
 
 
 def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
-    """Yield what its keeper knows: when it looked, how often it has started it again, and what the
-    last fault was, with the first lines of its evidence.
+    """Yield the supervisor's record: its age, the restarts, and the last fault with the first lines
+    of its evidence.
     """
     record = server.observed
     if record is None or server.age is None:
@@ -219,7 +219,7 @@ def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
 
 
 def _describe_fault(fault: Fault) -> str:
-    """Say what went wrong, where and why, and what came of it."""
+    """Describe a fault: its place, its cause and its effect."""
     rank = f"rank {fault.rank}" if fault.rank else ""
     where = " on ".join(filter(None, (rank, fault.node)))
     cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
@@ -237,7 +237,7 @@ def _describe_fault(fault: Fault) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Write a number of things."""
+    """Format a number of things."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

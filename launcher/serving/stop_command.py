@@ -1,4 +1,4 @@
-"""`vlaunch stop`: end servers, or batch jobs; the cluster stays."""
+"""`vlaunch stop`: stop servers or batch jobs; the cluster stays."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
 
 
 def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
-    """Return the servers that have a spec or are not yet gone; where the head's container does not
-    run, its files say which.
+    """Return the servers that have a spec or still run. If the head's container does not run, its
+    files list them.
     """
     from launcher.app.servers import require_servers
 
@@ -76,7 +76,7 @@ def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
             Server(name=name) for name in history.servers_with_file(snapshot.site, state.DESIRED)
         ]
     require_servers(session, snapshot)
-    return [server for server in snapshot.kept.servers if server.state != "stopped"]
+    return [server for server in snapshot.servers_state.servers if server.state != "stopped"]
 
 
 def _stop_servers(
@@ -86,8 +86,8 @@ def _stop_servers(
     chosen: Sequence[Server],
     grace: float,
 ) -> None:
-    """Stop those that run and forget those that are over, which are not known without the head's
-    container.
+    """Stop running servers and remove the records of failed ones; without the head's container, all
+    count as running.
     """
     began, site = time.monotonic(), snapshot.site
     reachable = site.head_runs
@@ -97,21 +97,21 @@ def _stop_servers(
     if call.dry_run:
         call.print_script(plans)
         return
-    for job in serving_judges.active_batches(snapshot.said):
+    for job in serving_judges.active_batches(snapshot.payload):
         text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
         session.apply(plan)
     results = [
-        f"forgot {server.what}, which had {'given up' if server.state == 'gave-up' else 'failed'}"
+        f"forgot {server.label}, which had {'given up' if server.state == 'gave-up' else 'failed'}"
         for server in over
     ]
     if live and reachable:
         results.append(
-            f"stopped {' and '.join(f'{server.model} ({server.what})' for server in live)}"
+            f"stopped {' and '.join(f'{server.model} ({server.label})' for server in live)}"
         )
     elif live:
-        names = ", ".join(server.what for server in live)
+        names = ", ".join(server.label for server in live)
         results.append(f"the head's container does not run: {names} will not come back with it")
         text = (
             "its processes on other nodes go on until the head's container is back; `vlaunch down`"
@@ -131,7 +131,7 @@ def _stop_servers(
 
 
 def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
-    """Stop what features run beside servers."""
+    """Stop the workloads of other features."""
     if session.inventory.ray.off:  # without which nothing else runs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     for workload in workloads():

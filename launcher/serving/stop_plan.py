@@ -1,4 +1,4 @@
-"""Plans that stop or forget servers, with the gates that prove that they are gone."""
+"""Plans that stop servers or remove their records, with gates that verify it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
 
 
 def plan_stop(site: Site, stopping: Sequence[Server], grace: float) -> Plan:
-    """Let servers be wanted no more, and wait until the keeper has ended them; `grace` is in
+    """Remove the specs of servers, and wait until the supervisor has stopped them; `grace` is in
     seconds.
 
-    The files are the head's own, so that it works where no container runs; then nobody can be
-    waited for.
+    The files are on the head's disk, so it works without a running container; but then there is
+    nothing to wait for.
     """
     if not stopping:
         return Plan(verb="stop", stages=())
@@ -34,7 +34,7 @@ def plan_stop(site: Site, stopping: Sequence[Server], grace: float) -> Plan:
 
 
 def plan_forget(site: Site, names: Sequence[str]) -> Plan:
-    """Forget servers that are over, with why; what has answered before is remembered."""
+    """Remove the records of failed servers with their reasons; the history of answers stays."""
     steps = tuple(_removal_step(site, name, state.DESIRED, state.OBSERVED) for name in names)
     stage = Stage(id="forget", title="Forget what does not run", steps=steps)
     return Plan(verb="stop", stages=(stage,))
@@ -50,7 +50,8 @@ def _removal_step(site: Site, name: str, *files: str) -> Step:
 
 
 def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
-    """The keeper reports that they are over, their ports are closed, and Ray has their GPUs back.
+    """Wait until the supervisor reports the servers as stopped, their ports are closed, and Ray has
+    their GPUs back.
 
     Ports are probed from the head's container, so that no other node must be reachable.
     """
@@ -105,13 +106,13 @@ def judge_stopped(
     head_payload: Mapping[str, Any] | None,
     others: float,
 ) -> list[Finding]:
-    """Judge that servers are over, their ports closed, and their GPUs free in Ray.
+    """Check that servers have stopped, their ports are closed, and their GPUs are free in Ray.
 
     Args:
-        alive: the states of those that are not over yet, in words.
+        alive: the states of those that still run, in words.
         ports: the ports that are still open, in words.
-        said: what the head said about Ray, or its `error`; None where they took nothing from Ray.
-        others: the GPUs of servers that go on.
+        head_payload: the head's answer about Ray, or its `error`; None if they used no Ray GPUs.
+        others: the GPUs of servers that keep running.
     """
     remaining = [*alive, *(f"{port} is still open" for port in ports)]
     if head_payload is not None and "jobs" not in head_payload:

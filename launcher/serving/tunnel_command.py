@@ -1,5 +1,5 @@
-"""`vlaunch tunnel`: the API (or Ray's dashboard) on this machine, through the SSH connection that
-is there anyway.
+"""`vlaunch tunnel`: the API (or Ray's dashboard) on this machine, through the existing SSH
+connection.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def tunnel(
 
 
 def _api_address(session: Session, server: str | None) -> tuple[Node, str, int]:
-    """Return the node of a server and where it listens there; where none is known of, what the
-    inventory says.
+    """Return a server's node and its address and port there; if no server is known, the
+    inventory's.
     """
     inventory = session.inventory
     try:

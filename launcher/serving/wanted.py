@@ -1,5 +1,5 @@
-"""A server as the head is told to keep it: its processes, where they run and meet, and the step
-that writes it down.
+"""The spec of a server for the head's supervisor: its processes, their nodes and rendezvous, and
+the step that writes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRITE_SPEC = (
 def build_spec(
     snapshot: ClusterSnapshot, request: ServeRequest, *, requested_at: float, policy: Policy
 ) -> Desired:
-    """Return a request as the head's keeper needs it."""
+    """Return the spec of a request."""
     inventory, placement = snapshot.site.inventory, request.placement
     image = snapshot.site.image(inventory.head, inventory.image)
     outside = request.backend == "mp"
@@ -88,7 +88,7 @@ def _build_processes(
         }
         return {name: value for name, value in sorted(variables.items()) if name not in node.env}
 
-    nodes = request.nodes_with_ranks(inventory)
+    nodes = request.rank_nodes(inventory)
     timeout_args = vllm.gloo_timeout_option(request.args, len(nodes), policy.start_timeout)
     if request.backend == "ray":
         placement_env: Mapping[str, str] = {}
@@ -97,10 +97,10 @@ def _build_processes(
                 [node.ip for node in nodes],
                 spans=placement.spans,
                 alike=len({node.gpus for node in nodes}) == 1,
-                handed_on=sorted(request.env),
+                copied_variables=sorted(request.env),
             )
         head_env = env(inventory.head, placement_env)
-        argv = request.command(timeout_args)
+        argv = request.build_command(timeout_args)
         yield ProcessSpec(
             node=inventory.head.name, argv=argv, env=head_env, replicas=(0, placement.dp)
         )
@@ -116,7 +116,7 @@ def _build_processes(
         )
         yield ProcessSpec(
             node=node.name,
-            argv=request.command((*own_argv, *timeout_args)),
+            argv=request.build_command((*own_argv, *timeout_args)),
             env=env(node, {}),
             gpus=_assign_gpus(snapshot, request, node),
             replicas=(first, replica_counts[rank]) if placement.dp > 1 else (0, 1),
@@ -124,15 +124,15 @@ def _build_processes(
 
 
 def log_name(server: str, id: str) -> str:
-    """Name the files that the ranks of a server write about their links: another server of the same
-    name has others.
+    """Return the name of the files to which a server's ranks log their links; another server of the
+    same name has others.
     """
     return f"{server}-{id}"
 
 
 def _rendezvous_port(snapshot: ClusterSnapshot, request: ServeRequest, node: Node) -> int:
-    """Return the first port from the inventory's on where the nodes' processes can meet: no other
-    server's, nobody listens.
+    """Return the first free port, from the inventory's on, for the rendezvous of the nodes'
+    processes.
     """
     facts, ports = snapshot.site.facts_of(node), snapshot.site.inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
@@ -157,10 +157,10 @@ def _rendezvous_port(snapshot: ClusterSnapshot, request: ServeRequest, node: Nod
 
 
 def _other_specs(snapshot: ClusterSnapshot, request: ServeRequest) -> list[Desired]:
-    """Return what is wanted beside the server that is asked for."""
+    """Return the specs of the other running servers."""
     return [
         server.desired
-        for server in snapshot.kept.running
+        for server in snapshot.servers_state.running
         if server.desired is not None and server.name != request.name
     ]
 
@@ -168,8 +168,8 @@ def _other_specs(snapshot: ClusterSnapshot, request: ServeRequest) -> list[Desir
 def _assign_gpus(
     snapshot: ClusterSnapshot, request: ServeRequest, node: Node
 ) -> tuple[int, ...] | None:
-    """Return which GPUs of a node it takes; None for all, and where Ray says which, and on CPUs,
-    which nobody numbers.
+    """Return the indexes of the GPUs that the server uses on a node; None for all of them, if Ray
+    assigns them, and on CPUs.
     """
     inventory, count = snapshot.site.inventory, dict(request.placement.nodes)[node.name]
     if count == node.gpus or not inventory.ray.off or inventory.accelerator == "cpu":
@@ -188,9 +188,7 @@ def _assign_gpus(
 
 
 def write_spec(site: Site, spec: Desired) -> Step:
-    """Write it to the head's own disk; what a script writes is asked for at the time when that
-    runs.
-    """
+    """Write the spec to the head's disk; a script sets the request time when it runs."""
     text = json.dumps(spec.as_json())
     before, after = json.dumps({**spec.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
     folder = servers.server_dir(site, spec.name)

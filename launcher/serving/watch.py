@@ -1,7 +1,7 @@
-"""Wait for a server: follow its log through its phases until the head's agent has an answer of the
-model, or a reason why there will be none.
+"""Wait for a server: follow its log through the start phases until the head's agent has an answer
+of the model, or a reason why there will be none.
 
-The server goes on when the watching ends.
+The server keeps running when the watch ends.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ _VAGUE = frozenset({"engine-failed", "rank-died"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
-    """A server that has answered, and so has each of its endpoints and replicas, where there are
-    several.
+    """A server whose endpoints and replicas have all answered.
 
-    `seconds` is how long the watching took, `first` what the model gave first.
+    `seconds` is the duration of the watch, `first` the model's first answer.
     """
 
     first: FirstAnswer
@@ -80,24 +79,24 @@ def watch_start(
         site: the cluster.
         spec: the server.
         transport: runs the queries.
-        timeout: seconds until the wait is given up; the server goes on.
-        attached: the server is older than the wait; the phases until now are left out.
-        clock: seconds that only grow.
-        sleep: waits so many seconds.
+        timeout: seconds until the wait is given up; the server keeps running.
+        attached: the server is older than the watch; the phases until now are left out.
+        clock: monotonic seconds.
+        sleep: waits for some seconds.
 
     Raises:
-        ServerError: the server ended, or cannot go on, or does not answer as it should.
+        ServerError: the server exited, cannot go on, or refuses requests.
         StoppedError: an operator stopped it.
         UnwatchedError: its state was unknown for too long.
         DeadlineError: it took too long.
     """
     watching = _StartWatcher(site, spec, transport, timeout, clock, sleep)
-    return (yield from watching.follow(quiet=attached))
+    return (yield from watching.follow_log(quiet=attached))
 
 
 @dataclass
 class _StartWatcher:
-    """A server, the last record of it, and its log so far."""
+    """State of a watch: the server, its last record, and its log so far."""
 
     site: Site
     spec: Desired
@@ -125,36 +124,36 @@ class _StartWatcher:
 
     @property
     def record(self) -> Observed:
-        """The agent's record; an empty one until it has one."""
+        """The agent's record, or an empty one."""
         return self.server.observed or Observed(name=self.spec.name, id="", asked=0.0)
 
     @property
     def first_answer(self) -> FirstAnswer | Refusal | None:
-        """The first answer of the present engine, or its last refusal until then."""
+        """First answer of the present engine, or its last refusal until then."""
         return self.record.first_answer if self.server.state in ("starting", "ready") else None
 
     @property
     def activity(self) -> str:
-        """What is done or waited for before the engine starts."""
+        """Activity before the engine starts; empty afterwards."""
         if self.server.state in ("starting", "ready", *OVER):
             return ""
         return self.reason or self.state
 
     @property
     def recovering(self) -> bool:
-        """True when an engine has ended, and another is to start."""
+        """True if an engine has exited and another is about to start."""
         return bool(self.record.faults) and self.server.state not in ("ready", *OVER)
 
     @property
     def delay_reason(self) -> str:
-        """Why a server that runs has not answered."""
+        """Reason why a running server has not answered."""
         if self.server.state == "ready" and self.state not in servers.GOOD:
             return f"{self.state}: {self.reason}"[: untrusted.MAX_LINE_LENGTH]
         error = self.first_answer.error if isinstance(self.first_answer, Refusal) else ""
         return untrusted.sanitize(error)[: untrusted.MAX_LINE_LENGTH]
 
     def follow_log(self, *, quiet: bool) -> Generator[Event, None, ReadyServer]:
-        """Query until it has answered; raises what `watch` does."""
+        """Query until the server has answered; raises the errors of `watch_start`."""
         while True:
             if self._query():
                 yield from self._phase_events(quiet=quiet)
@@ -179,14 +178,17 @@ class _StartWatcher:
             self.sleep(_INTERVAL)
 
     def _query(self) -> bool:
-        """Query once: the head's agent about the server, the first node with an API about its log.
-        False without an answer, which may last for a while: a connection may break.
+        """Query the head's agent about the server, and the first node with an API about its log.
+        Return False without an answer, which may last for a while: a connection may break.
         """
         site, spec, now = self.site, self.spec, self.clock()
         node = site.inventory.node(spec.api_node)
         patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
         log = agent_queries.log_tail(spec.api_host, spec.port, spec.name, self.offset, patience)
-        commands = [*([] if node.head else [servers.query_servers(site)]), site.in_container(node, log)]
+        commands = [
+            *([] if node.head else [servers.query_servers(site)]),
+            site.in_container(node, log),
+        ]
         answers = run_by_node(self.transport, commands)
         try:
             self._read_server(answers[site.head.name][0])
@@ -207,8 +209,8 @@ class _StartWatcher:
         return True
 
     def _read_server(self, answer: Answer) -> None:
-        """Read the server's record; raises UnreadableAnswer where the head's agent has not looked
-        for long, and StoppedError when an operator removed the server.
+        """Read the server's record. Raises UnreadableAnswer if the head's agent has not updated it
+        for too long, and StoppedError if an operator removed the server.
         """
         raw = parse_payload(answer)
         head_state = servers.parse_servers(raw)
@@ -232,8 +234,8 @@ class _StartWatcher:
         self.state, self.reason = servers.server_health(self.server, head_state.agent)
 
     def _read_log(self, answer: Answer) -> None:
-        """Read the new lines of the log; none while the node's container does not answer. Those
-        before the first start are of an earlier engine.
+        """Read the new lines of the log; none while the node's container does not answer. Lines
+        before the first start belong to an earlier engine.
         """
         try:
             log = parse_payload(answer)
@@ -265,15 +267,15 @@ class _StartWatcher:
         return Event(kind="step", stage=_STAGE, text=text, state="ok", seconds=seconds)
 
     def _answer_events(self, first: FirstAnswer) -> Iterator[Event]:
-        """Yield what has come back, and what that does not prove."""
-        yield self._step_event(f"{first.came or COMPLETION.what} has come back")
+        """Yield the first answer, and a warning about what it does not verify."""
+        yield self._step_event(f"{first.came or COMPLETION.noun_phrase} has come back")
         if first.refused:
             text = f"{ONLY_HEALTH} ({first.refused})"
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
     def _symptom_events(self) -> Iterator[Event]:
-        """Yield a known cause as soon as its line is in the log; the error with all that is known
-        follows when the log is complete.
+        """Yield a known cause as soon as its line is in the log; the full error follows when the
+        log is complete.
         """
         if _TERMINATED in "\n".join(self.lines):
             return  # A process that ends after SIGTERM is no symptom.
@@ -290,7 +292,7 @@ class _StartWatcher:
         yield Event(kind="warning", stage=_STAGE, text=text, state=state)
 
     def _raise_if_refused(self) -> None:
-        """Give up when the server refuses the first requests of the agent."""
+        """Give up if the server refuses the agent's first requests."""
         refusal = self.first_answer
         if not isinstance(refusal, Refusal):
             return
@@ -330,7 +332,7 @@ class _StartWatcher:
         )
 
     def _wait_for_ranks(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the ranks by node as soon as the agent has listed them; else as expected."""
+        """Return the ranks by node as soon as the agent lists them, else the planned ones."""
         with contextlib.suppress(ServerError):
             for _ in range(_QUERIES):
                 if self.server.state == "ready" and self.record.ranks:
@@ -378,11 +380,11 @@ class _StartWatcher:
 
 
 def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
-    """Return the error of a server that ended, or is `hung`: its log, of which `lines` are the
-    last, says that it cannot go on.
+    """Return the error of a server that exited, or is `hung`: its log, which ends with `lines`,
+    says that it cannot go on.
     """
     record, fault = server.observed, None
-    outcome = f"{server.what} still runs"
+    outcome = f"{server.label} still runs"
     if record is not None and not hung:
         fault = record.last_fault
         outcome = fault.what if fault else record.doing or "it failed"
@@ -426,7 +428,7 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
 
 
 def summary_json(served: ReadyServer) -> dict[str, Any]:
-    """Return what was observed of a server, ready for JSON."""
+    """Return a ready server's data for JSON."""
     first = served.first
     return {
         "endpoint": served.endpoints[0],

@@ -1,1 +1,1 @@
-"""`vlaunch soak`: a bounded load on a running server, and a verdict on what came back."""
+"""`vlaunch soak`: a bounded load on a running server, and a verdict on the result."""

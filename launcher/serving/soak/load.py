@@ -1,4 +1,4 @@
-"""Streams of completions at a server's endpoints, and the times of their tokens."""
+"""Streams of completions against a server's endpoints, and the times of their tokens."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ _STEP = math.log(1.02)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTarget:
-    """The target of requests, and their headers."""
+    """Target of requests, and their headers."""
 
     host: str
     port: int
     headers: Mapping[str, str]
 
     def query_model(self) -> str:
-        """Return the name of the model it serves; raises OSError or ValueError when none answers
-        there.
-        """
+        """Return the name of the served model; raises OSError or ValueError if none answers."""
         connection = HTTPConnection(self.host, self.port, timeout=_CONNECT_TIMEOUT)
         with contextlib.closing(connection):
             try:
@@ -47,19 +45,19 @@ class LoadTarget:
 
 
 class DurationHistogram:
-    """Durations to within 2 %, in little memory."""
+    """Durations within 2 %, in little memory."""
 
     def __init__(self) -> None:
         self._counts = Counter[int]()
         self.longest = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add one."""
+        """Add one duration."""
         self._counts[math.ceil(math.log(max(seconds, 1e-6)) / _STEP)] += 1
         self.longest = max(self.longest, seconds)
 
     def percentile(self, share: float) -> float | None:
-        """Return what so large a share of them did not exceed; None where there are none."""
+        """Return the duration that this share of them did not exceed; None if there are none."""
         remaining = share * self._counts.total()
         for step, count in sorted(self._counts.items()):
             remaining -= count
@@ -70,11 +68,11 @@ class DurationHistogram:
 
 @dataclass
 class LoadGenerator:
-    """Requests at endpoints in turn, and what has come of them; `with` starts and ends it.
+    """Requests to endpoints in turn, and their results; `with` starts and ends it.
 
-    `wait` is the longest that a request had no token for, its first included, and `waited_until`
-    when that ended, in seconds since the beginning. When the block ends, so do the requests that
-    are under way: they are `open`, and no errors.
+    `longest_wait` is the longest wait of a request for a token, including the first, and
+    `waited_until` its end in seconds since the start. Requests still running at the end of the
+    block are stopped: they are `open`, not errors.
     """
 
     endpoints: Sequence[LoadTarget]
@@ -143,7 +141,7 @@ class LoadGenerator:
                 self._over.wait(_RETRY_DELAY)
 
     def _send_request(self, endpoint: LoadTarget, stream: int, mark: str) -> None:
-        """Send one request, whose prompt no other has, and read its answer."""
+        """Send one request with a unique prompt, and read its answer."""
         body: Any = self.task.body(self.model, f"Request {mark}: tell a story.", self.max_tokens)
         data = json.dumps({**body, "stream": True, "ignore_eos": True})
         connection = HTTPConnection(endpoint.host, endpoint.port, timeout=_CONNECT_TIMEOUT)
@@ -170,7 +168,7 @@ class LoadGenerator:
                         self.tokens += 1
 
     def _record_wait(self, stream: int, now: float) -> float:
-        """Return how long a stream has waited for a token; the longest such time is kept."""
+        """Return a stream's wait for a token, and update the longest one."""
         seconds = now - self._waiting.get(stream, now)
         if seconds > self.longest_wait:
             self.longest_wait, self.waited_until = seconds, now - self._began
@@ -178,9 +176,7 @@ class LoadGenerator:
 
 
 def _stream_events(answer: HTTPResponse) -> Iterator[Any]:
-    """Yield the events of an answer; raises ValueError when it ends before its end, or when one is
-    an error.
-    """
+    """Yield the events of an answer; raises ValueError if it breaks off or an event is an error."""
     for line in answer:
         text = line.strip().removeprefix(b"data:").strip()
         if text == b"[DONE]":
@@ -194,7 +190,7 @@ def _stream_events(answer: HTTPResponse) -> Iterator[Any]:
 
 
 def _has_token(event: Any) -> bool:
-    """True for an event with a token: the first one of a chat only says who speaks."""
+    """True for an event with a token: the first event of a chat only names the role."""
     for choice in event.get("choices") or ():
         delta = choice.get("delta")
         return not (isinstance(delta, dict) and "role" in delta and not delta.get("content"))

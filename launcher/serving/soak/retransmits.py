@@ -1,7 +1,7 @@
-"""TCP segments that kernels of nodes had to send again: per node, and per pair of nodes.
+"""TCP retransmits in the nodes' kernels: per node, and per pair of nodes.
 
-A pair's count is of connections that were still open at the end: the kernel forgets the others.
-What NCCL sends by RDMA is in none of these counts.
+A pair counts the connections that are still open at the end: the kernel forgets the others. NCCL
+traffic over RDMA is in none of these counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Retransmits = tuple[Mapping[str, tuple[int, int]], Mapping[AddressPair, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpCounters:
-    """What one node's kernel has counted; its connections by local and remote address and port."""
+    """Counters of one node's kernel, and its connections by local and remote address and port."""
 
     sent: int
     retransmitted: int
@@ -33,12 +33,12 @@ class TcpCounters:
 
 
 def query_counters(nodes: Sequence[str]) -> list[Command]:
-    """Ask hosts; nothing is changed."""
+    """Return the query of each host; it changes nothing."""
     return [Command(node=node, argv=("sh", "-c", _SCRIPT), timeout=30) for node in nodes]
 
 
 def parse_counters(answers: Iterable[Answer]) -> dict[str, TcpCounters]:
-    """Read the answers of nodes that have counters."""
+    """Parse the answers of nodes that have counters."""
     return {
         answer.node: counters
         for answer in answers
@@ -60,16 +60,16 @@ def _parse_answer(answer: Answer) -> TcpCounters | None:
         if len(ends) == 2 and details[:1].isspace():
             match = _RETRANSMITTED.search(details)
             connections[ends[0], ends[1]] = int(match[1]) if match else 0
-    return TcpCounters(sent=sent, again=again, connections=connections)
+    return TcpCounters(sent=sent, retransmitted=again, connections=connections)
 
 
 def compare_counters(
     before: Mapping[str, TcpCounters], after: Mapping[str, TcpCounters]
 ) -> Retransmits:
-    """Return what was sent again between two answers of nodes; pairs only where there was some.
+    """Return the retransmits between two answers of nodes; only pairs with some.
 
-    A node has the addresses of its connections; one of several nodes, such as loopback, counts for
-    none.
+    An address belongs to the node whose connections use it; one used on several nodes, such as
+    loopback, is ignored.
     """
     owners = dict[str, set[str]]()
     for node, counters in after.items():
@@ -80,7 +80,7 @@ def compare_counters(
         new = after.get(node)
         if new is None or new.sent < old.sent:  # not reached, or rebooted
             continue
-        nodes[node] = new.again - old.again, new.sent - old.sent
+        nodes[node] = new.retransmitted - old.retransmitted, new.sent - old.sent
         for ends, count in new.connections.items():
             targets = owners.get(_ADDRESS.sub(r"\1", ends[1]), set())
             if len(targets) == 1 and targets != {node}:

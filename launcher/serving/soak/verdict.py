@@ -1,4 +1,4 @@
-"""The verdict on a soak: its load, and what the agent and the nodes reported before and after."""
+"""Verdict on a soak, from its load and the reports of the agent and the nodes before and after."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def judge_load(
     after: Observed | None,
     retransmits: Retransmits,
 ) -> dict[str, Any]:
-    """Return the verdict on a load that has ended, and was to take `planned` seconds, ready for
-    JSON; times are seconds.
+    """Return the verdict on a finished load that was to take `planned` seconds, ready for JSON;
+    times are seconds.
 
-    `before` and `after` are the agent's records, None where the server is gone. A request may wait
-    for a token until the agent would call the server quiet.
+    `before` and `after` are the agent's records, None if the server is gone. A request may wait for
+    a token until the agent would call the server quiet.
     """
     now = after if after and (after.id, after.asked) == (before.id, before.asked) else before
     health = "gone" if after is None else after.verdict if now is after else "replaced"
@@ -40,7 +40,7 @@ def judge_load(
     problems = {
         f"failed requests: {failed}": failed,
         "no token came": not load.tokens and not interrupted,
-        f"a request waited {load.longest_wait:.1f} s for a token": load.wait > allowed,
+        f"a request waited {load.longest_wait:.1f} s for a token": load.longest_wait > allowed,
         f"restarts: {restarts}": restarts,
         f"faults: {len(faults)}": faults,
         f"the server is {health}": health not in _HEALTHY,
@@ -78,7 +78,7 @@ def judge_load(
 
 
 def verdict_rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names and values that the terminal shows."""
+    """Yield the names and values for the terminal."""
     errors, tokens, seconds = verdict["errors"], verdict["tokens"], verdict["seconds"]
     done, failed = verdict["requests"], sum(errors.values())
     yield "requests", f"{done:,} done, {verdict['open']} open at the end, {failed} failed"
