@@ -1,4 +1,4 @@
-"""The `vlaunch` command: names of commands, loaded when they are called, and its errors."""
+"""The `vlaunch` command: command names, lazy loading, and error handling."""
 
 COMMANDS = {
     "schema": (290, "the inventory's JSON Schema, for editors"),

@@ -1,4 +1,4 @@
-"""`vlaunch completion`: the shell code that completes commands and flags."""
+"""`vlaunch completion`: shell code that completes commands and flags."""
 
 from __future__ import annotations
 

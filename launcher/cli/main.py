@@ -1,6 +1,5 @@
-"""The command `vlaunch`: names of commands, and how errors leave the program.
-
-Each command is imported when it is called.
+"""The command `vlaunch`: its subcommands, each imported when it is called, and the output of
+errors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from launcher.core.redaction import redact_output
 
 
 def _commands() -> dict[str, tuple[str, str, str]]:
-    """Return name → (module, attribute, one line of help), in the order of the help; the command
+    """Return name → (module, attribute, one line of help), in the order of the help. The command
     `check-nccl` of a package is the function `check_nccl` in its `check_nccl_command.py`.
     """
     commands = {}
@@ -43,9 +42,7 @@ _LOCAL = (
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed: `--help` reads their tables and
-    nothing else.
-    """
+    """A group whose commands are imported on demand: `--help` reads only their tables."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names that `--help` shows."""
@@ -62,7 +59,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which one was probably meant."""
+        """Find the command, or suggest a similar one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
@@ -72,7 +69,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table above, without importing them."""
+        """List the commands from the table, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_) for name, (_, _, help_) in COMMANDS.items() if help_])
 
@@ -90,9 +87,8 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program and exit.
 
-    0 done, 1 it failed, 2 the request was wrong, 3 something warns or ended as an error row
-    (`--strict`), 130 interrupted, 141 nobody reads the output any more; `exec` ends with its
-    command's own.
+    Exit codes: 0 done, 1 failed, 2 wrong request, 3 warnings or error rows (`--strict`), 130
+    interrupted, 141 output closed; `exec` returns its command's own.
     """
     sys.excepthook = print_traceback
     threading.excepthook = lambda args: print_traceback(
@@ -102,10 +98,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def exit_process(exit_code: int) -> NoReturn:
-    """End the process, with everything printed.
+    """Flush all output and exit.
 
-    The interpreter's own end is left out: nothing is left for it to do, and with the processors
-    taken by others it has been seen to spend half a minute on a last garbage collection.
+    The interpreter's own shutdown is skipped: with busy processors it has spent half a minute on a
+    last garbage collection.
     """
     try:
         click.echo("", nl=False)  # flushes
@@ -119,7 +115,7 @@ def exit_process(exit_code: int) -> NoReturn:
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors are shown, tracebacks only with
+    """Run one command line and return its exit code. Errors are shown, tracebacks only with
     `--verbose`, secrets never.
     """
     with redact_output():
@@ -150,7 +146,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _show_usage_error(error: click.ClickException) -> None:
-    """Show what click has to say of a command line, on standard error."""
+    """Show click's usage error on standard error."""
     from launcher.app.terminal import say
 
     text = io.StringIO()
@@ -161,7 +157,7 @@ def _show_usage_error(error: click.ClickException) -> None:
 
 
 def _show_error(error: VlaunchError, argv: Sequence[str] | None) -> int:
-    """Show an error, and where it came from when that was asked for; returns the exit code."""
+    """Show an error, with its traceback if `--verbose` is set; return the exit code."""
     from launcher.app import terminal
 
     arguments = _read_argv(argv)
@@ -176,7 +172,7 @@ def print_traceback(
 ) -> None:
     """Print a traceback.
 
-    In its texts is what nodes have said, which may no more draw on the terminal than anything else.
+    Its texts include output of nodes, which must not send control sequences to the terminal.
     """
     import traceback
 

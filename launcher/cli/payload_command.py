@@ -1,4 +1,4 @@
-"""`vlaunch payload` (hidden): the archive of helper files that `up` puts on nodes, for the script
+"""`vlaunch payload` (hidden): the archive of node programs that `up` puts on nodes, for the script
 of `--dry-run`.
 """
 

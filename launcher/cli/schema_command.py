@@ -1,4 +1,4 @@
-"""`vlaunch schema`: the JSON Schema of inventories and of batch jobs, for editors."""
+"""`vlaunch schema`: JSON Schemas of inventories and batch jobs, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlaunch down`: remove everything from every node, and prove it."""
+"""`vlaunch down`: remove the cluster from every node, and verify that it is gone."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def down(call: CommandContext, purge: bool) -> None:
 
 
 def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> None:
-    """Look, remove, and verify; raises NodeError or GateError with the story of every node that is
-    not clean.
-    """
+    """Query, remove and verify. Raises NodeError or GateError that covers every node with remains."""
     images = (session.inventory.image,) if purge else ()
     queries = probe_commands(session.inventory, images, session.reached, compiled=True)
     facts, errors = parse_answers(session.transport.run(queries))
@@ -58,7 +56,7 @@ def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> N
 
 
 def _docker_errors(facts: Mapping[str, HostFacts]) -> dict[str, NodeError]:
-    """Return the nodes whose containers could not be looked for, each with its error."""
+    """Return an error for each node whose containers could not be listed."""
 
     return {
         name: NodeError(
@@ -73,7 +71,7 @@ def _docker_errors(facts: Mapping[str, HostFacts]) -> dict[str, NodeError]:
 
 
 def _apply_plan(session: Session, plan: Plan, errors: Mapping[str, NodeError]) -> None:
-    """Remove, and verify; an error of that also tells of the nodes that failed before."""
+    """Remove and verify; an error also covers the nodes that failed earlier."""
 
     try:
         session.apply(plan)
@@ -91,7 +89,7 @@ def _apply_plan(session: Session, plan: Plan, errors: Mapping[str, NodeError]) -
 def _report_result(
     session: Session, plan: Plan, facts: Mapping[str, HostFacts], *, purged: bool
 ) -> None:
-    """Tell that the cluster is down, and what stays on its nodes."""
+    """Report that the cluster is down, and the data that stays on its nodes."""
     inventory = session.inventory
     if plan.steps and inventory.head.name in facts:
         state = Site(inventory, facts).state_dir(inventory.head)
@@ -101,7 +99,9 @@ def _report_result(
         )
         session.note("audit", audit_text)
     cache_bytes = sum(
-        node_facts.compiled.size or 0 for node_facts in facts.values() if node_facts.compiled
+        node_facts.compile_cache.size or 0
+        for node_facts in facts.values()
+        if node_facts.compile_cache
     )
     if cache_bytes >= sizes.MIB and not purged:
         note = (

@@ -1,4 +1,4 @@
-"""From what is there, everything that `down` removes, and the gate that proves that it is gone."""
+"""Plan of `down`: the removal of everything on the nodes, and the gate that verifies it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ _FORGET = 'rm -rf "$1/secrets" && rmdir "$1" && { rmdir "${1%/*}" 2>/dev/null ||
 
 
 def plan_down(site: Site, *, purge: bool = False) -> Plan:
-    """Remove workers and ranks first, then the head, then files, and, with `purge`, what engines
-    compiled; what was seen is only of the nodes that could be reached.
+    """Remove workers and ranks first, then the head, then files and, with `purge`, compile caches.
+    Only nodes that could be reached are included.
     """
     head = [node for node in site.observed_nodes if node.head]
     workers = (
-        *_removal_steps(site, [node for node in site.observed_nodes if not node.head], lambda _: True),
+        *_removal_steps(
+            site, [node for node in site.observed_nodes if not node.head], lambda _: True
+        ),
         *_removal_steps(site, head, lambda role: role != "head"),
     )
     stages = (
@@ -61,8 +63,8 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
 def _removal_steps(
     site: Site, nodes: Sequence[Node], matches_role: Callable[[str], bool]
 ) -> tuple[Step, ...]:
-    """Remove the containers whose role is wanted; one that has another name than its node's own is
-    named.
+    """Remove the containers with a matching role; the title names one whose name differs from its
+    node's own.
     """
     return tuple(
         Step(
@@ -80,7 +82,7 @@ def _removal_steps(
 
 
 def _cleanup_steps(site: Site) -> tuple[Step, ...]:
-    """Remove what lies on the disk of each node, then what lies in memory."""
+    """Remove files on the disk of each node, then those in memory."""
     nodes, facts = site.observed_nodes, site.facts
     disk = [_clear_step(site, node) for node in nodes if facts[node.name].has_directory]
     memory = [_forget_step(node, folder) for node in nodes for folder in facts[node.name].folders]
@@ -100,7 +102,7 @@ def _purge_step(site: Site, node: Node) -> Step:
     images = site.facts[node.name].images
     image = next((name for name, image in images.items() if image is not None), "")
     folder, around = _compile_cache_folders(site, node)
-    argv = compile_cache.purge(node.docker, folder, around=around, image=image)
+    argv = compile_cache.purge(node.docker, folder, parent=around, image=image)
     return Step(
         title="removing what engines compiled",
         command=Command(node=node.name, argv=argv, timeout=600),
@@ -108,8 +110,8 @@ def _purge_step(site: Site, node: Node) -> Step:
 
 
 def _compile_cache_folders(site: Site, node: Node) -> tuple[str, str]:
-    """Return the folder of what a cluster's engines compiled, and the one around it, where that is
-    no folder that the inventory names.
+    """Return the folder of a cluster's compile cache, and its parent unless the inventory names the
+    folder.
     """
     folder = site.cache_dir(node)
     return folder, "" if node.cache_dir else folder.rpartition("/")[0]
@@ -152,12 +154,12 @@ def _absent_gate(site: Site) -> Gate:
         )
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        return [_judge_remains(node, answers) for node in site.seen]
+        return [_judge_remains(node, answers) for node in site.observed_nodes]
 
     return Gate(
         id="absent",
         what="no container, file or secret of the cluster is left",
-        ask=tuple(ask(node) for node in site.seen),
+        queries=tuple(ask(node) for node in site.observed_nodes),
         judge=judge,
         deadline=20,
     )

@@ -1,6 +1,6 @@
-"""The gates of `up`: what each asks the nodes, with which patience.
+"""The gates of `up`: their queries, deadlines and evidence.
 
-What the answers mean is in `checks`.
+`launcher/hosts/checks` and `launcher/tools` judge the answers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _VERSIONS = (
 
 
 def memory_gate(site: Site) -> Gate:
-    """With `secrets_in: memory`, every node has a place for them that no disk holds and no logout
-    empties.
+    """With `secrets_in: memory`, check that every node has a place for secrets that is on no disk
+    and survives a logout.
     """
     return precomputed_gate(
         "secrets-in-memory",
@@ -49,7 +49,7 @@ def _judge_memory(node: Node, facts: HostFacts) -> Finding:
 def versions_gate(
     cluster: str, nodes: Sequence[Node], tag: str, ray_version: str, python_version: str
 ) -> Gate:
-    """Exact Ray and Python in the image, on every node where it is new."""
+    """Check for the exact Ray and Python versions in the image, on nodes where it is new."""
 
     def ask(node: Node) -> Command:
         argv = docker.run_python(node.docker, tag, _VERSIONS, cluster=cluster, node=node.name)
@@ -64,8 +64,8 @@ def versions_gate(
 
 
 def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
-    """Docker really hands out the declared GPUs, and CUDA starts: they are counted in a throw-away
-    container of the image itself.
+    """Check that Docker exposes the declared GPUs and that CUDA starts, in a temporary container of
+    the image itself.
     """
 
     def ask(node: Node) -> Command:
@@ -81,8 +81,8 @@ def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
 
 
 def head_gate(site: Site) -> Gate:
-    """The head's port answers, Ray's or else the agent's, so that workers need not knock in
-    vain.
+    """Check that the head's port answers (Ray's, else the agent's), so that workers can connect at
+    once.
     """
     node, off = site.head, site.inventory.ray.off
     ports = site.inventory.ports
@@ -99,7 +99,7 @@ def head_gate(site: Site) -> Gate:
 
 
 def agents_gate(site: Site, *, deadline: float) -> Gate:
-    """Every node's agent is connected to the head's: only there can servers be started."""
+    """Check that every node's agent is connected to the head's: servers need all of them."""
     node, port = site.head, site.inventory.ports.group
 
     def judge(answers: Answers) -> list[Finding]:
@@ -131,10 +131,10 @@ def _judge_agent(node: Node, head: Node, members: Mapping[str, float], port: int
 
 
 def cluster_gate(site: Site, restarts: Mapping[str, int], *, deadline: float, hold: float) -> Gate:
-    """Exactly the declared nodes are in Ray, each under its address with its GPUs, and it stays so
-    for `hold` seconds.
+    """Check that exactly the declared nodes are in Ray, each under its address with its GPUs, for
+    `hold` seconds.
 
-    `restarts` says by node how often containers that are kept have restarted so far.
+    `restarts` is the restart count so far of containers that are kept, by node.
     """
     inventory = site.inventory
     peers = tuple(f"{member.ip}:{inventory.ports.node_manager}" for member in inventory.workers)

@@ -1,6 +1,4 @@
-"""What `up` and `serve` need besides nodes: the image that Ray runs in, and the cluster's
-secrets.
-"""
+"""Inputs of `up` and `serve` besides the nodes: Ray's image, the cluster's secrets, and py-spy."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ _PLACEHOLDER = "made-from-the-image"
 
 
 def cache_dir() -> Path:
-    """Return our folder for what can be made again: wheels, and what images said about
-    themselves.
-    """
+    """Return vlaunch's cache folder: wheels, and probe results of images."""
     from platformdirs import user_cache_path
 
     return user_cache_path("vlaunch")
@@ -48,11 +44,11 @@ def add_token(
     *,
     make: bool = True,
 ) -> dict[str, Secret]:
-    """Add the cluster's token: the one the head already has, or a new one of 32 random bytes (empty
+    """Add the cluster's token: the head's existing one, or a new one of 32 random bytes (empty
     unless `make`).
 
-    Its agents prove themselves to each other with it, and, where the inventory says so, Ray's
-    programs. A token that is among the secrets already stays.
+    Agents authenticate to each other with it and, if the inventory says so, Ray's programs. A token
+    that is among the secrets already stays.
     """
     if ray.TOKEN in secrets:
         return dict(secrets)
@@ -77,14 +73,16 @@ def renew_certificates(
     if not reasons and not force:
         return None
     if not make:
-        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, renewal_reasons=reasons)
+        return Renewal(
+            nodes={node.name: Secret("") for node in inventory.nodes}, renewal_reasons=reasons
+        )
     authority, issued = issue_certificates.issue_certificates(inventory, now)
     return Renewal(authority=authority, nodes=issued, renewal_reasons=reasons)
 
 
 def placeholder_image(inventory: Inventory) -> RayImage:
-    """Stand in for an image that nobody could ask yet: a script can be shown, with the parts that
-    are not known named.
+    """Return a placeholder for an image that could not be probed yet, so that a script can be
+    printed with its unknown parts named.
     """
     if inventory.ray.off:
         return base_image(inventory)
@@ -97,22 +95,22 @@ def placeholder_image(inventory: Inventory) -> RayImage:
         ray_version=version,
         python_version="",
         recipe=recipe,
-        shown=(
+        context_command=(
             'cat "${CONTEXT:?the build context is made when the image has been asked what it has}"'
         ),
     )
 
 
 def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayImage:
-    """Find out what the image has, resolve what it lacks on this machine, and say which image the
-    containers will run.
+    """Probe the image, resolve the missing packages on this machine, and return the image for the
+    containers.
 
-    Without Ray it is the inventory's image as it is.
+    Without Ray it is the inventory's image unchanged.
 
     Raises:
-        NodeError: the image could not be asked.
+        NodeError: the image could not be probed.
         RequestError: its vLLM is too old, or it lacks programs that the agents need.
-        VlaunchError: the wheels cannot be found, or do not fit what the image has.
+        VlaunchError: the wheels are unavailable or do not fit the image.
     """
     inventory = session.inventory
     base = facts[inventory.head.name].images[inventory.image]
@@ -143,7 +141,7 @@ def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayIm
         ray_version=version,
         python_version=image_python.python,
         recipe=recipe,
-        shown=_write_context(recipe),
+        context_command=_write_context(recipe),
     )
 
 
@@ -165,7 +163,7 @@ def load_py_spy(
 
 
 def _resolve_wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
-    """Resolve what the image lacks of Ray, on this machine."""
+    """Resolve Ray's missing packages on this machine."""
     began = time.monotonic()
     text = f"resolving Ray {version} for Python {python.python} of the image"
     session.step("ray-image", text, state="running")
@@ -182,10 +180,10 @@ def _common_image(
     ray_version: str,
     plugin: Mapping[str, bytes] | None,
 ) -> str | None:
-    """Return a derived image that fits and that every node has, so that nothing needs resolving or
+    """Return a fitting derived image that every node has, so that nothing needs resolving or
     building.
 
-    Of several, the one that the head runs: what runs and is right stays.
+    Of several, the one that the head runs: a correct running container stays.
     """
     tags_by_node = [
         {
@@ -204,7 +202,7 @@ def _common_image(
 
 
 def _probe_image(session: Session, identity: str) -> image.ImagePython:
-    """Ask the image once; an image never changes, so its answer is kept under its identity."""
+    """Probe the image once; images never change, so the result is cached under its identity."""
     cached = cache_dir() / "images" / f"{identity[:32]}-{image.PROBE_ID}.json"
     if cached.is_file():
         return image.parse_probe(cached.read_text(encoding="utf-8"))
@@ -231,7 +229,7 @@ def _probe_image(session: Session, identity: str) -> image.ImagePython:
 
 
 def _prune_probes(folder: Path) -> None:
-    """Keep the newest answers: whoever says each time that it has another image must not fill the
+    """Keep the newest probe results, so that images that change their identity do not fill the
     disk.
     """
     with contextlib.suppress(OSError):  # another run may do the same right now
@@ -255,5 +253,5 @@ def _write_context(recipe: derived.ImageRecipe | None) -> str:
                 target.write_bytes(content)
             else:
                 target.symlink_to(content.path)
-        (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
+        (folder / "Dockerfile").write_text(recipe.write_dockerfile, encoding="utf-8")
     return f"tar -chf - -C {folder} ."

@@ -1,4 +1,4 @@
-"""Which secrets lie on a node, in which files, how old, and who may read them."""
+"""Secret files on a node: their paths, ages and permissions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MARK = "@@secrets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretFile:
-    """A file with a secret, or (`name` is empty) the directory of them.
+    """A file with a secret, or (`name` is empty) their directory.
 
-    `own` means that it belongs to the login, `handed` that its group is that of the image's user,
-    who is not root.
+    `own` means that it belongs to the SSH user, `handed` that its group is that of the image's
+    user, who is not root.
     """
 
     name: str
@@ -30,23 +30,25 @@ class SecretFile:
 
     @property
     def private(self) -> bool:
-        """True when the login owns it and nobody else may read it, but for the image's user."""
+        """True if the SSH user owns it and nobody else may read it, except the image's user."""
         alone, handed = ("600", "640") if self.name else ("700", "750")
         return self.own and (self.mode == alone or (self.handed and self.mode == handed))
 
 
 def listing_argv(cluster: str, state_dir: str) -> Argv:
-    """Ask for the files of a cluster; a `state_dir` of "" is the one in the login's home."""
+    """Return the command that lists a cluster's files; a `state_dir` of "" is the one in the SSH
+    user's home.
+    """
     return ("sh", "-c", shell.program_text("secret_files"), "secrets", cluster, state_dir)
 
 
 def extract_certificates(text: str) -> str:
-    """Return the public certificates (PEM) in the answer to `listing`."""
+    """Return the public certificates (PEM) in the answer to `listing_argv`."""
     return text.rpartition(f"{_MARK} end\n")[2]
 
 
 def parse_listing(text: str) -> tuple[SecretFile, ...]:
-    """Read the answer to `listing`; raises UnreadableAnswer when it is not whole."""
+    """Parse the answer to `listing_argv`; raises UnreadableAnswer if it is incomplete."""
     listing_match = re.search(
         rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}}) (-|\d{{1,10}})\n(.*?)^{_MARK} end$",
         text,

@@ -1,4 +1,4 @@
-"""`vlaunch secrets`: where secrets come from and where they lie, and new ones for the cluster.
+"""`vlaunch secrets`: the sources and files of secrets, and their rotation.
 
 Values are never shown.
 """
@@ -115,8 +115,8 @@ def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout
 
 
 def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
-    """Return a new token when it is named, or, without names, where Ray uses it; raises
-    RequestError when a name is none.
+    """Return a new token if it is named or, without names, if Ray uses it. Raises RequestError for
+    unknown names.
     """
     known_names = [row["name"] for row in _secret_rows(inventory)]
     if unknown := [name for name in names if name not in known_names]:
@@ -138,7 +138,9 @@ def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
 
 
 def _renew_certificates(session: Session) -> None:
-    """Give every node a new certificate, which its agent loads: containers and servers go on."""
+    """Give every node a new certificate, which its agent loads: containers and servers keep
+    running.
+    """
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_certificates
 
@@ -168,15 +170,18 @@ def _rotate_secrets(
     yes: bool,
     join_timeout: float,
 ) -> None:
-    """Say what ends, have it confirmed, and let `up` do the rest: other secrets are another cluster
-    than the one that runs.
+    """Report what stops, ask for confirmation, and run `up`: with other secrets, containers differ
+    from the running ones.
     """
     from launcher.app.servers import query_cluster
 
     inventory = session.inventory
     snapshot = query_cluster(session)
     _refuse_without_containers(snapshot.site)
-    running, batches = snapshot.kept.running, serving_judges.active_batches(snapshot.said)
+    running, batches = (
+        snapshot.servers_state.running,
+        serving_judges.active_batches(snapshot.payload),
+    )
     apply = partial(bring_up, session, values, join_timeout=join_timeout, renew=renew)
     plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):
@@ -188,7 +193,7 @@ def _rotate_secrets(
         apply(dry_run=False)  # no container is recreated
         return
     interrupted = [
-        *(server.what for server in running),
+        *(server.label for server in running),
         *(f"batch job {job.name}" for job in batches),
     ]
     text = f"all containers of {inventory.cluster} start anew" + (
@@ -205,7 +210,7 @@ def _rotate_secrets(
     for server in running:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
         outcome = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
-        session.note("secrets", f"{server.what} {outcome}")
+        session.note("secrets", f"{server.label} {outcome}")
     for job in batches:
         text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
         session.note("secrets", text)
@@ -214,8 +219,8 @@ def _rotate_secrets(
 def _secret_rows(
     inventory: Inventory, certificate_texts: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """Return what is known of each secret without a query; `shown` are the certificates of
-    the nodes.
+    """Return the facts about each secret that need no query; `certificate_texts` are the nodes'
+    certificates.
     """
     from launcher.tools import certificates
 
@@ -259,9 +264,7 @@ def _describe_use(name: str) -> str:
 
 
 def _query_files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], list[str]]:
-    """Ask every node that is reached for its files, and the certificates among them; raises
-    NodeError.
-    """
+    """Query every connected node for its files and certificates. Raises NodeError."""
     inventory = session.inventory
     queries = [
         Command(

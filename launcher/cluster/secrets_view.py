@@ -1,4 +1,4 @@
-"""Secrets as a table: everything about them but their values."""
+"""Secrets as a table, without their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def render_secrets(
 ) -> RenderableType:
     """Return the table; below it the directories with their modes, and `remarks`.
 
-    `every` is all nodes, folded.
+    `all_nodes` is the folded names of all nodes.
     """
     from rich.console import Group
 
@@ -41,7 +41,7 @@ def render_secrets(
 def _secret_cells(
     row: Mapping[str, str], files: Mapping[str, Sequence[SecretFile]], all_nodes: str
 ) -> tuple[str, ...]:
-    """Return a secret's row: what the inventory says of it, and its files on the nodes."""
+    """Return a secret's row: the facts from the inventory, and its files on the nodes."""
     cells = (row["name"], row["source"], row["used_by"])
     holders = [
         (node, file)
@@ -67,7 +67,7 @@ def _join_unique(values: Iterable[str]) -> str:
 
 
 def _directory_lines(files: Mapping[str, Sequence[SecretFile]]) -> list[str]:
-    """Say which directories there are, on which nodes, with which mode."""
+    """Describe the directories, with their nodes and modes."""
     folders: dict[tuple[str, str], list[str]] = {}
     for node, node_files in files.items():
         for file in node_files:

@@ -1,4 +1,4 @@
-"""`vlaunch up`: bring the cluster up, or to the inventory's state."""
+"""`vlaunch up`: start the cluster, or apply changes of the inventory."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def bring_up(
     """Observe, plan and apply; with `dry_run` only return the plans. With `renew` the agents always
     get new certificates.
 
-    Two plans, because what has to be built follows from what the image says about itself, and it
-    must be there to be asked.
+    There are two plans: the image must be on the head to be probed, and the build depends on the
+    result.
     """
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import nodes_without_image, plan_image, plan_up, privilege_notes

@@ -1,4 +1,4 @@
-"""From what was asked and what was seen, everything that `up` will do."""
+"""Plan of `up`, from the inventory and the observed facts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from launcher.tools.site import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayImage:
-    """The image that the containers run, and how to make it where it is missing.
+    """The image of the containers, and the recipe to build it where it is missing.
 
-    When the base image has all that is needed, or the cluster has no Ray, `tag` is the base image
-    and there is no recipe. `shown` is the shell command that prints the build context.
+    If the base image has everything, or the cluster has no Ray, `tag` is the base image and there
+    is no recipe. `context_command` is the shell command that prints the build context.
     """
 
     tag: str
@@ -35,12 +35,12 @@ class RayImage:
 
 
 def base_image(inventory: Inventory) -> RayImage:
-    """Return the inventory's own image: what the containers of a cluster without Ray run."""
+    """Return the inventory's own image, which clusters without Ray run."""
     return RayImage(tag=inventory.image, ray_version="", python_version="")
 
 
 def plan_image(site: Site) -> Plan:
-    """Preflight, then the inventory's image present on every node, or on one that gives it to the
+    """Plan the preflight, then the inventory's image on every node, or on one that copies it to the
     others (`image_source: nodes`).
     """
     image = site.inventory.image
@@ -71,12 +71,12 @@ def _pulling_nodes(site: Site) -> list[Node]:
 
 
 def nodes_without_image(site: Site) -> list[Node]:
-    """Return the nodes that do not have the inventory's image, as far as was seen."""
+    """Return the nodes that lack the inventory's image, as far as observed."""
     return _nodes_without(site, site.inventory.image)
 
 
 def _copy_notes(site: Site) -> tuple[str, ...]:
-    """Say who gets the image from another node, which no script does."""
+    """Name the nodes that get the image from another node, which a script cannot do."""
     receivers = [node for node in nodes_without_image(site) if node not in _pulling_nodes(site)]
     if site.inventory.image_source == "registry" or not receivers:
         return ()
@@ -85,7 +85,7 @@ def _copy_notes(site: Site) -> tuple[str, ...]:
 
 
 def privilege_notes(inventory: Inventory) -> tuple[str, ...]:
-    """Say loudly that the containers get every right on their nodes."""
+    """Warn that the containers get all rights on their nodes."""
     if not inventory.privileged:
         return ()
     return (
@@ -103,11 +103,11 @@ def plan_up(
     py_spy: Mapping[str, Callable[[], bytes]] | None = None,
     join_timeout: float = 180,
 ) -> Plan:
-    """Ray's image, files, head, workers, and the gates that nothing passes without N living nodes.
+    """Plan Ray's image, files, head, workers, and the gates that require all nodes.
 
-    A container whose spec hash is unchanged and that runs is left alone; a changed or stopped head
-    takes the workers with it, because their Ray session ends with the head's. New certificates
-    restart nothing, and `py_spy` has loaders of the program by architecture.
+    A running container with an unchanged spec hash is left alone; a changed or stopped head also
+    replaces the workers, because their Ray session ends with the head's. New certificates restart
+    nothing. `py_spy` has loaders of the program by architecture.
     """
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
@@ -144,7 +144,7 @@ def plan_up(
 
 
 def plan_certificates(site: Site, renewal: Renewal) -> Plan:
-    """Write new certificates to all nodes; running agents load them."""
+    """Plan new certificates on all nodes; running agents load them."""
     verify = Stage(
         id="agents", title="Verify the agents", gates=(gates.agents_gate(site, deadline=120),)
     )
@@ -155,14 +155,16 @@ def _merge_reasons(
     reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
 ) -> Mapping[str, Sequence[str] | None]:
     """Add the reasons to renew certificates, for nodes whose containers stay unchanged."""
-    certificates = {name: [reason] for name, reason in renewal.renewal_reasons.items()} if renewal else {}
+    certificates = (
+        {name: [reason] for name, reason in renewal.renewal_reasons.items()} if renewal else {}
+    )
     return {name: existing or certificates.get(name) for name, existing in reasons.items()}
 
 
 def _reasons_by_node(
     site: Site, specs: Mapping[str, docker.ContainerSpec], secrets: Mapping[str, Secret]
 ) -> dict[str, list[str] | None]:
-    """Why each node's container must start anew: every one's, when the head's must."""
+    """Return the reasons to recreate each node's container: every one's, if the head's must be."""
     reasons = {
         node.name: _restart_reasons(site, node, specs[node.name], secrets) for node in site.nodes
     }
@@ -173,7 +175,7 @@ def _reasons_by_node(
 
 
 def _image_stages(site: Site, changed: Sequence[Node], image: RayImage) -> list[Stage]:
-    """Return what sees to the image before any container starts."""
+    """Return the stages that prepare the image before any container starts."""
     stages = []
     if site.facts:
         stages.append(_same_image_stage(site))
@@ -222,7 +224,7 @@ def _verify_stages(
     existing: Mapping[str, docker.Container],
     join_timeout: float,
 ) -> list[Stage]:
-    """See that all nodes have joined, and that what was left alone stays as it is."""
+    """Verify that all nodes have joined, and that unchanged containers stay."""
     stages = []
     if not site.inventory.ray.off:
         started = {node.name for node in changed}
@@ -235,7 +237,7 @@ def _verify_stages(
 
 
 def _difference_notes(site: Site, reasons: Mapping[str, Sequence[str] | None]) -> list[str]:
-    """Say what differs from the inventory, nodes of which the same is true together."""
+    """Describe the differences from the inventory, with equal ones of several nodes together."""
     nodes: dict[str, list[str]] = {}
     for node, node_reasons in reasons.items():
         for reason in (node_reasons or ()) if node in site.facts else ():
@@ -244,7 +246,7 @@ def _difference_notes(site: Site, reasons: Mapping[str, Sequence[str] | None]) -
 
 
 def _outdated_agent_notes(site: Site, changed: Sequence[Node]) -> list[str]:
-    """Say which agents go on as they were while their files are replaced."""
+    """Name the agents that keep running their old version while their files are replaced."""
     unchanged = [node for node in site.nodes if node not in changed]
     if not (names := [node.name for node in unchanged if node_files.replaces_agent(site, node)]):
         return []
@@ -255,7 +257,7 @@ def _outdated_agent_notes(site: Site, changed: Sequence[Node]) -> list[str]:
 
 
 def _restart_notes(replaced: Sequence[docker.Container]) -> list[str]:
-    """Say what becomes of what runs in containers that are replaced."""
+    """Describe the effect on servers and jobs in containers that are replaced."""
     if not replaced:
         return []
     return [
@@ -279,7 +281,7 @@ def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, chan
 
 
 def _nodes_without(site: Site, image: str) -> list[Node]:
-    """Return the nodes that do not have an image, as far as was seen."""
+    """Return the nodes that lack an image, as far as observed."""
     return [node for node in site.nodes if site.image(node, image) is None]
 
 
@@ -331,7 +333,7 @@ def _build_steps(site: Site, image: RayImage) -> tuple[Step, ...]:
                 argv=derived.build_image(node.docker, recipe),
                 timeout=1200,
                 stdin=context,
-                shown_stdin=image.shown,
+                shown_stdin=image.context_command,
             ),
         )
         for node in _nodes_without(site, image.tag)
@@ -350,7 +352,7 @@ def _image_gates(site: Site, image: RayImage) -> tuple[Gate, ...]:
 def _restart_reasons(
     site: Site, node: Node, spec: docker.ContainerSpec, secrets: Mapping[str, Secret]
 ) -> list[str] | None:
-    """Why a node's container must start anew, in words; `None` when it must not."""
+    """Return the reasons to recreate a node's container, in words; `None` if it may stay."""
     container = site.container(node)
     if container is None:
         return ["not there yet"]
@@ -359,7 +361,7 @@ def _restart_reasons(
         return docker.describe_differences(container, spec, base.env if base else {})
     if not container.running:
         return [f"its container is {container.status} (exit code {container.exit_code})"]
-    in_memory = site.facts[node.name].in_memory or ()
+    in_memory = site.facts[node.name].secrets_in_memory or ()
     if site.inventory.secrets_in == "memory" and not set(secrets) <= set(in_memory):
         return ["its secrets are gone: a reboot empties what lies in memory"]
     return None

@@ -1,8 +1,8 @@
-"""Download the wheels that an image lacks to run Ray, and py-spy's, on the control machine.
+"""Downloads of the wheels that an image lacks to run Ray, and of py-spy's, on the control machine.
 
-uv resolves them for the image's Python and platform, around the packages that the image has, none
-of which may change; pip downloads exactly these files. The user's pip configuration applies to
-both: indexes, find-links, constraints, certificates and proxies.
+uv resolves them for the image's Python and platform, around the packages of the image, none of
+which may change; pip downloads exactly these files. The user's pip configuration applies to both:
+indexes, find-links, constraints, certificates and proxies.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _PIP_LIMITS = ("--retries", "1", "--timeout", "10")  # fail soon: a cluster work
 def resolve_wheels(
     image: ImagePython, version: str, cache: Path, *, timeout: float = 600.0
 ) -> WheelSet:
-    """Return the wheels that give the image Ray of a version, with RAY_EXTRAS, from the cache when
+    """Return the wheels that add a version of Ray, with RAY_EXTRAS, to the image, from the cache if
     they are there.
 
     Args:
-        cache: a folder of our own; its content may be deleted at any time.
+        cache: a folder of vlaunch's own; its content may be deleted at any time.
         timeout: seconds for each program that runs.
 
     Raises:
@@ -92,8 +92,8 @@ def resolve_wheels(
 
 
 def cache_key(image: ImagePython, version: str) -> str:
-    """Return the hash of all that decides a resolution: Ray's version and extras, the image's
-    Python and its distributions.
+    """Return the hash of everything that decides a resolution: Ray's version and extras, the
+    image's Python and its distributions.
     """
     python = [
         image.python,
@@ -113,13 +113,13 @@ def _write_lock(
     request: str, image: ImagePython, platform: str, work: Path, timeout: float
 ) -> bool:
     """Write `requirements.txt`: the packages that the image lacks, with versions and hashes. Return
-    False where it lacks none.
+    False if it lacks none.
 
     uv takes the image's packages from a folder of their metadata, as if they were installed there,
-    and asks no index for them: local versions such as `torch 2.13.0+cpu` may be on none. A version
-    that is not in the form of PEP 440, such as Debian's `1.7ubuntu1`, cannot be given to uv.
+    and queries no index for them: local versions such as `torch 2.13.0+cpu` may be on none. uv does
+    not accept a version outside PEP 440, such as Debian's `1.7ubuntu1`.
 
-    Raises RequestError where a package would replace one of the image.
+    Raises RequestError if a package would replace one of the image.
     """
     site, pins, requirements = (work / name for name in ("site", "pins.txt", "requirements.in"))
     pins.write_text(_write_site(image, site))
@@ -167,7 +167,7 @@ def _download_wheels(image: ImagePython, work: Path, timeout: float) -> None:
 
 
 def run_program(argv: Sequence[str], environment: dict[str, str], timeout: float) -> str:
-    """Run a program; return what it printed on both outputs."""
+    """Run a program; return its output on both streams."""
     result = subprocess.run(
         argv,
         env={**os.environ, **_QUIET, **environment},
@@ -183,9 +183,9 @@ def run_program(argv: Sequence[str], environment: dict[str, str], timeout: float
 
 
 def fetch_py_spy(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
-    """Return the program for a machine, from its wheel in the cache, or downloaded.
+    """Return py-spy for a machine, from its wheel in the cache, or downloaded.
 
-    Raises VlaunchError when the download fails.
+    Raises VlaunchError if the download fails.
     """
     cached = cache / f"py_spy-{VERSION}-{build.machine}.whl"
     if cached.exists() and (program := _unpack_cached(cached, build)):
@@ -233,11 +233,10 @@ def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str
 
 
 def _uv_platform(image: ImagePython) -> str:
-    """Name the image's platform as uv does.
+    """Return uv's name of the image's platform.
 
-    Raises:
-        RequestError: it is no glibc CPython on x86_64 or aarch64, the only ones that Ray has Linux
-            wheels for.
+    Raises RequestError unless it is CPython with glibc on x86_64 or aarch64, the only platforms of
+    Ray's Linux wheels.
     """
     system = (image.implementation, image.abiflags, image.libc)
     if system != ("cpython", "", "glibc") or image.machine not in ("x86_64", "aarch64"):
@@ -290,7 +289,7 @@ def _resolution_error(
 
 
 def _remove_stale(cache: Path) -> None:
-    """Remove what killed runs left behind; a younger folder may belong to another run."""
+    """Remove leftovers of killed runs; a folder younger than a day may belong to another run."""
     for folder in cache.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(FileNotFoundError):  # that run has just ended
             if time.time() - folder.stat().st_mtime > _A_DAY:
@@ -298,7 +297,7 @@ def _remove_stale(cache: Path) -> None:
 
 
 def _load_cached(folder: Path) -> tuple[WheelFile, ...] | None:
-    """Return the files of an earlier resolution, or None when there was none or a file is missing
+    """Return the files of an earlier resolution, or None if there was none, or if a file is missing
     or damaged.
     """
     try:
@@ -313,10 +312,10 @@ def _load_cached(folder: Path) -> tuple[WheelFile, ...] | None:
 
 
 def _store_wheels(downloaded: Path, folder: Path) -> None:
-    """Give downloaded wheels their place in the cache, with a list of their hashes.
+    """Move downloaded wheels into the cache, with a list of their hashes.
 
-    Raises:
-        VlaunchError: an earlier wheel of the same name had another hash: an index never does that.
+    Raises VlaunchError if an earlier wheel of the same name had another hash: an index never
+    changes one.
     """
     digests = {path.name: _hash_file(path) for path in sorted(downloaded.glob("*.whl"))}
     for earlier in folder.parent.glob(f"*/{_LIST}"):
