@@ -1,7 +1,7 @@
-"""The memory of a model on every GPU, and the tokens of its KV cache.
+"""Memory of a model on every GPU, and the capacity of its KV cache in tokens.
 
-Pure: from a model's `config.json`, the bytes of its weights, and the GPUs. The rules are those of
-vLLM's own sources, named where they are used; nothing here asks a node.
+Pure: computed from a model's `config.json`, the bytes of its weights, and the GPUs. The rules are
+those of vLLM's own sources, named where they are used; nothing here queries a node.
 """
 
 COMMANDS = {

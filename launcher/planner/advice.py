@@ -1,7 +1,7 @@
-"""What else could be run instead, and what it is better at.
+"""Alternatives to a plan, each with its advantage.
 
-Pure. Flags come in the order of what they cost when the KV cache is short (`Preemption` in
-https://docs.vllm.ai/en/latest/configuration/optimization/), then splits.
+Pure. Flags come first, in the order of their cost when the KV cache is short (`Preemption` in
+https://docs.vllm.ai/en/latest/configuration/optimization/), then other layouts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EVERYTHING = "one replica that takes everything: the longest contexts"
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A change, as vLLM's argument or as a split, what it is better at, and its figures."""
+    """A change, as vLLM's argument or as a layout, with its advantage and its figures."""
 
     change: str
     better: str
@@ -39,8 +39,8 @@ class Alternative:
 
 
 def list_alternatives(question: PlanQuestion, plan: PlannedLayout) -> tuple[Alternative, ...]:
-    """Return other ways, at most six: changes of flags, then other splits."""
-    lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate_replica.states("high")
+    """Return at most six alternatives: changes of flags, then other layouts."""
+    lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate_replica.state_limit("high")
     bigger = list(_node_alternatives(question)) if lacks_memory else []
     flags = [*_partition_alternatives(question, plan), *_flag_alternatives(question, plan)]
     splits = list(_layout_alternatives(question, plan))
@@ -59,7 +59,7 @@ def _node_alternatives(question: PlanQuestion) -> Iterator[Alternative]:
 
 def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
     given, estimate = question.flags, plan.estimate_replica
-    fewer_sequences = estimate.states() or _SEQUENCES
+    fewer_sequences = estimate.state_limit() or _SEQUENCES
     sizes_cache = not given.cache_bytes  # else the cache's memory is what it is given
     changes = (
         (
@@ -107,8 +107,8 @@ def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[
 
 
 def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
-    """Yield the layers of each stage that suit GPUs of unequal memory, where more tokens come of
-    it: one after the other goes from the stage that decides to the one that has most room.
+    """Yield layer counts per stage for GPUs of unequal memory, if they hold more tokens: layers
+    move one by one from the stage that decides to the one with the most room.
     """
     layout = plan.option
     gpus = question.stage_gpus(layout)
@@ -146,7 +146,9 @@ def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterato
     )
     for layout in (*defaults, *candidate_layouts(question.model, cluster)):
         candidate = question.judge_layout(layout)
-        is_smaller = layout.each < current.each or (candidate.option.coupled and not layout.coupled)
+        is_smaller = layout.each < current.gpus_per_replica or (
+            candidate.option.coupled and not layout.coupled
+        )
         is_useless = is_smaller and candidate.verdict == "does-not-fit"
         if (shape := _layout_key(candidate.option)) not in shapes and not is_useless:
             shapes.add(shape)
@@ -161,19 +163,19 @@ def _layout_key(layout: Layout) -> tuple[int, int, int, bool]:
 
 
 def _fills_stages(question: PlanQuestion, layout: Layout) -> bool:
-    """Tell whether each pipeline stage would have a layer."""
+    """True if each pipeline stage would have a layer."""
     return layout.pp <= max(1, len(question.model.layers))
 
 
 def serve_commands(
     name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the lines that start what is planned, one for each server; `args` are those of vLLM
-    that were asked for.
-    """
+    """Return the commands that start a plan, one per server; `args` are vLLM's own."""
     layout = plan.option
     argv = ["vlaunch", "serve", "--model", name, *_size_flags(layout)]
-    vllm_args = [] if question.flags.length else ["--max-model-len", str(plan.estimate_replica.length)]
+    vllm_args = (
+        [] if question.flags.length else ["--max-model-len", str(plan.estimate_replica.length)]
+    )
     if layout.experts and not question.flags.expert_parallel:
         vllm_args.append(vllm.EXPERT_PARALLEL)
     vllm_args = ["--", *vllm_args, *args] if vllm_args or args else []
@@ -190,7 +192,7 @@ def serve_commands(
 
 
 def layout_flags(layout: Layout) -> str:
-    """Return the flags of `vlaunch serve` for a split."""
+    """Return the flags of `vlaunch serve` for a layout."""
     argv = _size_flags(layout)
     return " ".join([*argv, "--", vllm.EXPERT_PARALLEL] if layout.experts else argv)
 
@@ -202,7 +204,7 @@ def _size_flags(layout: Layout) -> list[str]:
 def _describe_benefit(layout: Layout, current: Layout) -> str:
     if layout.coupled and layout.tp == 1:
         return "throughput of many requests: KV is held once"
-    if layout.each < current.each:
+    if layout.gpus_per_replica < current.gpus_per_replica:
         return "throughput: more replicas, less talk between GPUs"
     if layout.tp > current.tp:
         return "latency of a single request, and more KV for each replica"
@@ -212,14 +214,14 @@ def _describe_benefit(layout: Layout, current: Layout) -> str:
 def extra_node_tokens(
     question: PlanQuestion, plan: PlannedLayout, tokens: int
 ) -> tuple[Range, str] | None:
-    """Return how many tokens one more node like the first would add to the `tokens` of all replicas
-    now, and as what; None where nobody knows.
+    """Return how many tokens one more node like the first would add to the present `tokens` of all
+    replicas, and in which form; None if unknown.
 
-    A replica that fits a node gets others; one that takes nodes gets pipeline stages.
+    If a replica fits a node, the node adds replicas, else pipeline stages.
     """
     layout, gpus_per_node = plan.option, question.cluster.gpus_per_node
-    if layout.whole <= gpus_per_node:
-        per_replica, count = tokens // layout.replicas, gpus_per_node // layout.whole
+    if layout.gpus_per_unit <= gpus_per_node:
+        per_replica, count = tokens // layout.replicas, gpus_per_node // layout.gpus_per_unit
         extra = per_replica * (layout.dp if layout.coupled else 1) * count
         return Range(
             extra, extra, extra
@@ -230,7 +232,7 @@ def extra_node_tokens(
     deeper = replace(layout, pp=layout.pp + stages)
     if not _fills_stages(question, deeper):
         return None
-    total = larger.judge_layout(deeper).estimate.tokens
+    total = larger.judge_layout(deeper).estimate_replica.tokens
     if total is None or total.low <= tokens:
         return None
     return (

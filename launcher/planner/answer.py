@@ -1,4 +1,4 @@
-"""A plan in machine form: what `vlaunch plan --json` prints. Pure; figures are GiB and tokens."""
+"""A plan as JSON, for `vlaunch plan --json`. Pure; figures are GiB and tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def plan_json(question: PlanQuestion, plan: PlannedLayout) -> Json:
 
 
 def figures_basis(estimate: Estimate, unmodelled_reason: str) -> str:
-    """Name what the figures rest on; `unknown` says why a model is not modelled."""
-    if estimate.at is not None:
+    """Return the basis of the figures; `unmodelled_reason` is empty for a modelled model."""
+    if estimate.measured_at is not None:
         return "measured"
     return "weights-only" if unmodelled_reason else "estimate"
 
@@ -37,7 +37,7 @@ def _figures_json(estimate: Estimate, unmodelled_reason: str) -> Json:
     poorest = estimate.poorest
     return {
         "basis": figures_basis(estimate, unmodelled_reason),
-        **({"measured_at": estimate.measured_at} if estimate.at is not None else {}),
+        **({"measured_at": estimate.measured_at} if estimate.measured_at is not None else {}),
         **({"not_modelled": unmodelled_reason} if unmodelled_reason else {}),
         "context": estimate.length,
         **_stage_json(poorest),
@@ -48,7 +48,7 @@ def _figures_json(estimate: Estimate, unmodelled_reason: str) -> Json:
 
 def _stage_json(stage: StageMemory) -> Json:
     return {
-        "budget_gib": round(stage.budget, 3),
+        "budget_gib": round(stage.memory_budget, 3),
         "weights_gib": _range_json(stage.weights),
         "working_gib": _range_json(stage.working),
         "kv_gib": _range_json(stage.kv),
@@ -88,7 +88,7 @@ def _alternative_json(alternative: Alternative) -> Json:
         "better": alternative.better,
         "verdict": plan.verdict,
         "split": _layout_json(plan),
-        **_stage_json(plan.estimate.poorest),
-        "kv_tokens": _range_json(plan.estimate.tokens),
-        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
+        **_stage_json(plan.estimate_replica.poorest),
+        "kv_tokens": _range_json(plan.estimate_replica.tokens),
+        "max_concurrency": _range_json(plan.estimate_replica.concurrency, plan.option.replicas),
     }

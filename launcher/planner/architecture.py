@@ -1,4 +1,4 @@
-"""What a model is made of, as far as memory goes. Pure; `architecture_read.py` reads it."""
+"""Architecture of a model, as far as it affects memory. Pure; parsed from `config.json`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ Kind = Literal["full", "sliding", "chunked", "mla", "recurrent", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the decoder: its attention, and whether its MLP is a mixture of experts.
+    """One decoder layer: its attention and the kind of its MLP.
 
-    `kv_heads` and `head_dim` are those of the whole layer, before it is split; `window` is in
-    tokens, of sliding and chunked attention alone; `mlp` is false of a layer that has none.
+    `kv_heads` and `head_dim` are those of the whole layer, before tensor parallelism; `window` is
+    in tokens, for sliding and chunked attention only; `moe` marks a mixture of experts; `mlp` is
+    false for a layer without one.
     """
 
     kind: Kind
@@ -26,8 +27,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts: how many there are, how wide each and all shared ones together are, and
-    how many a token takes.
+    """A mixture of experts: their number, the width of each and of all shared ones together, and
+    the experts per token.
     """
 
     count: int
@@ -38,8 +39,8 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: ranks and head sizes; `indexer` is the head size of a sparse
-    one's indexer, with its heads.
+    """Multi-head latent attention: ranks and head sizes. `indexer` is the head size of a sparse
+    attention's indexer, with its heads.
     """
 
     kv_rank: int
@@ -53,9 +54,9 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent:
-    """The state of a Mamba-2 or gated delta net layer, of the whole layer.
+    """State of a whole Mamba-2 or gated delta net layer.
 
-    `channels` go through the convolution, which keeps `taps` of each; groups are repeated where TP
+    `channels` pass through the convolution, which keeps `taps` of each; groups are repeated if TP
     does not divide them (`MambaStateShapeCalculator` in vLLM's `layers/mamba/mamba_utils.py`).
     """
 
@@ -72,7 +73,7 @@ class Recurrent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model's shape. Sizes are numbers of elements; `modelled` is "" or what is not."""
+    """A model's shape. Sizes are numbers of elements; `unmodelled_reason` is "" if all is modelled."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -96,12 +97,14 @@ class Architecture:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of the KV cache: the fewest of any layer; 1 of latent attention, 0 of none."""
+        """Heads of the KV cache: the fewest of any layer; 1 for latent attention, 0 without a
+        cache.
+        """
         if self.latent:
             return 1
         return min((layer.kv_heads for layer in self.layers if layer.kv_heads), default=0)
 
     @property
     def multimodal(self) -> bool:
-        """True when something besides text goes in."""
+        """True if the model takes inputs besides text."""
         return self.vision_params > 0 or "ConditionalGeneration" in self.name

@@ -1,7 +1,7 @@
-"""Which split of a model a cluster should run, and why.
+"""Choice of a model's parallel layout on a cluster, with reasons.
 
-Pure. The rules are data: each has a name, its source, and a sentence; `options` gives the splits in
-the order in which they are preferred, `choose` takes the first that fits.
+Pure. The rules are data: each has a name, a source and a sentence. `candidate_layouts` yields
+layouts in the order of preference; `choose_layout` takes the first that fits.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Reason:
 
     @property
     def source(self) -> str:
-        """Where the rule comes from."""
+        """Source of the rule."""
         return RULES[self.rule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the model is to be able to do: so many requests of so many tokens at once."""
+    """Required capacity: concurrent requests, each of `context` tokens."""
 
     context: int
     requests: int = 1
@@ -71,11 +71,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A split, and why it is considered.
+    """A parallel layout, with the reasons to consider it.
 
-    `dp` replicas are behind one endpoint, and are `coupled` when they share a mixture's experts;
-    `servers` of them are started beside each other. `exact` is one that was asked for: no replica
-    is added to it.
+    `dp` replicas share one endpoint; they are `coupled` if they share a mixture's experts.
+    `servers` of them run beside each other. `exact` means that the user chose the layout: no
+    replica is added.
     """
 
     tp: int
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def gpus_per_unit(self) -> int:
-        """GPUs of what cannot be taken apart: a replica, or several that share experts."""
+        """GPUs that must stay together: a replica, or all replicas that share experts."""
         return self.gpus_per_replica * (self.dp if self.coupled else 1)
 
     @property
@@ -104,7 +104,7 @@ class Layout:
 
     @property
     def description(self) -> str:
-        """Name the split for people."""
+        """The layout in words."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
         shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
         split = " × ".join(shown) + (", experts over all of them" if self.experts else "")
@@ -113,7 +113,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayout:
-    """An option with its figures: `requests` is how many of the wanted length all replicas hold."""
+    """A layout with its figures and verdict."""
 
     option: Layout
     estimate_replica: Estimate
@@ -121,13 +121,15 @@ class PlannedLayout:
     placement: tuple[tuple[str, int], ...]
 
     def requests(self, bound: str) -> float:
-        """Return how many requests of the wanted length fit: `low`, `likely` or `high`."""
+        """Return how many requests of the demanded length all replicas hold: `low`, `likely` or
+        `high`.
+        """
         concurrency = self.estimate_replica.concurrency
         return getattr(concurrency, bound) * self.option.replicas if concurrency else 0.0
 
 
 def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
-    """Return why vLLM refuses this TP; None when it does not."""
+    """Return vLLM's reason to refuse this TP; None if it accepts it."""
     if model.heads % tp:
         return Reason("heads", f"{model.heads} attention heads cannot be divided by TP {tp}")
     state, experts = model.recurrent, model.experts
@@ -145,7 +147,7 @@ def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False)
 
 
 def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]:
-    """Return the splits that can run here, the preferred ones first."""
+    """Yield the layouts that can run on the cluster, preferred ones first."""
     gpus_per_node = cluster.gpus_per_node
     tp_sizes = [tp for tp in range(1, gpus_per_node + 1) if gpus_per_node % tp == 0]
     for tp in tp_sizes:
@@ -175,12 +177,12 @@ def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]
 
 
 def _copies_kv_cache(model: Architecture, gpus: int) -> bool:
-    """Tell whether a mixture of experts would have its KV cache copied over a node's GPUs."""
+    """True if a mixture of experts would have its KV cache copied over a node's GPUs."""
     return gpus > 1 and model.experts is not None and count_kv_copies(model, gpus) > 1
 
 
 def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Layout]:
-    """Return the splits over so many GPUs of one node."""
+    """Yield the layouts over `tp` GPUs of one node."""
     objection = tp_objection(model, tp)
     lacks_nvlink = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
     if lacks_nvlink:
@@ -196,12 +198,12 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
 
 
 def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Layout]:
-    """Return splits of one replica over nodes."""
-    count, stages = len(cluster.hosts), cluster.each // widest
+    """Yield the layouts of one replica over several nodes."""
+    count, stages = len(cluster.hosts), cluster.gpus_per_node // widest
     experts = tp_objection(model, widest) is not None
     total_tp = widest * count
     can_span = count > 1 and not tp_objection(model, total_tp)
-    if can_span and cluster.each == 1 and cluster.link.rdma:
+    if can_span and cluster.gpus_per_node == 1 and cluster.link.rdma:
         text = "one GPU a node, and RDMA between them: TP over nodes"
         yield Layout(tp=total_tp, reasons=(Reason("rdma-of-single-gpus", text),))
     for nodes in range(2, count + 1):
@@ -215,7 +217,7 @@ def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> I
         text = "RDMA between nodes: each GPU attends for itself, and experts are over all of them"
         yield Layout(
             tp=1,
-            dp=cluster.each * count,
+            dp=cluster.gpus_per_node * count,
             experts=True,
             coupled=True,
             reasons=(Reason("expert-parallel", text),),
@@ -227,8 +229,8 @@ def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """Everything that a plan depends on; `starts` are servers of this model that have answered
-    here, the newest first.
+    """Everything that a plan depends on; `starts` are servers of this model that have answered on
+    the cluster, the newest first.
     """
 
     model: Architecture
@@ -240,7 +242,7 @@ class PlanQuestion:
     starts: tuple[MeasuredStart, ...] = ()
 
     def judge_layout(self, option: Layout, flags: EngineFlags | None = None) -> PlannedLayout:
-        """Work an option out with as many replicas as the GPUs give, and judge it."""
+        """Estimate and judge a layout with as many replicas as the GPUs allow."""
         layout = add_replicas(option, self.model, self.cluster)
         flags = flags or self.flags
         estimate = self._estimate_layout(layout, flags)
@@ -251,14 +253,16 @@ class PlanQuestion:
             )
         placement = place_replicas(layout, self.cluster)
         placed = placement[: layout.dp] if layout.exact and not layout.coupled else placement
-        return PlannedLayout(option=layout, estimate=estimate, verdict=verdict, placement=placed)
+        return PlannedLayout(
+            option=layout, estimate_replica=estimate, verdict=verdict, placement=placed
+        )
 
     def stage_gpus(self, layout: Layout) -> tuple[GpuModel, ...]:
         """Return the GPU of each pipeline stage: stages fill one node after the other."""
         cluster = self.cluster
-        if layout.whole <= cluster.each or layout.coupled or layout.servers > 1:
+        if layout.gpus_per_unit <= cluster.gpus_per_node or layout.coupled or layout.servers > 1:
             return (cluster.smallest,) * layout.pp
-        stages_per_node = max(1, cluster.each // layout.tp)
+        stages_per_node = max(1, cluster.gpus_per_node // layout.tp)
         last = len(cluster.hosts) - 1
         return tuple(
             cluster.hosts[min(stage // stages_per_node, last)].gpu for stage in range(layout.pp)
@@ -269,7 +273,7 @@ class PlanQuestion:
             gpus=self.stage_gpus(layout),
             tp=layout.tp,
             dp=layout.dp if layout.coupled else 1,
-            nodes=-(-layout.whole // self.cluster.each),
+            nodes=-(-layout.gpus_per_unit // self.cluster.gpus_per_node),
             flags=replace(
                 flags,
                 length=flags.length or self.demand.context,
@@ -282,51 +286,53 @@ class PlanQuestion:
 
 
 def add_replicas(layout: Layout, model: Architecture, cluster: Cluster) -> Layout:
-    """Return an option with as many replicas as there are GPUs for.
+    """Return a layout with as many replicas as there are GPUs for.
 
-    Those of a mixture share its experts in every layer, so that they are behind one endpoint inside
-    a node, and each node has a server of its own.
+    Replicas of a mixture share its experts in every layer, so they share one endpoint inside a
+    node, and each node has its own server.
     """
     if layout.exact:
         return replace(layout, coupled=layout.dp > 1 and model.experts is not None)
     if not layout.coupled and model.experts is None:
         return replace(layout, dp=len(place_replicas(layout, cluster)) or 1)
-    if not layout.coupled and (replicas_per_node := cluster.each // layout.each) > 1:
+    if (
+        not layout.coupled
+        and (replicas_per_node := cluster.gpus_per_node // layout.gpus_per_replica) > 1
+    ):
         layout = replace(layout, dp=replicas_per_node, coupled=True, experts=True)
     return replace(layout, servers=len(place_replicas(layout, cluster)) or 1)
 
 
 def judge_estimate(estimate: Estimate, requests: int = 1) -> Verdict:
-    """Judge one replica that is to hold so many longest requests at once."""
-    if estimate.cache is None and estimate.at is None:
-        return "tight" if estimate.starts("likely") else "does-not-fit"
+    """Judge one replica against a number of concurrent requests of the longest length."""
+    if estimate.cache is None and estimate.measured_at is None:
+        return "tight" if estimate.can_start("likely") else "does-not-fit"
     concurrency = estimate.concurrency or Range(0.0, 0.0, 0.0)
-    if estimate.starts("low") and concurrency.low >= requests:
+    if estimate.can_start("low") and concurrency.low >= requests:
         return "fits"
-    if estimate.starts("high") and concurrency.high >= requests:
+    if estimate.can_start("high") and concurrency.high >= requests:
         return "tight"
     return "does-not-fit"
 
 
 def place_replicas(layout: Layout, cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """Return where each replica lies, or several that share experts: the first node, and the GPUs
-    that are taken there.
-    """
-    gpus = layout.whole
-    if gpus <= cluster.each:
+    """Return the first node of each replica (or of replicas that share experts) and its GPUs there."""
+    gpus = layout.gpus_per_unit
+    if gpus <= cluster.gpus_per_node:
         return tuple((host.name, gpus) for host in cluster.hosts for _ in range(host.gpus // gpus))
-    nodes = -(-gpus // cluster.each)
+    nodes = -(-gpus // cluster.gpus_per_node)
     heads = cluster.hosts[: len(cluster.hosts) // nodes * nodes : nodes]
     return tuple((host.name, gpus // nodes) for host in heads)
 
 
 def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> PlannedLayout:
-    """Return the first split that fits, else the first that may, else what comes closest.
+    """Return the first layout that fits, else the first tight one, else the closest.
 
-    With `one_server`, several servers beside each other are not looked at.
+    With `single_server`, layouts of several servers are left out.
     """
     plans = [
-        question.judged(option) for option in candidate_layouts(question.model, question.cluster)
+        question.judge_layout(option)
+        for option in candidate_layouts(question.model, question.cluster)
     ]
     candidates = [plan for plan in plans if plan.option.servers == 1 or not single_server] or [
         replace(plan, option=replace(plan.option, servers=1)) for plan in plans
@@ -336,14 +342,15 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
             if planned.verdict == verdict:
                 return planned
     best = max(
-        candidates, key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely)
+        candidates,
+        key=lambda each: (each.requests("likely"), each.estimate_replica.poorest.kv.likely),
     )
     reason = Reason("closest", "no split fits; this one comes closest")
     return replace(best, option=replace(best.option, reasons=(reason,)))
 
 
 def add_nodes_until_fit(question: PlanQuestion) -> PlanQuestion | None:
-    """Return the question with as many nodes like the first as fit; None when 64 would not."""
+    """Return the question with the fewest nodes like the first that fit; None above 64."""
     first, node_count = question.cluster.hosts[0], len(question.cluster.hosts)
     for nodes in range(node_count + 1, _MOST_NODES + 1):
         hosts = tuple(replace(first, name=f"node{index}") for index in range(nodes))
@@ -354,15 +361,15 @@ def add_nodes_until_fit(question: PlanQuestion) -> PlanQuestion | None:
 
 
 def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason, ...]:
-    """Return what else is to be known of a split."""
+    """Return the reasons and remarks about a layout."""
     model, layout = question.model, plan.option
     reasons = list(layout.reasons)
     reasons += _replica_reasons(layout)
-    if states := plan.estimate.states():
+    if states := plan.estimate_replica.state_limit():
         reasons.append(
             Reason(
                 "states",
-                f"{plan.estimate.sequences:,} sequences need a block of recurrent state each,"
+                f"{plan.estimate_replica.sequences:,} sequences need a block of recurrent state each,"
                 f" and there may be no more than {states:,}: add --max-num-seqs {states}",
             )
         )
@@ -384,7 +391,7 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
 
 
 def _replica_reasons(layout: Layout) -> list[Reason]:
-    """Say how replicas and servers share the requests."""
+    """Explain how replicas and servers share the requests."""
     reasons = []
     if layout.dp > 1 and layout.coupled:
         text = (

@@ -1,4 +1,4 @@
-"""What a model can be placed on: nodes with their GPUs, and the link between nodes. Pure."""
+"""The hardware of a plan: nodes with their GPUs, and the link between nodes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.planner.estimate import GpuModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanHost:
-    """A node: its name, how many GPUs it brings, and of which model."""
+    """A node: its name, and the number and model of its GPUs."""
 
     name: str
     gpus: int
@@ -18,9 +18,9 @@ class PlanHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLink:
-    """What connects GPUs: `nvlink` inside a node (None: not known), and between nodes GB/s for each
-    GPU and microseconds, as measured or None; `rdma` is what the inventory's fabric promises.
-    `mnnvl` is NVLink that spans nodes.
+    """Links between GPUs: `nvlink` inside a node (None: unknown); between nodes the measured GB/s
+    per GPU and microseconds, or None; `rdma` as the inventory's fabric promises; `mnnvl` is NVLink
+    across nodes.
     """
 
     nvlink: bool | None = None
@@ -31,10 +31,10 @@ class ClusterLink:
 
     @property
     def carries_tp(self) -> bool:
-        """True when TP may cross it: NVLink over nodes, or RDMA that was measured to give 40 GB/s
-        for each GPU in at most 10 µs. Below, TP over nodes costs most of the speed: Llama-405B on
-        16 H100 with TP 16 gives 142 tokens/s at 50 GB/s for each GPU and 5 at 1.25, TP 8 × PP 2
-        gives 469 and 443 (AIConfigurator 0.12).
+        """True if TP may cross nodes: with NVLink between them, or with RDMA measured at 40 GB/s
+        per GPU or more and at most 10 µs. Below that, TP across nodes costs most of the speed:
+        Llama-405B on 16 H100 with TP 16 gives 142 tokens/s at 50 GB/s per GPU and 5 at 1.25, TP 8 ×
+        PP 2 gives 469 and 443 (AIConfigurator 0.12).
         """
         fast = self.gbps is not None and self.gbps >= 40
         quick = self.latency_us is not None and self.latency_us <= 10

@@ -1,4 +1,4 @@
-"""The fields of a `config.json`, each read as what it must be; what is wrong is told at once."""
+"""Typed access to the fields of a `config.json`; wrong values are reported together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConfigFields:
         self.wrong: dict[str, object] = {}
 
     def read_count(self, *names: str, most: int = _LARGEST) -> int:
-        """Return the first of these fields as a number from 0; 0 when none is there."""
+        """Return the first of these fields as a number from 0; 0 if none exists."""
         for name in names:
             value = self.text.get(name)
             if isinstance(value, list) and value and len(set(map(str, value))) == 1:
@@ -42,7 +42,7 @@ class ConfigFields:
         return 0
 
     def read_flag(self, name: str, default: bool) -> bool:
-        """Return a yes or no."""
+        """Return a boolean field."""
         value = self.text.get(name, default)
         if value is None or isinstance(value, bool):
             return default if value is None else value
@@ -50,7 +50,7 @@ class ConfigFields:
         return default
 
     def read_strings(self, name: str) -> list[str]:
-        """Return a list of words; [] when there is none."""
+        """Return a list of strings; [] if the field does not exist."""
         value = self.text.get(name)
         if value is None:
             return []
@@ -60,7 +60,7 @@ class ConfigFields:
         return value
 
     def raise_if_wrong(self) -> None:
-        """Raise what is wrong, all of it."""
+        """Raise RequestError with all wrong values."""
         layers = self.text.get("num_hidden_layers")
         if isinstance(layers, int) and layers > MOST_LAYERS:
             self.wrong["num_hidden_layers"] = layers

@@ -1,11 +1,11 @@
-"""What one engine takes of each GPU's memory, and how many tokens its KV cache then holds.
+"""Memory of one engine on each GPU, and the capacity of the remaining KV cache in tokens.
 
-Pure: budget = memory × utilization; KV cache = budget − weights − working memory, and the poorest
-pipeline stage decides (`determine_available_memory` in vLLM's `v1/worker/gpu_worker.py`).
+Pure: budget = memory × utilization; KV cache = budget − weights − working memory, and the stage
+with the fewest blocks decides (`determine_available_memory` in vLLM's `v1/worker/gpu_worker.py`).
 
-vLLM's CPU build, for practice clusters and servers without GPUs, has the KV cache that it is given
-(`--kv-cache-memory-bytes`, `VLLM_CPU_KVCACHE_SPACE`), else the node's memory × utilization, less
-what the rank's process has taken by then (`platforms/cpu.py`, `v1/worker/cpu_worker.py` and
+vLLM's CPU build, for lab clusters and servers without GPUs, takes its KV cache from
+`--kv-cache-memory-bytes` or `VLLM_CPU_KVCACHE_SPACE`, else the node's memory × utilization less the
+memory of the rank's process so far (`platforms/cpu.py`, `v1/worker/cpu_worker.py` and
 `engine/arg_utils.py` of vLLM 0.32).
 """
 
@@ -29,7 +29,7 @@ CPU_PARTS = (("process", 1.0),)  # of working memory
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A quantity that is known to lie between two values, and its likely one."""
+    """A quantity with its lower bound, likely value and upper bound."""
 
     low: float
     likely: float
@@ -38,20 +38,20 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """A GPU model, or a node's CPU; memory is what CUDA reports, or the node's, in GiB."""
+    """A GPU model or a node's CPU. Memory is in GiB, as CUDA reports it, or the node's."""
 
     name: str
     memory_gib: float
 
     @property
     def cpu(self) -> bool:
-        """True of a CPU, on which vLLM's CPU build runs."""
+        """True for a CPU, on which vLLM's CPU build runs."""
         return self.name == CPU_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngine:
-    """One replica as it is to be started. `gpus` has one entry for each pipeline stage."""
+    """One replica as planned. `gpus` has one entry per pipeline stage."""
 
     gpus: tuple[GpuModel, ...]
     tp: int = 1
@@ -80,8 +80,9 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one replica takes and holds; `cache` is None of a model that is not modelled. `at` is
-    when a server was started from which this is known (seconds since 1970), None of an estimate.
+    """Memory and capacity of one replica; `cache` is None for a model that is not modelled.
+    `measured_at` is the start time of the server that was measured (seconds since 1970), None for
+    an estimate.
     """
 
     stages: tuple[StageMemory, ...]
@@ -95,7 +96,7 @@ class Estimate:
 
     @property
     def poorest(self) -> StageMemory:
-        """The stage that decides: it has the fewest blocks."""
+        """The stage with the fewest blocks, which decides."""
         if self.cache is None:
             return min(self.stages, key=lambda stage: stage.kv.likely)
         blocks = [
@@ -105,15 +106,15 @@ class Estimate:
         return self.stages[blocks.index(min(blocks))]
 
     def can_start(self, bound: str) -> bool:
-        """Tell whether a longest request fits at the `low`, `likely` or `high` end of the range."""
+        """True if a request of the longest length fits at the `low`, `likely` or `high` bound."""
         if self.cache is None and self.measured_at is not None:
             return True  # it did
         memory = self.kv_bytes(bound)
         return min(memory) > 0 and (self.cache is None or self.cache.can_start(memory))
 
     def state_limit(self, bound: str = "low") -> int | None:
-        """Return for how many sequences there are blocks of recurrent state, where nothing but
-        their number keeps the engine from starting; else None.
+        """Return the number of sequences with a block of recurrent state, if only their number
+        keeps the engine from starting; else None.
         """
         if self.cache is None:
             return None
@@ -121,15 +122,13 @@ class Estimate:
         return blocks if self.cache.per_request < blocks < self.cache.states else None
 
     def kv_bytes(self, bound: str) -> list[int]:
-        """Return the KV cache's bytes on each stage, at an end of the range; 0 where none is."""
+        """Return the KV cache's bytes on each stage at a bound; 0 if there is no room."""
         return [max(0, int(getattr(stage.kv, bound) * GIB)) for stage in self.stages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an engine is started with where flags or vLLM's defaults say it; `counts` is the layers
-    of each stage.
-    """
+    """Limits of an engine from flags or vLLM's defaults; `counts` is the layers of each stage."""
 
     length: int
     batched_tokens: int
@@ -155,10 +154,10 @@ def engine_limits(model: Architecture, engine: PlannedEngine) -> EngineLimits:
 
 
 def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngine) -> Estimate:
-    """Work out one replica.
+    """Estimate one replica.
 
     Raises:
-        RequestError: a KV cache dtype that is not known here.
+        RequestError: the planner does not know the KV cache dtype.
     """
     limits = engine_limits(model, engine)
     parallel = ParallelConfig(
@@ -185,7 +184,7 @@ def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngi
         sequences=limits.sequences,
         cache=None,
     )
-    if model.modelled:
+    if model.unmodelled_reason:
         return result
     return add_cache(
         result, build_cache(model, build_cache_request(model, engine, limits), limits.counts)
@@ -193,7 +192,7 @@ def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngi
 
 
 def add_cache(result: Estimate, cache: KvCache) -> Estimate:
-    """Return an estimate with what a KV cache of this shape holds in the memory that is left."""
+    """Return an estimate with the capacity of a KV cache of this shape in the remaining memory."""
     blocks = [cache.blocks(result.kv_bytes(bound)) for bound in ("low", "likely", "high")]
     return replace(
         result,
@@ -204,7 +203,7 @@ def add_cache(result: Estimate, cache: KvCache) -> Estimate:
 
 
 def memory_budget(engine: PlannedEngine, stage: int) -> float:
-    """Return the GiB of a stage's GPU that the engine may take."""
+    """Return the GiB of a stage's GPU that the engine may use."""
     share = engine.flags.utilization or versions.default_utilization(engine.version)
     return math.ceil(engine.gpus[stage].memory_gib * GIB * share) / GIB
 
@@ -228,7 +227,7 @@ def _engine_load(
 def build_cache_request(
     model: Architecture, engine: PlannedEngine, limits: EngineLimits
 ) -> CacheRequest:
-    """Return what decides about an engine's KV cache."""
+    """Return the settings that decide an engine's KV cache."""
     flags, on_cpu = engine.flags, engine.gpus[0].cpu
     graphs = flags.full_graphs and not flags.eager and not on_cpu
     block_per_sequence = graphs and versions.needs_block_per_sequence(engine.version)
@@ -255,18 +254,18 @@ def _estimate_stage(
     weight_error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return StageMemory(
         layers=load.split.stages[load.stage],
-        budget=gpu_budget,
+        memory_budget=gpu_budget,
         weights=Range(weights - weight_error, weights, weights + weight_error),
         working=Range(low, likely, high),
         kv=_remaining_kv(
             gpu_budget - weights, Range(low, likely, high), weight_error, engine.flags.cache_bytes
         ),
-        parts=sizes,
+        memory_parts=sizes,
     )
 
 
 def _remaining_kv(free: float, working: Range, weight_error: float, fixed_bytes: int) -> Range:
-    """Return the KV cache's GiB: what is left of the room, or what is given for it."""
+    """Return the KV cache's GiB: the free memory, or the size set by a flag."""
     if fixed_bytes:
         return Range(fixed_bytes / GIB, fixed_bytes / GIB, fixed_bytes / GIB)
     likely = free - working.likely

@@ -1,8 +1,8 @@
-"""Families of models whose layers are understood, as data.
+"""Model families whose layers are modelled, as data.
 
-A model is in a family by its architecture's name, which `config.json` gives and vLLM's registry
-knows (`model_executor/models/registry.py`, 0.32). What is in none is not modelled: nothing but its
-weights is judged.
+The architecture's name in `config.json`, as in vLLM's registry
+(`model_executor/models/registry.py`, 0.32), decides the family. For a model of no family, only its
+weights are judged.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What `config.json` leaves to the model's code.
+    """Facts that `config.json` leaves to the model's code.
 
-    `full_every`: each so manieth layer has full attention, all `others` that kind. `wide_state`:
-    the recurrent state is float32 by default. `shares_expert`: one more, which all tokens take.
-    `window_if_asked`: a sliding window counts only where `use_sliding_window` says so. `headless`:
-    there is an embedding, and no head of a language model.
+    `full_every`: every nth layer has full attention, the rest `other_kind`. `wide_state`: the
+    recurrent state is float32 by default. `shares_expert`: one more expert, which all tokens use.
+    `window_opt_in`: a sliding window counts only with `use_sliding_window`. `headless`: an
+    embedding without a language model's head.
     """
 
     name: str = ""
@@ -107,7 +107,7 @@ _POOLING = ("Model", "ForSequenceClassification", "ForRewardModel")
 
 
 def find_family(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
-    """Return the family of a model; one that is not modelled says so in `unknown`."""
+    """Return the family of a model; `unmodelled_reason` is set if it has none."""
     listed = config.get("architectures")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     if not names:
@@ -116,7 +116,9 @@ def find_family(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
         if (known_family := _lookup_family(name)) is not None:
             family = replace(known_family, name=name)
             if family.latent and "compress_ratios" in text:
-                return replace(family, unknown=f"{name} with compressed attention is not modelled")
+                return replace(
+                    family, unmodelled_reason=f"{name} with compressed attention is not modelled"
+                )
             return family
     return Family(name=names[0], unmodelled_reason=f"the architecture {names[0]} is not modelled")
 

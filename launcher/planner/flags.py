@@ -1,7 +1,7 @@
-"""What the arguments of `vllm serve` say about memory.
+"""Arguments of `vllm serve` that affect memory.
 
-Pure. Names and defaults: `engine/arg_utils.py` of vLLM 0.32. What stands in the inventory or on the
-command line is read leniently, for vLLM itself refuses what is wrong.
+Pure. Names and defaults: `engine/arg_utils.py` of vLLM 0.32. Parsing is lenient, as vLLM itself
+refuses wrong values.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LENGTH = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)([kKmMgG]?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """What is asked of an engine; None where nothing is said, so that vLLM's default holds.
+    """Settings of an engine; None stands for vLLM's default.
 
-    `cache_bytes` is a KV cache of a given size on each GPU, beside which nothing else counts.
-    `drafts`: a draft model speculates. `full_graphs`: whole decoding steps are captured.
-    `flashinfer_sampler` is what the environment says of it.
+    `cache_bytes` is a fixed KV cache size per GPU, which overrides everything else. `drafts`: a
+    draft model speculates. `full_graphs`: whole decoding steps are captured. `flashinfer_sampler`
+    comes from the environment.
     """
 
     utilization: float | None = None
@@ -48,8 +48,8 @@ class EngineFlags:
 
 
 def parse_length(text: str) -> int | None:
-    """Return the tokens of `32768`, `32k` (thousands) or `32K` (times 1024), as vLLM reads them;
-    None for what it does not read (`human_readable_int`).
+    """Return the tokens of `32768`, `32k` (thousands) or `32K` (times 1024), as vLLM parses them;
+    None for other text (`human_readable_int`).
     """
     match = _LENGTH.fullmatch(text)
     if not match:
@@ -58,9 +58,9 @@ def parse_length(text: str) -> int | None:
 
 
 def parse_flags(args: Sequence[str], env: Mapping[str, str] | None = None) -> EngineFlags:
-    """Read the arguments, and of an engine's environment what counts before them: vLLM's CPU build
-    takes the GiB of its cache from there (`platforms/cpu.py`), pipeline stages their layers
-    (`distributed/utils.py`).
+    """Parse the arguments, and the variables of an engine's environment that override them: vLLM's
+    CPU build takes the GiB of its cache from there (`platforms/cpu.py`), pipeline stages their
+    layers (`distributed/utils.py`).
     """
     env = env or {}
 
@@ -98,6 +98,6 @@ def _parse_count(text: str | None) -> int:
 
 
 def _parse_partition(text: str) -> tuple[int, ...]:
-    """Return the layers of each pipeline stage; () where it says nothing that can be read."""
+    """Return the layers of each pipeline stage; () if the text is not readable."""
     counts = [_parse_count(count.strip()) for count in text.split(",")]
     return tuple(counts) if all(counts) else ()

@@ -1,7 +1,7 @@
-"""How many tokens a KV cache of so many bytes holds.
+"""Capacity of a KV cache in tokens, from its size in bytes.
 
 Pure arithmetic, that of vLLM 0.32: `v1/core/kv_cache_utils.py` (groups, blocks, capacity),
-`v1/kv_cache_interface.py` (the size of a page, and what one request needs), and
+`v1/kv_cache_interface.py` (the size of a page, and the blocks of one request), and
 `platforms/interface.py` (`_align_hybrid_block_size`). Memory is laid out layer by layer, which is
 the default (`v1/attention/backends/utils.py`).
 """
@@ -33,11 +33,11 @@ _INDEXER_SCALE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
-    """What decides about a cache besides the model: flags of `vllm serve`, and its defaults.
+    """Settings that decide a cache besides the model: flags of `vllm serve`, and its defaults.
 
-    `in_flight` is the most tokens that are scheduled and not yet settled (`max_in_flight_tokens`);
-    `block` the tokens of a block, 0 for the backend's own; `states` how many requests must have a
-    block each, of a model with recurrent layers.
+    `in_flight` is the maximum of tokens scheduled but not yet settled (`max_in_flight_tokens`);
+    `block` the tokens of a block, 0 for the backend's own; `states` the number of requests that
+    must have a block each, for a model with recurrent layers.
     """
 
     tp: int = 1
@@ -63,7 +63,7 @@ class _LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that share a table of blocks; `needs` is the blocks that a longest request takes."""
+    """Layers that share a block table; `request_blocks` is the blocks of a longest request."""
 
     spec: _LayerCache
     layers: tuple[int, ...]
@@ -72,7 +72,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """A KV cache's shape: its groups, and the bytes of one block on each pipeline stage. An engine
+    """Shape of a KV cache: its groups, and the bytes of one block on each pipeline stage. An engine
     does not start with fewer blocks than `states`.
     """
 
@@ -83,27 +83,29 @@ class KvCache:
 
     @property
     def per_request(self) -> int:
-        """Blocks that one request of the longest length takes."""
+        """Blocks of one request of the longest length."""
         return sum(group.needs for group in self.groups)
 
     def blocks(self, memory: Sequence[int]) -> int:
-        """Return the blocks that fit: the poorest stage decides. `memory` is bytes for each."""
+        """Return the number of blocks that fit; the stage with the fewest decides. `memory` is in
+        bytes per stage.
+        """
         stage_memory = zip(memory, self.block_bytes, strict=True)
         return max(
             0, min((available // block for available, block in stage_memory if block), default=0)
         )
 
     def concurrency(self, blocks: int) -> float:
-        """Return how many requests of the longest length so many blocks hold."""
+        """Return the number of requests of the longest length that the blocks hold."""
         return blocks / self.per_request if self.per_request else 0.0
 
     def tokens(self, blocks: int) -> int:
-        """Return what vLLM prints as "GPU KV cache size" (`get_kv_cache_capacity`)."""
+        """Return the figure that vLLM prints as "GPU KV cache size" (`get_kv_cache_capacity`)."""
         return int(self.concurrency(blocks) * self.length)
 
     def can_start(self, memory: Sequence[int]) -> bool:
-        """Tell whether a longest request fits on each stage, beside the block that is held back,
-        and there is a block for each recurrent state.
+        """True if a longest request fits on each stage beside the reserved block, and there is a
+        block for each recurrent state.
         """
         return self.blocks(memory) >= self.states and all(
             available // block - 1 >= self.per_request
@@ -113,10 +115,10 @@ class KvCache:
 
 
 def build_cache(model: Architecture, request: CacheRequest, stages: Sequence[int]) -> KvCache:
-    """Return the cache of a model whose pipeline stages have so many layers each.
+    """Return the cache of a model; `stages` is the layers of each pipeline stage.
 
     Raises:
-        RequestError: a KV cache dtype whose layout is not known here.
+        RequestError: the planner does not know the layout of this KV cache dtype.
     """
     if request.dtype not in _SIXTEENTHS and not request.dtype.startswith("fp8"):
         raise RequestError(
@@ -152,9 +154,9 @@ def state_bytes(state: Recurrent, tp: int) -> int:
 
 
 def _layer_caches(model: Architecture, request: CacheRequest) -> dict[int, _LayerCache]:
-    """Return the cache of each layer that keeps one, by the layer's number.
+    """Return the cache of each layer that has one, by the layer's number.
 
-    Recurrent states lie in pages of the attention layers, whose blocks grow until one fits.
+    Recurrent states use pages of the attention layers, whose blocks grow until one fits.
     """
     sizes = {
         index: _token_bytes(model, layer, request)
@@ -175,7 +177,7 @@ def _layer_caches(model: Architecture, request: CacheRequest) -> dict[int, _Laye
 
 
 def _token_bytes(model: Architecture, layer: Layer, request: CacheRequest) -> int:
-    """Return the bytes that one token takes in one layer on one GPU."""
+    """Return the bytes of one token in one layer on one GPU."""
     if latent := model.latent:
         dense = (latent.kv_rank + latent.rope) * _element_sixteenths(request.dtype) // 16
         if not latent.indexer:
@@ -187,7 +189,7 @@ def _token_bytes(model: Architecture, layer: Layer, request: CacheRequest) -> in
 
 
 def _block_tokens(model: Architecture, request: CacheRequest, state: int, token: int) -> int:
-    """Return the tokens of a block: as many as a recurrent state needs, at so many bytes each."""
+    """Return the tokens of a block: as many as a recurrent state needs, at `token` bytes each."""
     block = request.block or (64 if model.latent else 16)
     if not state or not token:
         return block
@@ -198,8 +200,8 @@ def _block_tokens(model: Architecture, request: CacheRequest, state: int, token:
 def _unify_pages(
     specs: Mapping[int, _LayerCache], request: CacheRequest
 ) -> Mapping[int, _LayerCache]:
-    """Make all pages equal, where layers of several kinds share blocks: smaller ones take more
-    tokens a block, or padding (`unify_kv_cache_spec_page_size`). Without the hybrid manager local
+    """Make all pages equal if layers of several kinds share blocks: smaller ones get more tokens
+    per block, or padding (`unify_kv_cache_spec_page_size`). Without the hybrid manager, local
     attention keeps all tokens.
     """
     if not request.hybrid and any(spec.kind == "full" for spec in specs.values()):
@@ -211,7 +213,7 @@ def _unify_pages(
 
 
 def _element_sixteenths(dtype: str) -> int:
-    """Return sixteenths of a byte for one element."""
+    """Return the size of one element in sixteenths of a byte."""
     return _SIXTEENTHS.get(dtype, 16)
 
 
@@ -220,14 +222,14 @@ def _as_full_attention(spec: _LayerCache) -> _LayerCache:
 
 
 def _resize_page(spec: _LayerCache, page: int) -> _LayerCache:
-    """Return a cache with a page of this size: of more tokens, or padded."""
+    """Return a cache with a page of this size: with more tokens, or padded."""
     factor = page // spec.page if page % spec.page == 0 and spec.kind != "recurrent" else 1
     return replace(spec, page=page, block=spec.block * factor)
 
 
 def _group_layers(specs: Mapping[int, _LayerCache]) -> list[tuple[int, ...]]:
-    """Group layers (`_get_kv_cache_groups_uniform_page_size`): equally many in each group, as many
-    as there are of the rarest kind, or of the commonest where that is less than half as many more.
+    """Group layers (`_get_kv_cache_groups_uniform_page_size`) into groups of equal size: the count
+    of the rarest kind, or of the commonest if that is less than half as many more.
     """
     kinds: dict[tuple[Kind, int], list[int]] = {}
     for index, spec in specs.items():
@@ -242,7 +244,7 @@ def _group_layers(specs: Mapping[int, _LayerCache]) -> list[tuple[int, ...]]:
 
 
 def _blocks_per_request(spec: _LayerCache, request: CacheRequest) -> int:
-    """Return the blocks of one group that a request of the longest length takes."""
+    """Return the blocks of one group for a request of the longest length."""
     if spec.kind == "recurrent":
         return 2 if request.prefix_caching else 1
     if spec.kind == "sliding":
@@ -255,8 +257,8 @@ def _blocks_per_request(spec: _LayerCache, request: CacheRequest) -> int:
 
 
 def partition_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return how many layers each pipeline stage has: what is left over goes to those before the
-    last (`get_pp_indices` in vLLM's `distributed/utils.py`).
+    """Return the layers of each pipeline stage: the remainder goes to the stages before the last
+    (`get_pp_indices` in vLLM's `distributed/utils.py`).
     """
     counts = [layers // stages] * stages
     for index in range(2, layers % stages + 2):
@@ -265,6 +267,6 @@ def partition_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def count_kv_copies(model: Architecture, tp: int) -> int:
-    """Return how many GPUs of a TP group hold the same KV heads."""
+    """Return the number of GPUs of a TP group that hold the same KV heads."""
     heads = model.kv_heads
     return tp // gcd(heads, tp) if heads and tp > heads else 1

@@ -1,4 +1,4 @@
-"""The layers of a decoder, from a `config.json`: what it lists, else what the model's family does.
+"""Layers of a decoder, from the lists in its `config.json`, else from the model's family.
 
 Pure. Keys: the configurations of transformers, and the models in vLLM's `model_executor/models/`.
 """
@@ -50,10 +50,10 @@ class Heads:
 def parse_layers(
     fields: ConfigFields, family: Family, head_dim: int, *, mixed: bool
 ) -> tuple[Layer, ...]:
-    """Return the decoder's layers in order; () where their kinds cannot be told. `mixed`: there are
+    """Return the decoder's layers in order; () if their kinds are unknown. `mixed`: the model has
     experts.
     """
-    count = fields.count("num_hidden_layers", "n_layer")
+    count = fields.read_count("num_hidden_layers", "n_layer")
     kinds = _layer_kinds(fields, family, count) if 0 < count <= MOST_LAYERS else ()
     if len(kinds) != count or not kinds:
         return ()
@@ -62,79 +62,82 @@ def parse_layers(
     if isinstance(letters, str):
         pairs = zip(kinds, letters, strict=True)
         return tuple(
-            heads.layer(kind, moe=letter == "E", mlp=kind == "none") for kind, letter in pairs
+            heads.build_layer(kind, moe=letter == "E", mlp=kind == "none") for kind, letter in pairs
         )
     moe = _moe_layers(fields, count) if mixed else [False] * count
     return tuple(
-        heads.layer(kind, moe=letter, mlp=True) for kind, letter in zip(kinds, moe, strict=True)
+        heads.build_layer(kind, moe=letter, mlp=True)
+        for kind, letter in zip(kinds, moe, strict=True)
     )
 
 
 def _parse_heads(fields: ConfigFields, head_dim: int) -> Heads:
-    kv = fields.count(
+    kv = fields.read_count(
         "num_key_value_heads",
         "num_kv_heads",
         "n_head_kv",
         "multi_query_group_num",
         "num_attention_heads",
     )
-    if not kv and fields.count("num_attention_heads"):
+    if not kv and fields.read_count("num_attention_heads"):
         fields.wrong["num_key_value_heads"] = kv
     return Heads(
         kv=kv,
         size=head_dim,
-        full_kv=fields.count("num_global_key_value_heads") or kv,
-        full_size=fields.count("global_head_dim") or head_dim,
-        window=fields.count("sliding_window") or fields.count("attention_chunk_size"),
+        full_kv=fields.read_count("num_global_key_value_heads") or kv,
+        full_size=fields.read_count("global_head_dim") or head_dim,
+        window=fields.read_count("sliding_window") or fields.read_count("attention_chunk_size"),
     )
 
 
 def _layer_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
-    """Return each layer's kind; fewer where some are not known."""
+    """Return each layer's kind; the result is shorter if some are unknown."""
     if family.latent:
         return ["mla"] * count
-    listed = fields.words("layer_types") or fields.words("layers_block_type")
+    listed = fields.read_strings("layer_types") or fields.read_strings("layers_block_type")
     letters = fields.text.get("hybrid_override_pattern")
     if listed:
         return [kind for name in listed[:count] if (kind := _TYPES.get(name))]
     if isinstance(letters, str):
         return [kind for letter in letters[:count] if (kind := _LETTERS.get(letter))]
-    if family.others:
+    if family.other_kind:
         return _periodic_kinds(fields, family, count)
     return _windowed_kinds(fields, family, count)
 
 
 def _periodic_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
-    """Return full attention in each so manieth layer, and the family's other kind between."""
+    """Return full attention for every nth layer, and the family's other kind between."""
     every = (
-        fields.count("full_attention_interval")
-        or fields.count("sliding_window_pattern", "_sliding_window_pattern")
+        fields.read_count("full_attention_interval")
+        or fields.read_count("sliding_window_pattern", "_sliding_window_pattern")
         or family.full_every
     )
-    if not family.others or (family.others == "sliding" and not fields.count("sliding_window")):
+    if not family.other_kind or (
+        family.other_kind == "sliding" and not fields.read_count("sliding_window")
+    ):
         return ["full"] * count
-    period: list[Kind] = [*[family.others] * (every - 1), "full"]
+    period: list[Kind] = [*[family.other_kind] * (every - 1), "full"]
     return list(islice(cycle(period), count))
 
 
 def _windowed_kinds(fields: ConfigFields, family: Family, count: int) -> Sequence[Kind]:
-    """Return full attention, or a window in all layers, or behind the first ones (Qwen2)."""
-    used = fields.flag("use_sliding_window", not family.window_if_asked)
-    if not fields.count("sliding_window") or not used:
+    """Return full attention, or a window in all layers or after the first ones (Qwen2)."""
+    used = fields.read_flag("use_sliding_window", not family.window_opt_in)
+    if not fields.read_count("sliding_window") or not used:
         return ["full"] * count
-    first = fields.count("max_window_layers")
+    first = fields.read_count("max_window_layers")
     return ["full" if index < first else "sliding" for index in range(count)]
 
 
 def _moe_layers(fields: ConfigFields, count: int) -> list[bool]:
-    """Tell which layers are mixtures: every so manieth one, or all but the first."""
-    step = fields.count("decoder_sparse_step", "interleave_moe_layer_step")
+    """Return a flag per layer for mixtures of experts: every nth layer, or all but the first ones."""
+    step = fields.read_count("decoder_sparse_step", "interleave_moe_layer_step")
     if step:
         dense_layers = fields.text.get("mlp_only_layers")
         dense_indexes = set(map(str, dense_layers)) if isinstance(dense_layers, list) else set()
         return [
             (index + 1) % step == 0 and str(index) not in dense_indexes for index in range(count)
         ]
-    first = fields.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
-    step = fields.count("moe_layer_freq") or 1
+    first = fields.read_count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+    step = fields.read_count("moe_layer_freq") or 1
     return [index >= first and index % step == 0 for index in range(count)]

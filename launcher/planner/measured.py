@@ -1,5 +1,5 @@
-"""What a server that has answered tells of the next one: where split and flags are the same, the
-memory of its KV cache is known and need not be estimated.
+"""Measured KV caches: a server that has answered gives the memory of the next one with the same
+layout and flags, without an estimate.
 
 Pure.
 """
@@ -30,8 +30,8 @@ _NEUTRAL_FLAGS = EngineFlags(length=1, utilization=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
-    """A server of the model that has answered, at a time in seconds since 1970: its split, its
-    flags, and for how many longest requests the KV cache of one replica has room.
+    """A server of the model that has answered: its time in seconds since 1970, its layout, its
+    flags, and the number of longest requests in the KV cache of one replica.
     """
 
     at: float
@@ -45,9 +45,9 @@ class MeasuredStart:
 def apply_measurement(
     model: Architecture, engine: PlannedEngine, estimate: Estimate, starts: Sequence[MeasuredStart]
 ) -> Estimate:
-    """Return the estimate with what the newest start of the same kind has held, where there is one.
+    """Return the estimate with the capacity of the newest comparable start, if there is one.
 
-    Another length, dtype of the cache or utilization is reckoned from there.
+    Another length, cache dtype or utilization is converted.
     """
     for start in starts:
         if _comparison_key(
@@ -58,7 +58,7 @@ def apply_measurement(
 
 
 def _coupled_replicas(model: Architecture, dp: int) -> int:
-    """Return how many replicas share memory's work: those of a mixture share its experts."""
+    """Return the replicas that share experts, 1 without experts."""
     return dp if model.experts else 1
 
 
@@ -90,7 +90,7 @@ def _estimate_from_start(
         tokens = int(concurrency * estimate.length)
         return replace(
             estimate,
-            at=start.at,
+            measured_at=start.at,
             tokens=_exact_range(tokens),
             concurrency=_exact_range(concurrency),
         )
@@ -107,12 +107,12 @@ def _estimate_from_start(
             zip(estimate.stages, cache.block_bytes, strict=True)
         )
     )
-    return add_cache(replace(estimate, stages=stages, at=start.at), estimate.cache)
+    return add_cache(replace(estimate, stages=stages, measured_at=start.at), estimate.cache)
 
 
 def _measured_stage(stage: StageMemory, kv: float) -> StageMemory:
-    """Return a stage whose KV cache is known: what weights leave of the rest is working memory."""
-    remaining = max(0.0, stage.budget - kv)
+    """Return a stage with a known KV cache: the budget less cache and weights is working memory."""
+    remaining = max(0.0, stage.memory_budget - kv)
     weights = min(stage.weights.likely, remaining)
     return replace(
         stage,

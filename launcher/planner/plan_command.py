@@ -1,4 +1,4 @@
-"""`vlaunch plan`: what to run where, whether it fits, and why, before anything is started."""
+"""`vlaunch plan`: the best layout of a model, and whether it fits, before any start."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def plan(
 
 
 def _read_flags(call: CommandContext, args: tuple[str, ...], *, described: bool) -> EngineFlags:
-    """Read the arguments; those of the inventory too, unless the cluster is only described."""
+    """Parse the arguments; also the inventory's, unless the cluster is only described."""
     if described:
         return parse_flags(args)
     from launcher.planner.plan_inputs import engine_env
@@ -161,7 +161,7 @@ def _query_nodes(
     weights_bytes: int | None,
     link: ClusterLink,
 ) -> PlanInputs:
-    """Ask the inventory's nodes."""
+    """Query the inventory's nodes."""
     from launcher.planner import plan_inputs
 
     local_model = plan_inputs.read_local_model(model, config, weights_bytes)
@@ -174,7 +174,7 @@ def _query_nodes(
 def _plan_layout(
     question: PlanQuestion, tp: int | None, pp: int | None, dp: int | None
 ) -> PlannedLayout:
-    """Judge the split that is asked for, or choose one; raises RequestError when it cannot run."""
+    """Judge the layout from the flags, or choose one. Raises RequestError if it cannot run."""
     if tp is None and pp is None and dp is None:
         return choice.choose_layout(question)
     layout = choice.Layout(
@@ -188,13 +188,13 @@ def _plan_layout(
     objection = choice.tp_objection(question.model, layout.tp, expert_parallel=layout.experts)
     if objection and not question.model.unmodelled_reason:
         raise RequestError(
-            f"{layout.words} cannot run: {objection.text}",
+            f"{layout.description} cannot run: {objection.text}",
             evidence=objection.source,
             hint="see what can: the same command without --tp, --pp and --dp",
         )
-    if layout.each * layout.dp > question.cluster.gpus:
+    if layout.gpus_per_replica * layout.dp > question.cluster.gpus:
         raise RequestError(
-            f"{layout.words} takes {layout.each * layout.dp} GPUs; there are"
+            f"{layout.description} takes {layout.gpus_per_replica * layout.dp} GPUs; there are"
             f" {question.cluster.gpus}",
             hint="see what can run: the same command without --tp, --pp and --dp",
         )

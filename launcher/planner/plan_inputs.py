@@ -1,4 +1,4 @@
-"""What a plan is made of: a model and the GPUs it may have, from files and flags, or from nodes."""
+"""Inputs of a plan: a model and its GPUs, from files and flags or from nodes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ _NAMELESS = "MODEL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """A model by its name, what it is made of, the bytes of its weights, the cluster, and what has
-    been served of it there.
-    """
+    """A model with its architecture and size, the cluster, and earlier starts of it there."""
 
     name: str
     model: Architecture
@@ -49,8 +47,8 @@ class PlanInputs:
 def read_local_model(
     name: str | None, config: Path | None, weight_bytes: int | None
 ) -> Model | None:
-    """Read a model from this machine: a folder, or its configuration and size; None when it is not
-    here. Raises RequestError for files that are none.
+    """Read a model on this machine: a folder, or its configuration and size; None if it is not
+    here. Raises RequestError for unreadable files.
     """
     folder = Path(name) if name else None
     if folder and folder.is_dir():
@@ -88,12 +86,14 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 def describe_cluster(
     gpu: str | None, memory_gib: float | None, counts: Mapping[str, int], link: ClusterLink
 ) -> Cluster:
-    """Return a cluster of nodes with so many GPUs each, which are of one model.
+    """Return a cluster of nodes with one GPU model; `counts` is the GPUs of each node.
 
-    Raises RequestError for a GPU that is not known.
+    Raises RequestError for an unknown GPU.
     """
     gpu_expectations = expectations_read.load_for_user().gpu(gpu) if gpu else None
-    memory = memory_gib or (gpu_expectations.reported_gib(gpu) if gpu_expectations and gpu else None)
+    memory = memory_gib or (
+        gpu_expectations.reported_gib(gpu) if gpu_expectations and gpu else None
+    )
     if memory is None:
         raise RequestError(
             f"how much memory {gpu or 'the GPU'} has is not known",
@@ -107,10 +107,10 @@ def describe_cluster(
 def query_inputs(
     session: Session, name: str, link: ClusterLink, local_model: Model | None
 ) -> PlanInputs:
-    """Ask the nodes for their GPUs and, unless it is here, for the model; and the head for the
-    link as it was measured, and for what has been served. What `link` says itself counts first.
+    """Query the nodes for their GPUs and, unless it is local, the model, and the head for the
+    measured link and earlier starts. Facts in `link` come first.
 
-    Raises NodeError and RequestError: nobody has GPUs, or the model.
+    Raises NodeError, and RequestError if no node has GPUs or the model.
     """
     inventory = session.inventory
     site = Site(inventory, observe.probe_nodes(inventory, session.transport, [], survey=True))
@@ -135,8 +135,8 @@ def query_inputs(
 def engine_env(
     inventory: Inventory, server_env: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """Return the environment of engines, as far as it counts for memory: a server's `own`, and over
-    it the inventory's.
+    """Return the variables of engines that affect memory: a server's own, overridden by the
+    inventory's.
     """
     env = {**(server_env or {}), **inventory.head.env}
     if inventory.accelerator != "cpu":
@@ -147,8 +147,8 @@ def engine_env(
 def measured_starts(
     revisions: Sequence[ServerRevision], name: str, model: Architecture, inventory: Inventory
 ) -> tuple[MeasuredStart, ...]:
-    """Return those servers of a model that have answered and said what they hold; the inventory's
-    environment is taken to have been what it is now.
+    """Return earlier servers of a model that reported their capacity. The inventory's environment
+    is assumed to be unchanged since.
     """
     starts = []
     for revision in revisions:
@@ -170,9 +170,7 @@ def measured_starts(
 
 
 def merge_link(site: Site, link: ClusterLink, record: network_verdict.NetworkRecord) -> ClusterLink:
-    """Return the link with what was measured, and what the GPUs say of NVLink, where `link` itself
-    says nothing.
-    """
+    """Return the link, completed with measurements and the GPUs' reports of NVLink."""
     measured = record.link
     rdma = link.rdma or site.inventory.fabric != "ethernet"
     nvlink = _has_nvlink(site) if link.nvlink is None else link.nvlink
@@ -188,13 +186,11 @@ def merge_link(site: Site, link: ClusterLink, record: network_verdict.NetworkRec
 
 
 def _has_nvlink(site: Site) -> bool | None:
-    """Tell whether NVLink leads from each GPU that a node uses to each other one; None where no
-    node says it.
-    """
+    """True if NVLink connects each pair of GPUs that a node uses; None if no node reports it."""
     connections = set[str]()
-    for node in site.seen:
+    for node in site.observed_nodes:
         facts = site.facts[node.name]
-        used_gpus = {f"GPU{gpu.index}" for gpu in facts.used(node)}
+        used_gpus = {f"GPU{gpu.index}" for gpu in facts.used_gpus(node)}
         for gpu in facts.survey.gpus if facts.survey else ():
             own_name = f"GPU{gpu.index}"
             if own_name in used_gpus:
@@ -207,7 +203,9 @@ def _has_nvlink(site: Site) -> bool | None:
 
 
 def find_model(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
-    """Return the model as the first node has it whole; raises RequestError when none has."""
+    """Return the model from the first node with a complete copy; raises RequestError if there is
+    none.
+    """
     for scan in (models.parse_scan(answers[0]) for answers in said.values() if answers):
         if scan.config is not None and scan.weight_bytes:
             return name, parse_architecture(scan.config), scan.weight_bytes
@@ -218,7 +216,7 @@ def find_model(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
 
 
 def list_hosts(site: Site) -> tuple[PlanHost, ...]:
-    """Return the nodes with what they bring; raises RequestError where none brings anything."""
+    """Return the nodes with their GPUs; raises RequestError if there are none."""
     hosts = tuple(host for node in site.inventory.nodes if (host := _build_host(site, node)))
     if not hosts:
         raise RequestError(
@@ -230,22 +228,22 @@ def list_hosts(site: Site) -> tuple[PlanHost, ...]:
 
 
 def _build_host(site: Site, node: Node) -> PlanHost | None:
-    """Return a node with the GPUs that it uses, or the slots of its CPU; None when it has none.
+    """Return a node with the GPUs that it uses, or the slots of its CPU; None if it has none.
 
-    nvidia-smi counts what the driver keeps for itself; CUDA reports less, by our table.
+    nvidia-smi includes the driver's own memory; CUDA reports less, as in our table.
     """
     facts = site.facts.get(node.name)
     if site.inventory.accelerator == "cpu":
         memory = facts.survey.memory if facts and facts.survey else None
         gpu_model = GpuModel(name=estimate.CPU_NAME, memory_gib=(memory or 0) / GIB)
         return PlanHost(name=node.name, gpus=node.gpus, gpu=gpu_model)
-    used = facts.used(node) if facts else ()
+    used = facts.used_gpus(node) if facts else ()
     if not used:
         return None
     smallest = min(used, key=lambda gpu: gpu.memory_total)
     gpu_expectations = expectations_read.load_for_user().gpu(smallest.name)
     total = smallest.memory_total / 1024
-    reported = gpu_expectations.reported(smallest.name) if gpu_expectations else None
+    reported = gpu_expectations.reported_gib(smallest.name) if gpu_expectations else None
     is_plausible = reported is not None and abs(reported - total) < total / 10
     memory_gib = reported if is_plausible and reported is not None else total
     return PlanHost(

@@ -1,4 +1,4 @@
-"""A plan as people read it: a name in front of each row, figures behind it."""
+"""A plan as labelled rows for the terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _VERDICTS = {"fits": "FITS", "tight": "TIGHT", "does-not-fit": "DOES NOT FIT"}
 def plan_rows(
     name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the plan of a model; `args` are vLLM's that were asked for."""
+    """Yield the plan of a model; `args` are vLLM's own."""
     estimate, layout = plan.estimate_replica, plan.option
     yield _format_row("model", _describe_model(name, question))
     yield _format_row("cluster", _describe_cluster(question))
-    yield _format_row("choice", f"{layout.words}; vLLM {'.'.join(map(str, question.version))}")
+    yield _format_row(
+        "choice", f"{layout.description}; vLLM {'.'.join(map(str, question.version))}"
+    )
     yield _format_row(
         "per slot" if question.cluster.smallest.cpu else "per GPU",
         _describe_memory(estimate.poorest),
@@ -53,8 +55,8 @@ def _command_rows(lines: Sequence[str]) -> Iterator[str]:
 
 
 def stage_rows(plan: PlannedLayout) -> Iterator[str]:
-    """Yield the sum of each pipeline stage, and the KV cache's groups."""
-    estimate = plan.estimate
+    """Yield the arithmetic of each pipeline stage, and the KV cache's groups."""
+    estimate = plan.estimate_replica
     for index, stage in enumerate(estimate.stages):
         yield _format_row(
             "" if index else "stages", f"{index}: {stage.layers} layers; {_describe_memory(stage)}"
@@ -122,7 +124,7 @@ def _format_gib(value_range: Range) -> str:
 
 
 def _format_size(gib: float) -> str:
-    """Return GiB with a digit that says something."""
+    """Format GiB with at least one significant digit."""
     return f"{gib:.1f}" if abs(gib) >= 0.1 or not gib else f"{gib:.3f}"
 
 
@@ -138,12 +140,12 @@ def _format_requests(plan: PlannedLayout) -> str:
 
 
 def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
-    demand = question.want
+    demand = question.demand
     requests = "a request" if demand.requests == 1 else f"{demand.requests} requests"
     demand_text = f"{requests} of {demand.context:,} tokens"
-    if question.model.modelled:
+    if question.model.unmodelled_reason:
         return f": {question.model.unmodelled_reason}; only its weights are judged"
-    if states := plan.estimate.states("high"):
+    if states := plan.estimate_replica.state_limit("high"):
         sequences = f"{plan.estimate_replica.sequences:,} sequences"
         return f": {sequences} at once, with blocks of recurrent state for {states:,}"
     if plan.verdict == "fits":
@@ -156,16 +158,16 @@ def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
 def _describe_alternative(alternative: Alternative) -> str:
     plan = alternative.planned
     requests = ""
-    if plan.verdict != "does-not-fit" and plan.estimate.concurrency:
+    if plan.verdict != "does-not-fit" and plan.estimate_replica.concurrency:
         low, high = (f"{plan.requests(bound):.0f}" for bound in ("low", "high"))
         requests = f", {low if low == high else f'{low} to {high}'} requests"
     return f"{alternative.change}: {_VERDICTS[plan.verdict]}{requests}; {alternative.better}"
 
 
 def _describe_basis(model: Architecture, estimate: Estimate) -> str:
-    if estimate.at is not None:
-        when = datetime.fromtimestamp(estimate.at, timezone.utc)
+    if estimate.measured_at is not None:
+        when = datetime.fromtimestamp(estimate.measured_at, timezone.utc)
         return f"measured: a server of this split has answered here, {when:%Y-%m-%d %H:%M} UTC"
-    if model.modelled:
+    if model.unmodelled_reason:
         return "weights only"
     return "estimate: nothing was started; working memory is the uncertain part"

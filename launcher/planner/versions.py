@@ -1,6 +1,6 @@
-"""What changed between releases of vLLM, as far as memory goes.
+"""Differences between vLLM releases that affect memory.
 
-Pure. Sources: vLLM's release notes, and the sources named beside each.
+Pure. Sources: vLLM's release notes, and the files named at each function.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ def default_utilization(version: tuple[int, int]) -> float:
 
 
 def counts_graph_memory(version: tuple[int, int]) -> bool:
-    """Tell whether CUDA graphs are taken off the KV cache (`gpu_worker.py`, it says since 0.21;
-    0.20.0 did).
-    """
+    """True if CUDA graphs reduce the KV cache (`gpu_worker.py` says since 0.21; 0.20.0 did)."""
     return version >= (0, 20)
 
 
 def sampler_kind(
     version: tuple[int, int], gpu: str, flashinfer: bool | None
 ) -> Literal["fused", "sorts", "either", "unsure"]:
-    """Return how a server samples while it measures its memory (`v1/sample/ops/
-    topk_topp_sampler.py`): it sorts all logits, which takes ten copies of them, or a kernel of
-    FlashInfer's or Triton's takes three. `flashinfer` is `VLLM_USE_FLASHINFER_SAMPLER`.
+    """Return the sampler of a server's memory measurement (`v1/sample/ops/topk_topp_sampler.py`):
+    sorting all logits takes ten copies of them, a kernel of FlashInfer or Triton three.
+    `flashinfer` is `VLLM_USE_FLASHINFER_SAMPLER`.
 
-    Triton's kernel came with 0.17. Until 0.11 FlashInfer's was used where it was installed, which
-    it is in vLLM's own images; then only where it was asked for, and since 0.21 again by default.
-    On RTX Blackwell it may not compile, and what is used instead took up to eleven copies.
+    Triton's kernel came with 0.17. Up to 0.11, FlashInfer's was used if it was installed, as in
+    vLLM's own images; then only on request, and since 0.21 again by default. On RTX Blackwell it
+    may not compile, and its replacement took up to eleven copies.
     """
     if version >= (0, 17):
         return "unsure" if "RTX PRO" in gpu or "RTX 50" in gpu else "fused"
@@ -41,12 +39,12 @@ def sampler_kind(
 
 
 def is_amd(gpu: str) -> bool:
-    """Tell whether a GPU is AMD's."""
+    """True for an AMD GPU."""
     return "MI3" in gpu or "AMD" in gpu
 
 
 def mxfp4_width(version: tuple[int, int], gpu: str) -> int:
-    """Return what the width of gpt-oss' experts is padded to a multiple of
+    """Return the multiple to which the width of gpt-oss' experts is padded
     (`layers/quantization/mxfp4.py`, later `fused_moe/oracle/mxfp4.py`): Triton's kernels, which
     Hopper uses since 0.11, need less.
     """
@@ -55,17 +53,17 @@ def mxfp4_width(version: tuple[int, int], gpu: str) -> int:
 
 
 def needs_block_per_sequence(version: tuple[int, int]) -> bool:
-    """Tell whether CUDA graphs of a recurrent model are only captured where each of
-    `--max-num-seqs` has a block of the cache (`config/compilation.py`, "exceeds available Mamba
-    cache blocks"). 0.18 and 0.19 captured fewer graphs instead.
+    """True if CUDA graphs of a recurrent model need a cache block for each of `--max-num-seqs`
+    (`config/compilation.py`, "exceeds available Mamba cache blocks"). 0.18 and 0.19 captured fewer
+    graphs instead.
     """
     return version >= (0, 20)
 
 
 def max_batches(version: tuple[int, int], pp: int) -> int:
-    """Return how many batches may be under way (`max_concurrent_batches` in `config/vllm.py`).
+    """Return the maximum of concurrent batches (`max_concurrent_batches` in `config/vllm.py`).
 
-    Before, what a sliding window keeps was counted with one batch.
+    Before 0.25, a sliding window's cache was computed with one batch.
     """
     return pp + 1 if version >= (0, 25) else 1
 
@@ -84,7 +82,7 @@ def default_limits(version: tuple[int, int], gpu: str, memory_gib: float) -> tup
 
 
 def caches_prefixes(version: tuple[int, int]) -> bool:
-    """Tell whether recurrent models cache prefixes by default, for which a request keeps two states
+    """True if recurrent models cache prefixes by default, for which a request keeps two states
     (`MambaModelConfig` in `model_executor/models/config.py`).
     """
     return version >= (0, 14)

@@ -22,7 +22,7 @@ _MXFP4_HIDDEN = 256
 
 
 class Share(Enum):
-    """How a tensor is divided inside a stage."""
+    """Division of a tensor inside a stage."""
 
     TP = "split over TP"
     KV = "split over KV heads"
@@ -32,7 +32,7 @@ class Share(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """Parameters of one kind. `linear` ones are those that a quantized checkpoint stores small."""
+    """Parameters of one kind. `linear` ones are those that a quantized checkpoint compresses."""
 
     share: Share
     params: int
@@ -42,8 +42,8 @@ class WeightPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """How many ranks a model is divided over; `stages` is the layers of each pipeline stage,
-    `mxfp4_width` what the width of experts in mxfp4 is padded to a multiple of.
+    """Ranks of a model; `stages` is the layers of each pipeline stage, `mxfp4_width` the multiple
+    to which the width of mxfp4 experts is padded.
     """
 
     tp: int = 1
@@ -55,7 +55,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Bytes of a parameter of linear layers and of others, and all of the vision tower's."""
+    """Bytes per parameter of linear layers and of others, and all bytes of the vision tower."""
 
     linear: float
     other: float
@@ -90,9 +90,8 @@ def stage_bytes(model: Architecture, total: int, parallel: ParallelConfig) -> tu
 
 
 def estimate_weight_bytes(model: Architecture) -> int:
-    """Return about how many bytes of weights a model has, from its shape; 0 where that does not
-    tell: it is not modelled, or its weights are of several precisions. Weights of four bits have an
-    eighth more for their scales.
+    """Estimate the bytes of a model's weights from its shape; 0 if it is not modelled, or if its
+    weights have several precisions. Four-bit weights have an eighth more for their scales.
     """
     if model.unmodelled_reason or "mixed" in model.quantization:
         return 0
@@ -104,8 +103,8 @@ def estimate_weight_bytes(model: Architecture) -> int:
 
 
 def _count_embeddings(model: Architecture, *, first: bool, last: bool) -> int:
-    """Return how many tables of the vocabulary a stage holds: the embedding, the head, or one that
-    is both.
+    """Return the number of vocabulary tables in a stage: the embedding, the head, or one that is
+    both.
     """
     return 1 if first and last and model.tied else first + last
 
@@ -115,7 +114,7 @@ def _embedding_part(model: Architecture) -> WeightPart:
 
 
 def _params_per_gpu(part: WeightPart, parallel: ParallelConfig, model: Architecture) -> float:
-    """Return the parameters of one part that one GPU holds."""
+    """Return the parameters of one part on one GPU."""
     if part.share is Share.TP:
         return part.params / parallel.tp
     if part.share is Share.KV:
@@ -126,7 +125,7 @@ def _params_per_gpu(part: WeightPart, parallel: ParallelConfig, model: Architect
 
 
 def _padding_factor(model: Architecture, parallel: ParallelConfig) -> float:
-    """Return how much larger experts become by padding, as a factor."""
+    """Return the factor by which padding enlarges experts."""
     if model.quantization != "mxfp4" or not model.experts or model.name != "GptOssForCausalLM":
         return 1.0
     width = model.experts.width / (1 if parallel.expert_parallel else parallel.tp)
@@ -140,8 +139,9 @@ def _round_up(value: float, step: int) -> int:
 
 
 def _absorbed_bytes(model: Architecture, layers: int, parallel: ParallelConfig) -> float:
-    """Return bytes that no checkpoint has: latent attention keeps the up-projection a second time,
-    for decoding (`process_weights_after_loading` of `layers/attention/mla_attention.py`).
+    """Return bytes that no checkpoint has: latent attention keeps a second copy of the
+    up-projection, for decoding (`process_weights_after_loading` of
+    `layers/attention/mla_attention.py`).
     """
     latent = model.latent
     if not latent:
@@ -206,8 +206,8 @@ def _latent_parts(model: Architecture, latent: LatentAttention) -> list[WeightPa
 def _widths(model: Architecture, layers: Sequence[Sequence[WeightPart]], total: int) -> Widths:
     """Divide the checkpoint's bytes by its parameters.
 
-    Tensors that are not of linear layers are 16 bits wide. In a quantized checkpoint linear layers
-    have what is left; in another all parameters share it, or the vision tower has it.
+    Tensors outside linear layers have 16 bits. In a quantized checkpoint, linear layers have the
+    remaining bytes; in another, all parameters share them, or the vision tower has the rest.
     """
     linear, others = _count_params(model, layers)
     drafts, tables = _count_draft_params(model, layers[-1])
@@ -228,7 +228,7 @@ def _widths(model: Architecture, layers: Sequence[Sequence[WeightPart]], total: 
 
 
 def _count_params(model: Architecture, layers: Sequence[Sequence[WeightPart]]) -> tuple[int, int]:
-    """Return the parameters of linear layers, and all others with the tables of the vocabulary."""
+    """Return the parameters of linear layers, and all others with the vocabulary tables."""
     parts = [part for layer in layers for part in layer]
     linear = sum(part.params for part in parts if part.linear)
     tables = _count_embeddings(model, first=True, last=True) * _embedding_part(model).params
@@ -236,8 +236,8 @@ def _count_params(model: Architecture, layers: Sequence[Sequence[WeightPart]]) -
 
 
 def _count_draft_params(model: Architecture, last: Sequence[WeightPart]) -> tuple[int, int]:
-    """Return the parameters of layers that only speculation loads: linear ones, and tables of the
-    vocabulary.
+    """Return the parameters of layers that only speculation loads: linear ones, and vocabulary
+    tables.
     """
     linear = sum(part.params for part in last if part.linear) + 2 * model.hidden**2
     tables = 2 * model.vocabulary * model.hidden if model.mtp_embeds else 0

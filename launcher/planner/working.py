@@ -1,10 +1,10 @@
-"""The memory that an engine works in, beside weights and KV cache.
+"""Working memory of an engine, beside weights and KV cache.
 
-Pure. vLLM measures it at the start, and nobody can compute it exactly: what CUDA and NCCL take, the
-peak of one forward pass of as many tokens as a batch may have or of sampling for as many sequences
-(whichever is larger, for one follows the other), and CUDA graphs. Here it is a sum of parts, each
-with a least, a likely and a greatest factor, fitted to what some seventy servers printed
-(`docs/explanation/planning.md`). Parts vary by themselves: their ranges are added as squares are.
+Pure. vLLM measures it at the start, and it cannot be computed exactly: CUDA and NCCL, the larger
+peak of one forward pass of a full batch or of sampling for all sequences (they follow each other),
+and CUDA graphs. Here it is a sum of parts, each with a low, a likely and a high factor, fitted to
+the logs of some seventy servers (`docs/planning.md`). Parts vary independently: their ranges are
+added in quadrature.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FACTORS: dict[str, Factors] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine is asked to do at most, and where; `stage` counts from 0."""
+    """The maximum load of an engine; `stage` counts from 0."""
 
     split: ParallelConfig
     stage: int
@@ -58,7 +58,7 @@ class EngineLoad:
 
     @property
     def last(self) -> bool:
-        """True of the stage that samples."""
+        """True for the stage that samples."""
         return self.stage == len(self.split.stages) - 1
 
 
@@ -68,7 +68,7 @@ _LAYERS, _SAMPLER = ("forward", "experts"), ("sampler",)
 
 
 def sum_parts(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
-    """Return the sum of parts: ranges are added as squares are."""
+    """Return the sum of parts; their ranges are added in quadrature."""
 
     def peak(which: int) -> float:
         return max(
@@ -88,7 +88,7 @@ def sum_parts(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
 
 
 def memory_parts(model: Architecture, load: EngineLoad) -> Parts:
-    """Return the parts that there are, by the names of their factors, with their sizes."""
+    """Return the non-zero parts, by the names of their factors, with their sizes."""
     parallel, latent = load.split, model.latent
     ranks = parallel.tp * len(parallel.stages) * parallel.dp
     graphs = versions.counts_graph_memory(load.version) and not load.eager
@@ -110,7 +110,7 @@ def memory_parts(model: Architecture, load: EngineLoad) -> Parts:
 
 
 def _forward_parts(model: Architecture, load: EngineLoad) -> dict[str, float]:
-    """Return the sizes of what a pass of the largest batch takes, in GiB."""
+    """Return the sizes of a pass of the largest batch, in GiB."""
     tp, tokens, experts = load.split.tp, load.batched_tokens, model.experts
     mlp_width = 0.0 if experts else 2 * model.width / tp
     routed = 0.0

@@ -55,7 +55,7 @@ from tests.planner import models
 def test_kinds_of_layers(config: dict[str, Any], kinds: dict[str, int]) -> None:
     """Layers are told from what the file lists, or from the family's rule."""
     found = parse_architecture(config)
-    assert not found.modelled
+    assert not found.unmodelled_reason
     assert Counter(layer.kind for layer in found.layers) == kinds
 
 
@@ -94,7 +94,7 @@ def test_head_size_is_derived() -> None:
 )
 def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> None:
     """Nothing is guessed: what is not understood is named."""
-    assert reason in parse_architecture(config).modelled
+    assert reason in parse_architecture(config).unmodelled_reason
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> No
 def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> None:
     """Without a head; an encoder of its own kind is none of them."""
     found = parse_architecture({**models.LLAMA_8B, "architectures": [name]})
-    assert (found.modelled, found.tied) == ("", True)
+    assert (found.unmodelled_reason, found.tied) == ("", True)
     assert found.layers == parse_architecture(models.LLAMA_8B).layers
-    assert parse_architecture({**models.LLAMA_8B, "architectures": ["BertModel"]}).modelled
+    assert parse_architecture({**models.LLAMA_8B, "architectures": ["BertModel"]}).unmodelled_reason
 
 
 def test_wrong_fields_are_told_at_once() -> None:
@@ -162,4 +162,4 @@ def test_any_file_is_read_or_refused(base: dict[str, Any], odd: dict[str, Any]) 
     except RequestError as error:
         assert error.evidence
     else:
-        assert found.modelled or found.layers
+        assert found.unmodelled_reason or found.layers

@@ -46,7 +46,7 @@ def question(
         model=parse_architecture(config),
         weight_bytes=int(gib * GIB),
         cluster=on,
-        want=Demand(context=context, requests=requests),
+        demand=Demand(context=context, requests=requests),
     )
 
 
@@ -133,7 +133,7 @@ def test_golden(name: str) -> None:
     config, gib, on, requests, words, rules = _GOLDEN[name]
     asked = question(config, gib, on, requests=requests)
     planned = choose_layout(asked)
-    assert planned.option.words == words
+    assert planned.option.description == words
     assert tuple(reason.rule for reason in explain_layout(asked, planned)) == rules
     assert planned.verdict != "does-not-fit"
 
@@ -162,7 +162,7 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
     asked = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
     planned = choose_layout(asked)
     assert planned.verdict == "does-not-fit"
-    states = planned.estimate.states()
+    states = planned.estimate_replica.state_limit()
     assert states
     assert (
         f"1,024 sequences need a block of recurrent state each, and there may be no more than"
@@ -174,10 +174,10 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
     assert not any(change.startswith("--nodes") for change in others)
 
     short = choose_layout(
-        replace(asked, weight_bytes=int(65 * GIB), want=Demand(context=2_000_000))
+        replace(asked, weight_bytes=int(65 * GIB), demand=Demand(context=2_000_000))
     )
     assert short.verdict == "does-not-fit"
-    assert short.estimate.states() is None  # a request does not fit, with however few sequences
+    assert short.estimate_replica.state_limit() is None  # a request does not fit, with however few sequences
 
     for starts in (
         EngineFlags(sequences=states),
@@ -261,7 +261,7 @@ def test_there_are_other_ways(name: str) -> None:
     assert len({each.change for each in others}) == len(others)
     for each in others:
         assert each.better
-        assert each.planned.estimate.poorest is not None
+        assert each.planned.estimate_replica.poorest is not None
 
 
 def test_unequal_gpus_take_unequal_layers() -> None:
@@ -271,7 +271,7 @@ def test_unequal_gpus_take_unequal_layers() -> None:
         question({**models.LLAMA_8B, "num_hidden_layers": 320}, 131.4, cluster(1, 1)),
         cluster=Cluster(hosts=hosts),
     )
-    planned = asked.judged(Layout(tp=8, pp=2, exact=True))
+    planned = asked.judge_layout(Layout(tp=8, pp=2, exact=True))
     first = list_alternatives(asked, planned)[0]
     assert first.change.startswith('env: {VLLM_PP_LAYER_PARTITION: "')
     layers = [int(each) for each in first.change.split('"')[1].split(",")]
@@ -279,12 +279,12 @@ def test_unequal_gpus_take_unequal_layers() -> None:
     assert layers[0] > layers[1]
     assert first.planned.requests("likely") > planned.requests("likely")
     equal = replace(asked, cluster=cluster(2, 8))
-    assert "PARTITION" not in list_alternatives(equal, equal.judged(Layout(tp=8, pp=2)))[0].change
+    assert "PARTITION" not in list_alternatives(equal, equal.judge_layout(Layout(tp=8, pp=2)))[0].change
 
 
 def _splits(planned: PlannedLayout) -> int:
     option = planned.option
-    return option.each * option.replicas
+    return option.gpus_per_replica * option.replicas
 
 
 @pytest.mark.parametrize(
@@ -316,13 +316,13 @@ def test_drafts_are_said_not_to_count() -> None:
 
 def test_an_option_names_itself() -> None:
     """For people."""
-    assert Layout(tp=8, pp=2).words == "TP 8 × PP 2"
-    assert Layout(tp=1, dp=8, experts=True).words == "DP 8 × TP 1, experts over all of them"
+    assert Layout(tp=8, pp=2).description == "TP 8 × PP 2"
+    assert Layout(tp=1, dp=8, experts=True).description == "DP 8 × TP 1, experts over all of them"
 
 
 def test_a_length_that_is_set_counts() -> None:
     """`--max-model-len` decides what a request may need, `--context` without it."""
     asked = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
     longer = replace(asked, flags=EngineFlags(length=65536))
-    assert asked.judged(Layout(tp=1)).estimate.length == 4096
-    assert longer.judged(Layout(tp=1)).estimate.length == 65536
+    assert asked.judge_layout(Layout(tp=1)).estimate_replica.length == 4096
+    assert longer.judge_layout(Layout(tp=1)).estimate_replica.length == 65536

@@ -28,9 +28,9 @@ def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **said: Any) ->
 def test_the_sum_is_the_budget() -> None:
     """Weights, working memory and KV cache are what utilization allows."""
     stage = worked(models.LLAMA_8B, 14.96).poorest
-    assert stage.budget == pytest.approx(79.18 * 0.92, abs=1e-6)
+    assert stage.memory_budget == pytest.approx(79.18 * 0.92, abs=1e-6)
     assert stage.weights.likely + stage.working.likely + stage.kv.likely == pytest.approx(
-        stage.budget
+        stage.memory_budget
     )
     assert stage.kv.low < stage.kv.likely < stage.kv.high
 
@@ -51,7 +51,7 @@ def test_the_poorest_stage_decides() -> None:
 def test_too_large_a_model_does_not_start() -> None:
     """Not even at the friendly end of the range."""
     found = worked(models.LLAMA_8B, 80.0)
-    assert not found.starts("high")
+    assert not found.can_start("high")
     assert found.tokens is not None
     assert found.tokens.high == 0
 
@@ -73,8 +73,8 @@ def test_what_is_not_modelled_has_no_tokens() -> None:
     """Its weights are judged, nothing else."""
     found = worked({"architectures": ["NewForCausalLM"]}, 30.0)
     assert found.tokens is None
-    assert found.starts("likely")
-    assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).starts("high")
+    assert found.can_start("likely")
+    assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).can_start("high")
 
 
 def test_a_cache_of_a_given_size_is_exact() -> None:
@@ -240,7 +240,7 @@ def test_the_cpu_build_holds_what_it_is_given() -> None:
     card = GpuModel(name="CPU", memory_gib=20.0)
     free = PlannedEngine(gpus=(card,), flags=EngineFlags(length=512, utilization=0.3))
     stage = estimate_replica(model, 1 << 20, free).poorest
-    assert stage.budget == pytest.approx(6.0)
+    assert stage.memory_budget == pytest.approx(6.0)
     assert 0 <= stage.kv.low < stage.kv.likely < stage.kv.high < 6.0
 
 

@@ -118,8 +118,8 @@ def test_one_block_is_held_back() -> None:
     """A longest request must fit beside the block that vLLM keeps for itself."""
     found = cache(models.LLAMA_8B)
     need = found.per_request * found.block_bytes[0]
-    assert not found.starts([need])
-    assert found.starts([need + found.block_bytes[0]])
+    assert not found.can_start([need])
+    assert found.can_start([need + found.block_bytes[0]])
 
 
 def test_no_layer_with_a_cache_needs_none() -> None:
