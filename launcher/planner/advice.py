@@ -40,7 +40,7 @@ class Alternative:
 
 def list_alternatives(question: PlanQuestion, plan: PlannedLayout) -> tuple[Alternative, ...]:
     """Return at most six alternatives: changes of flags, then other layouts."""
-    lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate_replica.state_limit("high")
+    lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate.state_limit("high")
     bigger = list(_node_alternatives(question)) if lacks_memory else []
     flags = [*_partition_alternatives(question, plan), *_flag_alternatives(question, plan)]
     splits = list(_layout_alternatives(question, plan))
@@ -58,7 +58,7 @@ def _node_alternatives(question: PlanQuestion) -> Iterator[Alternative]:
 
 
 def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
-    given, estimate = question.flags, plan.estimate_replica
+    given, estimate = question.flags, plan.estimate
     fewer_sequences = estimate.state_limit() or _SEQUENCES
     sizes_cache = not given.cache_bytes  # else the cache's memory is what it is given
     changes = (
@@ -114,9 +114,9 @@ def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iter
     gpus = question.stage_gpus(layout)
     if len({gpu.memory_gib for gpu in gpus}) < 2 or question.model.unmodelled_reason:
         return
-    counts, best = [stage.layers for stage in plan.estimate_replica.stages], plan
+    counts, best = [stage.layers for stage in plan.estimate.stages], plan
     for _ in question.model.layers:
-        estimate = best.estimate_replica
+        estimate = best.estimate
         headroom = [stage.kv.likely / max(1, stage.layers) for stage in estimate.stages]
         counts[headroom.index(min(headroom))] -= 1
         counts[headroom.index(max(headroom))] += 1
@@ -127,7 +127,7 @@ def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iter
             break
         best = candidate
     if best is not plan:
-        layers = ",".join(str(stage.layers) for stage in best.estimate_replica.stages)
+        layers = ",".join(str(stage.layers) for stage in best.estimate.stages)
         yield Alternative(
             f'env: {{VLLM_PP_LAYER_PARTITION: "{layers}"}}',
             "each stage has the layers for its memory",
@@ -173,9 +173,7 @@ def serve_commands(
     """Return the commands that start a plan, one per server; `args` are vLLM's own."""
     layout = plan.option
     argv = ["vlaunch", "serve", "--model", name, *_size_flags(layout)]
-    vllm_args = (
-        [] if question.flags.length else ["--max-model-len", str(plan.estimate_replica.length)]
-    )
+    vllm_args = [] if question.flags.length else ["--max-model-len", str(plan.estimate.length)]
     if layout.experts and not question.flags.expert_parallel:
         vllm_args.append(vllm.EXPERT_PARALLEL)
     vllm_args = ["--", *vllm_args, *args] if vllm_args or args else []
@@ -232,7 +230,7 @@ def extra_node_tokens(
     deeper = replace(layout, pp=layout.pp + stages)
     if not _fills_stages(question, deeper):
         return None
-    total = larger.judge_layout(deeper).estimate_replica.tokens
+    total = larger.judge_layout(deeper).estimate.tokens
     if total is None or total.low <= tokens:
         return None
     return (

@@ -15,9 +15,9 @@ def plan_json(question: PlanQuestion, plan: PlannedLayout) -> Json:
     """Return a plan with its reasons and alternatives."""
     reasons = explain_layout(question, plan)
     return {
-        **_figures_json(plan.estimate_replica, question.model.unmodelled_reason),
+        **_figures_json(plan.estimate, question.model.unmodelled_reason),
         "verdict": plan.verdict,
-        "max_concurrency": _range_json(plan.estimate_replica.concurrency, plan.option.replicas),
+        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
         "split": _layout_json(plan),
         "why": [_reason_json(reason) for reason in reasons],
         "alternatives": [
@@ -48,7 +48,7 @@ def _figures_json(estimate: Estimate, unmodelled_reason: str) -> Json:
 
 def _stage_json(stage: StageMemory) -> Json:
     return {
-        "budget_gib": round(stage.memory_budget, 3),
+        "budget_gib": round(stage.budget, 3),
         "weights_gib": _range_json(stage.weights),
         "working_gib": _range_json(stage.working),
         "kv_gib": _range_json(stage.kv),
@@ -88,7 +88,7 @@ def _alternative_json(alternative: Alternative) -> Json:
         "better": alternative.better,
         "verdict": plan.verdict,
         "split": _layout_json(plan),
-        **_stage_json(plan.estimate_replica.poorest),
-        "kv_tokens": _range_json(plan.estimate_replica.tokens),
-        "max_concurrency": _range_json(plan.estimate_replica.concurrency, plan.option.replicas),
+        **_stage_json(plan.estimate.poorest),
+        "kv_tokens": _range_json(plan.estimate.tokens),
+        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
     }

@@ -116,7 +116,7 @@ class PlannedLayout:
     """A layout with its figures and verdict."""
 
     option: Layout
-    estimate_replica: Estimate
+    estimate: Estimate
     verdict: Verdict
     placement: tuple[tuple[str, int], ...]
 
@@ -124,7 +124,7 @@ class PlannedLayout:
         """Return how many requests of the demanded length all replicas hold: `low`, `likely` or
         `high`.
         """
-        concurrency = self.estimate_replica.concurrency
+        concurrency = self.estimate.concurrency
         return getattr(concurrency, bound) * self.option.replicas if concurrency else 0.0
 
 
@@ -253,9 +253,7 @@ class PlanQuestion:
             )
         placement = place_replicas(layout, self.cluster)
         placed = placement[: layout.dp] if layout.exact and not layout.coupled else placement
-        return PlannedLayout(
-            option=layout, estimate_replica=estimate, verdict=verdict, placement=placed
-        )
+        return PlannedLayout(option=layout, estimate=estimate, verdict=verdict, placement=placed)
 
     def stage_gpus(self, layout: Layout) -> tuple[GpuModel, ...]:
         """Return the GPU of each pipeline stage: stages fill one node after the other."""
@@ -343,7 +341,7 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
                 return planned
     best = max(
         candidates,
-        key=lambda each: (each.requests("likely"), each.estimate_replica.poorest.kv.likely),
+        key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely),
     )
     reason = Reason("closest", "no split fits; this one comes closest")
     return replace(best, option=replace(best.option, reasons=(reason,)))
@@ -365,11 +363,11 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
     model, layout = question.model, plan.option
     reasons = list(layout.reasons)
     reasons += _replica_reasons(layout)
-    if states := plan.estimate_replica.state_limit():
+    if states := plan.estimate.state_limit():
         reasons.append(
             Reason(
                 "states",
-                f"{plan.estimate_replica.sequences:,} sequences need a block of recurrent state each,"
+                f"{plan.estimate.sequences:,} sequences need a block of recurrent state each,"
                 f" and there may be no more than {states:,}: add --max-num-seqs {states}",
             )
         )

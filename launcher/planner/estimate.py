@@ -71,11 +71,11 @@ class StageMemory:
     """One GPU of a pipeline stage, in GiB; `parts` are those of its working memory."""
 
     layers: int
-    memory_budget: float
+    budget: float
     weights: Range
     working: Range
     kv: Range
-    memory_parts: Parts
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,13 +254,13 @@ def _estimate_stage(
     weight_error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return StageMemory(
         layers=load.split.stages[load.stage],
-        memory_budget=gpu_budget,
+        budget=gpu_budget,
         weights=Range(weights - weight_error, weights, weights + weight_error),
         working=Range(low, likely, high),
         kv=_remaining_kv(
             gpu_budget - weights, Range(low, likely, high), weight_error, engine.flags.cache_bytes
         ),
-        memory_parts=sizes,
+        parts=sizes,
     )
 
 

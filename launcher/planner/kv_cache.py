@@ -84,7 +84,7 @@ class KvCache:
     @property
     def per_request(self) -> int:
         """Blocks of one request of the longest length."""
-        return sum(group.needs for group in self.groups)
+        return sum(group.request_blocks for group in self.groups)
 
     def blocks(self, memory: Sequence[int]) -> int:
         """Return the number of blocks that fit; the stage with the fewest decides. `memory` is in

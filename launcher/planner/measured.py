@@ -112,7 +112,7 @@ def _estimate_from_start(
 
 def _measured_stage(stage: StageMemory, kv: float) -> StageMemory:
     """Return a stage with a known KV cache: the budget less cache and weights is working memory."""
-    remaining = max(0.0, stage.memory_budget - kv)
+    remaining = max(0.0, stage.budget - kv)
     weights = min(stage.weights.likely, remaining)
     return replace(
         stage,

@@ -20,7 +20,7 @@ def plan_rows(
     name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the plan of a model; `args` are vLLM's own."""
-    estimate, layout = plan.estimate_replica, plan.option
+    estimate, layout = plan.estimate, plan.option
     yield _format_row("model", _describe_model(name, question))
     yield _format_row("cluster", _describe_cluster(question))
     yield _format_row(
@@ -56,7 +56,7 @@ def _command_rows(lines: Sequence[str]) -> Iterator[str]:
 
 def stage_rows(plan: PlannedLayout) -> Iterator[str]:
     """Yield the arithmetic of each pipeline stage, and the KV cache's groups."""
-    estimate = plan.estimate_replica
+    estimate = plan.estimate
     for index, stage in enumerate(estimate.stages):
         yield _format_row(
             "" if index else "stages", f"{index}: {stage.layers} layers; {_describe_memory(stage)}"
@@ -67,7 +67,7 @@ def stage_rows(plan: PlannedLayout) -> Iterator[str]:
         spec = group.spec
         text = (
             f"{len(group.layers)} {spec.kind} layers, {spec.block} tokens a block, {spec.page:,}"
-            f" bytes a page; a request of {estimate.length:,} tokens takes {group.needs:,} blocks"
+            f" bytes a page; a request of {estimate.length:,} tokens takes {group.request_blocks:,} blocks"
         )
         yield _format_row("" if place else "groups", text)
     sizes = ", ".join(f"{size:,}" for size in estimate.cache.block_bytes)
@@ -113,8 +113,8 @@ def _describe_cluster(question: PlanQuestion) -> str:
 def _describe_memory(stage: StageMemory) -> str:
     used = f"weights {_format_size(stage.weights.likely)} + working {_format_gib(stage.working)}"
     if stage.kv.high <= 0:
-        return f"{used} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.memory_budget:.1f}"
-    return f"budget {stage.memory_budget:.1f} = {used} + KV {_format_gib(stage.kv)} GiB"
+        return f"{used} are {-stage.kv.high:.1f} GiB and more over the budget of {stage.budget:.1f}"
+    return f"budget {stage.budget:.1f} = {used} + KV {_format_gib(stage.kv)} GiB"
 
 
 def _format_gib(value_range: Range) -> str:
@@ -136,7 +136,7 @@ def _format_tokens(value_range: Range) -> str:
 def _format_requests(plan: PlannedLayout) -> str:
     low, high = (f"{plan.requests(bound):.1f}" for bound in ("low", "high"))
     count = low if low == high else f"{low} to {high}"
-    return f"{count} requests of {plan.estimate_replica.length:,} tokens at once"
+    return f"{count} requests of {plan.estimate.length:,} tokens at once"
 
 
 def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
@@ -145,8 +145,8 @@ def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
     demand_text = f"{requests} of {demand.context:,} tokens"
     if question.model.unmodelled_reason:
         return f": {question.model.unmodelled_reason}; only its weights are judged"
-    if states := plan.estimate_replica.state_limit("high"):
-        sequences = f"{plan.estimate_replica.sequences:,} sequences"
+    if states := plan.estimate.state_limit("high"):
+        sequences = f"{plan.estimate.sequences:,} sequences"
         return f": {sequences} at once, with blocks of recurrent state for {states:,}"
     if plan.verdict == "fits":
         return f": {demand_text}, even if working memory is as large as it may be"
@@ -158,7 +158,7 @@ def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
 def _describe_alternative(alternative: Alternative) -> str:
     plan = alternative.planned
     requests = ""
-    if plan.verdict != "does-not-fit" and plan.estimate_replica.concurrency:
+    if plan.verdict != "does-not-fit" and plan.estimate.concurrency:
         low, high = (f"{plan.requests(bound):.0f}" for bound in ("low", "high"))
         requests = f", {low if low == high else f'{low} to {high}'} requests"
     return f"{alternative.change}: {_VERDICTS[plan.verdict]}{requests}; {alternative.better}"

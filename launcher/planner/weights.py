@@ -1,9 +1,9 @@
-"""How many bytes of weights each GPU holds.
+"""Bytes of weights on each GPU.
 
-Pure. The checkpoint's size is known; what is computed is how it divides: into pipeline stages by
-layers, and inside a stage by what vLLM splits over TP ranks and what each of them keeps whole
+Pure. The checkpoint's size is known; its division is computed: into pipeline stages by layers, and
+inside a stage by the tensors that vLLM splits over TP ranks and those that each rank keeps whole
 (`model_executor/layers/linear.py`, `vocab_parallel_embedding.py`, `fused_moe/`, the models' own
-files). What is quantized takes what the rest of the checkpoint leaves.
+files). Quantized tensors have the bytes that the rest of the checkpoint leaves.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Endpoint:
     """
 
     node: str
-    endpoint_url: str
+    url: str
     state: str = "unknown"
     detail: str = ""
     seconds: float = 0.0
@@ -45,9 +45,7 @@ def list_endpoints(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
     """Return the endpoints of a server, except on nodes that have left the inventory."""
     node_names = {node.name for node in inventory.nodes}
     return tuple(
-        Endpoint(
-            node=api.node, endpoint_url=endpoint_url(inventory, spec.host, spec.port, api.node)
-        )
+        Endpoint(node=api.node, url=endpoint_url(inventory, spec.host, spec.port, api.node))
         for api in spec.apis
         if api.node in node_names
     )

@@ -115,7 +115,7 @@ def confirm_transport(
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
-    log = wanted.log_name(start.spec.name, start.desired.id)
+    log = wanted.log_name(start.spec.name, start.spec.id)
     answers = run_by_node(
         session.transport,
         [

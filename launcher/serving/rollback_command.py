@@ -75,7 +75,7 @@ def rollback(
                 pair_timeout=call.pair_timeout,
                 fetch=call.fetch,
                 no_wait=no_wait,
-                supervision_policy=supervision_policy(call.inventory, timeout),
+                policy=supervision_policy(call.inventory, timeout),
             )
             session.hook_values.update(spec.hook_variables(call.inventory))
             pending = begin_start(call, ours, spec)
@@ -140,9 +140,7 @@ def _roll_back(
                 unsupervised=False,
                 planned=False,
                 notes=(),
-                supervision_policy=supervision_policy(
-                    session.inventory, spec.supervision_policy.start_timeout
-                ),
+                policy=supervision_policy(session.inventory, spec.policy.start_timeout),
             )
             retry = begin_start(call, ours, retry_spec)
         code, _ = finish_start(session, retry_spec, retry)

@@ -131,7 +131,7 @@ def serve(
         host=_parse_address(bind or inventory.serve.bind),
         port=port or inventory.ports.api,
         args=merge_vllm_args(inventory, args),
-        supervision_policy=supervision_policy(inventory, timeout, supervise=not no_supervise),
+        policy=supervision_policy(inventory, timeout, supervise=not no_supervise),
         unsupervised=no_supervise,
         pair_timeout=call.pair_timeout,
         fetch=call.fetch,

@@ -38,7 +38,7 @@ class ServePlan:
     @property
     def tokens(self) -> Range | None:
         """Tokens of all replicas' KV caches."""
-        one, replicas = self.planned.estimate_replica.tokens, self.planned.option.replicas
+        one, replicas = self.planned.estimate.tokens, self.planned.option.replicas
         return None if one is None else Range(*(value * replicas for value in astuple(one)))
 
 
@@ -56,7 +56,7 @@ def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan |
         exact=True,
     )
     plan = question.judge_layout(layout)
-    cache_known = question.flags.cache_bytes or plan.estimate_replica.measured_at is not None
+    cache_known = question.flags.cache_bytes or plan.estimate.measured_at is not None
     if not question.cluster.smallest.memory_gib and not cache_known:
         return None
     best = choose_layout(question)
@@ -152,7 +152,7 @@ def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
         held = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens"
         session.note(
             "plan",
-            f"{held} ({figures_basis(own_plan.estimate_replica, plan.question.model.unmodelled_reason)})",
+            f"{held} ({figures_basis(own_plan.estimate, plan.question.model.unmodelled_reason)})",
         )
     if plan.better is not None and not fixed:
         plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
@@ -175,7 +175,7 @@ def _format_tokens(tokens: Range) -> str:
 
 
 def _explain_shortage(plan: ServePlan) -> str:
-    estimate = plan.planned.estimate_replica
+    estimate = plan.planned.estimate
     stage, length = estimate.poorest, estimate.length
     if states := estimate.state_limit():
         return (
@@ -184,7 +184,7 @@ def _explain_shortage(plan: ServePlan) -> str:
     if stage.kv.likely <= 0:
         return (
             f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"
-            f" of the {stage.memory_budget:.1f} that a GPU may give"
+            f" of the {stage.budget:.1f} that a GPU may give"
         )
     return f"{stage.kv.likely:.1f} GiB of a GPU for a request of {length:,} tokens"
 
@@ -214,9 +214,7 @@ def plan_json(plan: ServePlan | None) -> dict[str, Any]:
     return {
         "planned": {
             "verdict": plan.planned.verdict,
-            "basis": figures_basis(
-                plan.planned.estimate_replica, plan.question.model.unmodelled_reason
-            ),
+            "basis": figures_basis(plan.planned.estimate, plan.question.model.unmodelled_reason),
             "kv_cache_tokens": {key: int(value) for key, value in asdict(tokens).items()},
         }
     }

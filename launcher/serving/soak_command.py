@@ -130,7 +130,7 @@ def _load_targets(session: Session, spec: Desired) -> tuple[Sequence[LoadTarget]
     for api in apis:
         forward = session.fleet.forward(api.node, spec.api_host, spec.port)
         tunnels.append(LoadTarget(host="127.0.0.1", port=forward.port, headers=headers))
-        at = urlsplit(api.endpoint_url)
+        at = urlsplit(api.url)
         direct.append(LoadTarget(host=at.hostname or "", port=at.port or 0, headers=plain))
     try:
         model = tunnels[0].query_model()

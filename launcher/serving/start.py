@@ -54,7 +54,7 @@ class PendingStart(NamedTuple):
 
     snapshot: ClusterSnapshot
     request: ServeRequest
-    start_server: StartPlan
+    start: StartPlan
     plan: ServePlan | None
     fetch_seconds: float
 
@@ -63,7 +63,7 @@ class PendingStart(NamedTuple):
 class StartSpec(ServerSpec):
     """A server's spec, its supervision, and the options of one start."""
 
-    supervision_policy: Policy
+    policy: Policy
     replace_other: bool = False
     skip_network_check: bool = False
     pair_timeout: float = 20.0
@@ -143,7 +143,7 @@ class StartSpec(ServerSpec):
             snapshot,
             request,
             requested_at=time.time(),
-            policy=self.supervision_policy,
+            policy=self.policy,
             check_stages=check_stages,
             notes=(*self.notes, *network_notes),
             replace_other=self.replace_other,
@@ -304,8 +304,7 @@ def _wait_for_answer(
         verb = "runs" if start.attached else "starts"
         text = f"server `{name}` {verb}; see `vlaunch status`{next_step_hint}"
         urls = [
-            endpoint.endpoint_url
-            for endpoint in endpoints.list_endpoints(session.inventory, start.spec)
+            endpoint.url for endpoint in endpoints.list_endpoints(session.inventory, start.spec)
         ]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
@@ -316,7 +315,7 @@ def _wait_for_answer(
                 snapshot.site,
                 start.spec,
                 session.transport,
-                timeout=spec.supervision_policy.start_timeout,
+                timeout=spec.policy.start_timeout,
                 attached=start.attached,
             )
         )

@@ -162,8 +162,7 @@ def build_status(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=server_rows,
-        endpoint=first
-        or endpoints.endpoint_url(inventory, inventory.serve.bind, inventory.ports.api),
+        endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
         network=network_verdict.describe_network(site, snapshot.network, head_state),
         certificates=certificates.expiry_warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)
@@ -263,7 +262,7 @@ def _server_status(site: Site, server: Server, agent: float) -> ServerStatus:
         backend=spec.backend if spec else "",
         model=first.model,
         nodes=tuple(node.name for node in site.nodes if node.name in server.nodes),
-        endpoint=apis[0].endpoint_url if apis else "",
+        endpoint=apis[0].url if apis else "",
         endpoints=apis,
         detail=detail,
         warning=record.warning if record and state in GOOD else "",

@@ -145,7 +145,7 @@ def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
     lines = [first]
     for endpoint in apart:
         detail = f"in {endpoint.seconds:.1f}s" if endpoint.state == "answering" else endpoint.detail
-        name = f"{_MARGIN}{endpoint.endpoint_url} on {endpoint.node}: "
+        name = f"{_MARGIN}{endpoint.url} on {endpoint.node}: "
         lines.append(state_line(name, endpoint.state, detail))
     return [*lines, *health, *_supervision_lines(server)]
 

@@ -323,7 +323,7 @@ class _StartWatcher:
         return ReadyServer(
             first=first,
             endpoints=tuple(
-                endpoint.endpoint_url
+                endpoint.url
                 for endpoint in endpoints.list_endpoints(self.site.inventory, self.spec)
             ),
             ranks={},

@@ -162,7 +162,7 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
     asked = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
     planned = choose_layout(asked)
     assert planned.verdict == "does-not-fit"
-    states = planned.estimate_replica.state_limit()
+    states = planned.estimate.state_limit()
     assert states
     assert (
         f"1,024 sequences need a block of recurrent state each, and there may be no more than"
@@ -177,7 +177,7 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
         replace(asked, weight_bytes=int(65 * GIB), demand=Demand(context=2_000_000))
     )
     assert short.verdict == "does-not-fit"
-    assert short.estimate_replica.state_limit() is None  # a request does not fit, with however few sequences
+    assert short.estimate.state_limit() is None  # a request does not fit, with however few sequences
 
     for starts in (
         EngineFlags(sequences=states),
@@ -261,7 +261,7 @@ def test_there_are_other_ways(name: str) -> None:
     assert len({each.change for each in others}) == len(others)
     for each in others:
         assert each.better
-        assert each.planned.estimate_replica.poorest is not None
+        assert each.planned.estimate.poorest is not None
 
 
 def test_unequal_gpus_take_unequal_layers() -> None:
@@ -324,5 +324,5 @@ def test_a_length_that_is_set_counts() -> None:
     """`--max-model-len` decides what a request may need, `--context` without it."""
     asked = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
     longer = replace(asked, flags=EngineFlags(length=65536))
-    assert asked.judge_layout(Layout(tp=1)).estimate_replica.length == 4096
-    assert longer.judge_layout(Layout(tp=1)).estimate_replica.length == 65536
+    assert asked.judge_layout(Layout(tp=1)).estimate.length == 4096
+    assert longer.judge_layout(Layout(tp=1)).estimate.length == 65536

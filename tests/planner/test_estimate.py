@@ -28,9 +28,9 @@ def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **said: Any) ->
 def test_the_sum_is_the_budget() -> None:
     """Weights, working memory and KV cache are what utilization allows."""
     stage = worked(models.LLAMA_8B, 14.96).poorest
-    assert stage.memory_budget == pytest.approx(79.18 * 0.92, abs=1e-6)
+    assert stage.budget == pytest.approx(79.18 * 0.92, abs=1e-6)
     assert stage.weights.likely + stage.working.likely + stage.kv.likely == pytest.approx(
-        stage.memory_budget
+        stage.budget
     )
     assert stage.kv.low < stage.kv.likely < stage.kv.high
 
@@ -240,7 +240,7 @@ def test_the_cpu_build_holds_what_it_is_given() -> None:
     card = GpuModel(name="CPU", memory_gib=20.0)
     free = PlannedEngine(gpus=(card,), flags=EngineFlags(length=512, utilization=0.3))
     stage = estimate_replica(model, 1 << 20, free).poorest
-    assert stage.memory_budget == pytest.approx(6.0)
+    assert stage.budget == pytest.approx(6.0)
     assert 0 <= stage.kv.low < stage.kv.likely < stage.kv.high < 6.0
 
 

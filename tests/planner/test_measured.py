@@ -44,7 +44,7 @@ def judged(
 
 def tokens(planned: PlannedLayout) -> tuple[float, float]:
     """Return the least and the most tokens."""
-    found = planned.estimate_replica.tokens
+    found = planned.estimate.tokens
     assert found is not None
     return found.low, found.high
 
@@ -54,7 +54,7 @@ def test_the_same_again_is_known_exactly(concurrency: float) -> None:
     """To the token that vLLM printed."""
     planned = judged(replace(START, concurrency=concurrency))
     assert tokens(planned) == (int(concurrency * 8192), int(concurrency * 8192))
-    assert planned.estimate_replica.measured_at == 5.0
+    assert planned.estimate.measured_at == 5.0
     assert planned.verdict == "fits"
 
 
@@ -74,8 +74,8 @@ def test_another_form_of_the_cache_is_reckoned(flags: EngineFlags, times: float)
 
 def test_more_memory_is_more_cache() -> None:
     """Utilization moves the budget, and nothing else."""
-    more = judged(START, replace(LENGTH, utilization=0.95)).estimate_replica.stages[0].kv.likely
-    same = judged(START).estimate_replica.stages[0].kv.likely
+    more = judged(START, replace(LENGTH, utilization=0.95)).estimate.stages[0].kv.likely
+    same = judged(START).estimate.stages[0].kv.likely
     assert more - same == pytest.approx(0.03 * 79.18, rel=0.001)
 
 
@@ -92,16 +92,16 @@ def test_more_memory_is_more_cache() -> None:
 def test_what_changes_working_memory_is_an_estimate(flags: EngineFlags) -> None:
     """Nobody has seen it."""
     planned = judged(START, flags)
-    assert planned.estimate_replica.measured_at is None
+    assert planned.estimate.measured_at is None
 
 
 def test_another_split_is_an_estimate() -> None:
     """But more replicas of a dense model are no other split, and those of a mixture are."""
-    assert judged(START, tp=4).estimate_replica.measured_at is None
-    assert judged(START, pp=2).estimate_replica.measured_at is None
-    assert judged(START, dp=4).estimate_replica.measured_at == 5.0
-    assert judged(MOE, MOE.flags, models.QWEN_235B).estimate_replica.measured_at == 5.0
-    assert judged(MOE, MOE.flags, models.QWEN_235B, dp=4).estimate_replica.measured_at is None
+    assert judged(START, tp=4).estimate.measured_at is None
+    assert judged(START, pp=2).estimate.measured_at is None
+    assert judged(START, dp=4).estimate.measured_at == 5.0
+    assert judged(MOE, MOE.flags, models.QWEN_235B).estimate.measured_at == 5.0
+    assert judged(MOE, MOE.flags, models.QWEN_235B, dp=4).estimate.measured_at is None
 
 
 def test_of_what_is_not_modelled_the_same_is_known() -> None:
@@ -110,4 +110,4 @@ def test_of_what_is_not_modelled_the_same_is_known() -> None:
     planned = judged(START, config=odd)
     assert tokens(planned) == (819_200, 819_200)
     assert planned.verdict == "fits"
-    assert judged(START, replace(LENGTH, length=4096), odd).estimate_replica.measured_at is None
+    assert judged(START, replace(LENGTH, length=4096), odd).estimate.measured_at is None

@@ -117,8 +117,8 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
 )
 def test_where_clients_go(bind: str, url: str) -> None:
     """To the head's address between the nodes, or to the one address that was asked for."""
-    assert endpoints.endpoint_url(INVENTORY, bind, 8000) == url
-    assert endpoints.endpoint_url(INVENTORY, bind, 8000, "n2") == url.replace(
+    assert endpoints.url(INVENTORY, bind, 8000) == url
+    assert endpoints.url(INVENTORY, bind, 8000, "n2") == url.replace(
         "10.0.0.1", "10.0.0.2"
     )
 

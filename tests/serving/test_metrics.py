@@ -64,7 +64,7 @@ class Looking:
         """Look once more."""
         self.now += every
         found = servers.parse_servers(kept.said(kept.one(self.wanted, self.seen, **more)))
-        (server,) = self.counting.read(found, answers, None, self.now).servers
+        (server,) = self.counting.build_sample(found, answers, None, self.now).servers
         return server
 
 
@@ -203,7 +203,7 @@ def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
     seen = kept.seen(ranks=RANKS, alive=ALIVE)
     found = servers.parse_servers(kept.said(kept.one(kept.wanted(), seen), gpu02=70.0))
-    (server,) = MetricsCollector(site).read(found, said(text()), None, 1.0).servers
+    (server,) = MetricsCollector(site).build_sample(found, said(text()), None, 1.0).servers
 
     assert [each.alive for each in server.ranks] == [True, None]
 
@@ -211,7 +211,7 @@ def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
 def test_a_keeper_that_is_not_heard(site: Site) -> None:
     """What it said last is no news, and what vLLM counts is."""
     found = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
-    (server,) = MetricsCollector(site).read(found, said(text()), None, 1.0).servers
+    (server,) = MetricsCollector(site).build_sample(found, said(text()), None, 1.0).servers
 
     assert server.state == "unknown"
     assert server.detail == "the head's agent has not looked for 300 s"

@@ -177,7 +177,7 @@ def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
     ask.
     """
     there = seen(error="timed out")
-    there = replace(there, said={key: value for key, value in there.said.items() if key != "jobs"})
+    there = replace(there, payload={key: value for key, value in there.payload.items() if key != "jobs"})
     (found,) = judged(planned(there, request("mp")), "room")
 
     assert (found.node, "timed out" in found.text) == ("n1", True)

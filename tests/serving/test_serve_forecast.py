@@ -195,11 +195,11 @@ def plan(tp: int, pp: int, *starts: MeasuredStart) -> ServePlan:
         cluster=Gpus(
             hosts=(PlanHost(name="a", gpus=8, gpu=gpu), PlanHost(name="b", gpus=8, gpu=gpu))
         ),
-        want=Demand(context=8192),
+        demand=Demand(context=8192),
         flags=EngineFlags(length=8192),
         starts=starts,
     )
-    return ServePlan(question=question, planned=question.judged(Layout(tp=tp, pp=pp, exact=True)))
+    return ServePlan(question=question, planned=question.judge_layout(Layout(tp=tp, pp=pp, exact=True)))
 
 
 def test_what_came_is_compared_with_the_plan() -> None:

@@ -56,9 +56,9 @@ def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
 
     assert [path.name for path in (tmp_path / "default").iterdir()] == ["desired.json"]
     assert (
-        parse_spec(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.desired
+        parse_spec(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.spec
     )
-    assert replace(parse_spec(json.loads(shown)), asked=7.0) == start.desired
+    assert replace(parse_spec(json.loads(shown)), asked=7.0) == start.spec
     assert parse_spec(json.loads(shown)).asked > 1e9
     assert (step.command.node, step.command.argv[-2:]) == (
         "n1",
@@ -81,7 +81,7 @@ def test_the_same_request_attaches(backend: str) -> None:
     for state in ("waiting", "ready", "pausing"):
         start = planned(seen(kept(request(backend), state)), request(backend), asked=8.0)
 
-        assert (start.attached, start.plan.steps, start.desired.asked) == (True, (), 7.0)
+        assert (start.attached, start.plan.steps, start.spec.asked) == (True, (), 7.0)
 
 
 FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not 60"
@@ -179,9 +179,9 @@ def test_a_second_server_takes_what_the_first_leaves() -> None:
     )
 
     assert [process.gpus for process in first.processes] == [(0, 1, 2, 3)] * 2
-    assert [process.gpus for process in second.desired.processes] == [(4, 5, 6, 7)] * 2
+    assert [process.gpus for process in second.spec.processes] == [(4, 5, 6, 7)] * 2
     assert [
-        option(start.processes[0].argv, "--master-port") for start in (first, second.desired)
+        option(start.processes[0].argv, "--master-port") for start in (first, second.spec)
     ] == ["29501", "29502"]
     assert judged(second, "room") == []
 
@@ -196,7 +196,7 @@ def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> No
     )
 
     assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
-    assert [each.node for each in wanted.desired.processes] == ["n1", "n3"]
+    assert [each.node for each in wanted.spec.processes] == ["n1", "n3"]
 
 
 def test_the_model_is_asked_for_in_the_running_containers() -> None:

@@ -19,5 +19,5 @@ def test_variables_make_another_server() -> None:
     assert plain.digest == request("mp", env={}).digest
     assert given.digest == request("mp", env={"A": "2", "B": "1"}).digest
     assert given.digest not in (plain.digest, request("mp", env={"A": "2", "B": "2"}).digest)
-    assert given.asked_for["env"] == {"A": "2", "B": "1"}
-    assert "env" not in plain.asked_for
+    assert given.original_spec["env"] == {"A": "2", "B": "1"}
+    assert "env" not in plain.original_spec

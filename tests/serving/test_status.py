@@ -375,7 +375,7 @@ def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world:
     """And nothing is made up about the nodes in Ray."""
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     heard = try_payload(Answer(node="gpu01", code=1, out=said))
-    seen = status.build_status(ClusterSnapshot(site=Site(world.inventory, facts), said=heard), {})
+    seen = status.build_status(ClusterSnapshot(site=Site(world.inventory, facts), payload=heard), {})
 
     assert [each.state for each in seen.servers] == ["unknown"]
     assert [each.ray for each in seen.nodes] == ["absent", "absent"]

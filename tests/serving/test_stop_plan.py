@@ -58,7 +58,7 @@ def test_a_server_is_wanted_no_more() -> None:
         "n1",
         ("rm", "-f", f"{FOLDER}/default/desired.json"),
     )
-    assert {command.node for command in gate.ask} == {"n1"}
+    assert {command.node for command in gate.queries} == {"n1"}
     assert gate.deadline == 75
     assert plan_stop(seen().site, (), 15).stages == ()
 
@@ -88,7 +88,7 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
 def test_the_port_of_every_endpoint_is_waited_for() -> None:
     """Asked from the head, each at its node's address."""
     gate = stopped(kept(request("mp", dp=2, pp=None, args=("-dph",))))
-    probes = [command for command in gate.ask if "python3" in command.argv and "-c" in command.argv]
+    probes = [command for command in gate.queries if "python3" in command.argv and "-c" in command.argv]
 
     assert [("10.0.0.2" in each.argv[-1], each.node) for each in probes] == [
         (False, "n1"),

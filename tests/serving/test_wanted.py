@@ -34,7 +34,7 @@ def test_a_ray_server() -> None:
 
     assert (process.node, process.argv, process.gpus, process.replicas) == (
         "n1",
-        asked.command(("--cpu-distributed-timeout-seconds", "7200")),
+        asked.build_command(("--cpu-distributed-timeout-seconds", "7200")),
         None,
         (0, 1),
     )

@@ -177,7 +177,7 @@ def make_spec(
     )
     return plan_serve(
         ClusterSnapshot(site=Site(INVENTORY)), request, requested_at=7.0, policy=Policy()
-    ).desired
+    ).spec
 
 
 def follow(

@@ -42,7 +42,7 @@ def test_tokens_are_counted_and_timed() -> None:
     assert run.errors == Counter()
     assert run.tokens == pytest.approx(3 * run.done, abs=3 * run.streams)
     assert run.first.percentile(0.5) is not None and run.between.percentile(0.99) is not None
-    assert 0 < run.first.longest <= run.wait and run.waited_until <= run.seconds
+    assert 0 < run.first.longest <= run.longest_wait and run.waited_until <= run.seconds
     assert set(server.keys) == {"Bearer k"}
     assert server.requests[0]["max_tokens"] == 3
     assert server.requests[0]["stream"] is server.requests[0]["ignore_eos"] is True
@@ -80,8 +80,8 @@ def test_the_end_cancels_open_requests() -> None:
         elapsed = time.monotonic() - stalled - 0.05
 
     assert (run.open, run.done, run.errors.total()) == (2, 0, 0)
-    assert run.wait >= 0.05
-    assert run.between.longest < run.wait, "no token ended the wait"
+    assert run.longest_wait >= 0.05
+    assert run.between.longest < run.longest_wait, "no token ended the wait"
     assert elapsed < 4, "the load waited for the server"
 
 
@@ -94,8 +94,8 @@ def test_the_longest_wait_is_the_one_between_two_tokens() -> None:
         server.go.set()
         server.wait_until(lambda: run.done >= 1)
 
-    assert run.wait == run.between.longest >= 0.2
-    assert run.wait <= run.waited_until <= run.seconds
+    assert run.longest_wait == run.between.longest >= 0.2
+    assert run.longest_wait <= run.waited_until <= run.seconds
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_closed_port_is_an_error() -> None:
 
     assert "refused" in str(run.errors)
     with pytest.raises(OSError, match="refused"):
-        closed.model()
+        closed.query_model()
 
 
 def test_a_role_is_not_a_token() -> None:
@@ -146,10 +146,10 @@ def test_a_role_is_not_a_token() -> None:
 def test_the_models_name_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes from the API; without a model in its list, reading fails."""
     with Endpoint() as server:
-        assert target(server.port).model() == "served-name"
+        assert target(server.port).query_model() == "served-name"
         monkeypatch.setitem(MODEL, "data", [])
         with pytest.raises(ValueError, match="no model"):
-            target(server.port).model()
+            target(server.port).query_model()
 
 
 def test_percentiles_are_exact_to_two_percent() -> None:

@@ -36,7 +36,7 @@ def test_counters_of_a_node_and_its_connections_are_read() -> None:
     """Addresses may be mapped to IPv6, and have a zone."""
     result = counters(100, 7, (ONE, OTHER, 5), ("[::ffff:10.0.0.1]:8000", "10.0.0.9%eth0:5", 0))
 
-    assert (result.sent, result.again) == (100, 7)
+    assert (result.sent, result.retransmitted) == (100, 7)
     assert result.connections == {
         (ONE, OTHER): 5,
         ("[::ffff:10.0.0.1]:8000", "10.0.0.9%eth0:5"): 0,
@@ -84,4 +84,4 @@ def test_the_command_runs_on_this_machine() -> None:
     process = subprocess.run(command.argv, capture_output=True, text=True, check=True)
     result = retransmits.parse_counters([Answer(node="a", code=0, out=process.stdout)])["a"]
 
-    assert result.sent >= result.again >= 0
+    assert result.sent >= result.retransmitted >= 0

@@ -21,7 +21,7 @@ BEFORE = kept.seen(
 def load(**changes: Any) -> LoadGenerator:
     """Return a good load, with changes."""
     run = LoadGenerator([], "m", COMPLETION, 128, 4, done=90, open=4, tokens=12_000)
-    run.seconds, run.wait, run.waited_until = 1800.0, 1.5, 754.0
+    run.seconds, run.longest_wait, run.waited_until = 1800.0, 1.5, 754.0
     for seconds in (0.05, 0.06):
         run.first.add(seconds)
         run.between.add(seconds / 10)
