@@ -1,4 +1,4 @@
-"""Findings of judges: what holds on a node or on the cluster, and what does not."""
+"""Findings of checks and gates on a node or on the cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from launcher.core.domain import fold
 Status = Literal["pass", "warn", "fail", "skip", "wait"]
 
 
-class Named(Protocol):
-    """A node, in any of its forms."""
+class HasName(Protocol):
+    """Anything with a node's name."""
 
     @property
     def name(self) -> str:
@@ -21,9 +21,9 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a judge saw on one node (or on the cluster, when `node` is empty).
+    """Result of a check on one node, or on the cluster when `node` is empty.
 
-    `wait` means: not yet, ask again.
+    `wait` means "not yet": the gate queries again.
     """
 
     node: str
@@ -33,49 +33,47 @@ class Finding:
     fix: str = ""
 
 
-def passed(node: Named | str, text: str = "") -> Finding:
-    """Return the finding of a node with nothing wrong; `text` tells the value that was seen."""
-    return Finding(node=_name(node), status="pass", text=text)
+def passed(node: HasName | str, text: str = "") -> Finding:
+    """Return a PASS; `text` reports the observed value."""
+    return Finding(node=_node_name(node), status="pass", text=text)
 
 
-def skipped(node: Named | str, reason: str, *, fix: str = "") -> Finding:
-    """Return the finding of a node that could not be judged."""
-    return Finding(node=_name(node), status="skip", text=reason, fix=fix)
+def skipped(node: HasName | str, reason: str, *, fix: str = "") -> Finding:
+    """Return a SKIP: the check could not run."""
+    return Finding(node=_node_name(node), status="skip", text=reason, fix=fix)
 
 
-def warned(node: Named | str, text: str, *, evidence: str = "", fix: str) -> Finding:
-    """Return the finding of a node on which something is not as it should be, though it may
-    work.
-    """
-    return Finding(node=_name(node), status="warn", text=text, evidence=evidence, fix=fix)
+def warned(node: HasName | str, text: str, *, evidence: str = "", fix: str) -> Finding:
+    """Return a WARN: a deviation that may still work."""
+    return Finding(node=_node_name(node), status="warn", text=text, evidence=evidence, fix=fix)
 
 
-def failed(node: Named | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    """Return the finding of a node on which something is wrong."""
-    return Finding(node=_name(node), status="fail", text=text, evidence=evidence, fix=fix)
+def failed(node: HasName | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    """Return a FAIL."""
+    return Finding(node=_node_name(node), status="fail", text=text, evidence=evidence, fix=fix)
 
 
-def waiting(node: Named | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
-    """Return the finding of a node that a gate still waits for."""
-    return Finding(node=_name(node), status="wait", text=text, evidence=evidence, fix=fix)
+def waiting(node: HasName | str, text: str, *, evidence: str = "", fix: str = "") -> Finding:
+    """Return a WAIT: the gate queries again until its deadline."""
+    return Finding(node=_node_name(node), status="wait", text=text, evidence=evidence, fix=fix)
 
 
-def gone(remaining: Sequence[str], text: str) -> Finding:
-    """Judge that nothing is left of what was stopped; `text` says so."""
+def judge_removal(remaining: Sequence[str], text: str) -> Finding:
+    """Judge a removal: wait while items remain, else pass with `text`."""
     if remaining:
         fix = "run the same command again; `vlaunch down` ends everything"
         return waiting("", "; ".join(remaining), fix=fix)
     return passed("", text)
 
 
-def worst(findings: Sequence[Finding]) -> Status:
-    """Return the most serious status among findings; `pass` when there are none."""
+def worst_status(findings: Sequence[Finding]) -> Status:
+    """Return the most serious status; `pass` without findings."""
     order: tuple[Status, ...] = ("fail", "wait", "warn", "skip", "pass")
     return next((status for status in order if any(f.status == status for f in findings)), "pass")
 
 
-def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that say the same thing on several nodes: `gpu[02-04]: …`."""
+def fold_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Merge equal findings of several nodes: `gpu[02-04]: …`."""
     groups: dict[tuple[Status, str, str, str], dict[str, None]] = {}
     for finding in findings:
         content = (finding.status, finding.text, finding.evidence, finding.fix)
@@ -88,5 +86,5 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _name(node: Named | str) -> str:
+def _node_name(node: HasName | str) -> str:
     return node if isinstance(node, str) else node.name

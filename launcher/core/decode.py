@@ -1,10 +1,8 @@
-"""One reader for what nodes, containers and files say: JSON in, a dataclass out, or one error that
-says whose answer it was and which field misfits.
+"""Strict decoding of JSON from nodes, containers and files into dataclasses.
 
-The dataclass is the form: kinds are strict (a number is no text, and a bool no number), a field
-without a default must be there, and fields that it does not have are passed over, for a newer
-version may have written them. What else a value must be, and where a reader is lenient, stands in
-the field's type: `Then`, `Or` and `DROPPED`.
+Types are strict (a number is not text, a bool is not a number) and fields without a default are
+required. Unknown fields are ignored, because newer versions may write them. The markers
+`Validator`, `Default` and `DROP_INVALID` in a field's type add constraints or relax them.
 """
 
 from __future__ import annotations
@@ -20,36 +18,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 from launcher.core import untrusted
 from launcher.core.errors import UnreadableAnswer
 
-# pydantic is imported where something is read: most commands only need the shapes.
+# pydantic is imported on use: most commands only need the types.
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
     from pydantic_core import CoreSchema
 
-_Shape = TypeVar("_Shape")
-_MOST: Final = 2**62  # of a count, an offset, an exit code
+_T = TypeVar("_T")
+_LIMIT: Final = 2**62  # for counts, offsets and exit codes
 
 
 @dataclass(frozen=True)
-class Then:
-    """In a field's type: what becomes of a value of the right kind; ValueError refuses it."""
+class Validator:
+    """Field type marker: validate or convert a value of the right type; ValueError rejects it."""
 
-    change: Callable[[Any], Any]
+    function: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Run after pydantic's own check of the kind."""
+        """Run after pydantic's own type check."""
         from pydantic_core import core_schema
 
-        return core_schema.no_info_after_validator_function(self.change, handler(kind))
+        return core_schema.no_info_after_validator_function(self.function, handler(kind))
 
 
 @dataclass(frozen=True)
-class Or:
-    """In a field's type: what stands in for a value that misfits, or is not there."""
+class Default:
+    """Field type marker: the value that replaces a missing or invalid one."""
 
     default: Any
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Catch what the types and markers before this one refuse."""
+        """Catch the rejections of the preceding types and markers."""
         from pydantic_core import core_schema
 
         return core_schema.with_default_schema(
@@ -58,86 +56,83 @@ class Or:
 
 
 @dataclass(frozen=True)
-class _Dropped:
+class _DropInvalid:
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
 
         return core_schema.with_default_schema(handler(kind), on_error="omit")
 
 
-# In the type of the items of a collection: one that misfits is left out.
-DROPPED: Final = _Dropped()
+# Marker in the item type of a collection: drop invalid items.
+DROP_INVALID: Final = _DropInvalid()
 
 
-def matches(pattern: str) -> Then:
-    """Return the marker of a text that must match a pattern as a whole."""
+def matches(pattern: str) -> Validator:
+    """Return a marker for text that fully matches a pattern."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError("it has another form")
         return text
 
-    return Then(check)
+    return Validator(check)
 
 
-def shortened(most: int) -> Then:
-    """Return the marker of a text of which only the beginning is kept."""
-    return Then(lambda text: text[:most])
+def truncate(most: int) -> Validator:
+    """Return a marker that cuts text to `most` characters."""
+    return Validator(lambda text: text[:most])
 
 
-def within(least: float, most: float) -> Then:
-    """Return the marker of a number that must be at least `least`, and less than `most`."""
+def in_range(least: float, most: float) -> Validator:
+    """Return a marker for a number in [least, most)."""
 
     def check(number: float) -> float:
         if not least <= number < most:
             raise ValueError("it is too small or too large")
         return number
 
-    return Then(check)
+    return Validator(check)
 
 
-# A text whose lines are cut where they are too long to be looked at, and numbers that somebody can
-# count with.
-Text = Annotated[str, Then(untrusted.cut)]
-Whole = Annotated[int, within(-_MOST, _MOST)]
-Number = Annotated[float, within(-_MOST, _MOST)]
+# Text with long lines truncated, and numbers in a safe range.
+Text = Annotated[str, Validator(untrusted.truncate)]
+Integer = Annotated[int, in_range(-_LIMIT, _LIMIT)]
+Number = Annotated[float, in_range(-_LIMIT, _LIMIT)]
 
 
-def read(shape: type[_Shape], text: str, source: str, *, forbid_unknown: bool = False) -> _Shape:
-    """Read JSON as a node or a file has it; `closed` refuses fields that the shape does not have.
+def parse_json(shape: type[_T], text: str, source: str, *, forbid_unknown: bool = False) -> _T:
+    """Parse JSON into `shape`; `forbid_unknown` rejects fields that `shape` does not define.
 
     Raises:
-        UnreadableAnswer: `whose` answer it was, and which field misfits.
+        UnreadableAnswer: naming `source` and the invalid field.
     """
     try:
         value = untrusted.loads(text)
     except ValueError as error:
         raise UnreadableAnswer(
-            f"{source} cannot be read: {error}", evidence=untrusted.shown(text)
+            f"{source} cannot be read: {error}", evidence=untrusted.excerpt(text)
         ) from None
-    return fit(shape, value, source, forbid_unknown=forbid_unknown)
+    return validate(shape, value, source, forbid_unknown=forbid_unknown)
 
 
-def fit(shape: type[_Shape], value: object, source: str, *, forbid_unknown: bool = False) -> _Shape:
-    """Like `read`, for what `untrusted.loads` has returned."""
+def validate(shape: type[_T], value: object, source: str, *, forbid_unknown: bool = False) -> _T:
+    """Convert a value that `untrusted.loads` returned into `shape`; see `parse_json`."""
     from pydantic import ValidationError
 
-    adapter: TypeAdapter[tuple[_Shape]] = _adapter(cast("Any", shape), forbid_unknown)
+    adapter: TypeAdapter[tuple[_T]] = _type_adapter(cast("Any", shape), forbid_unknown)
     try:
-        # As text, where an array is a tuple and an object a dataclass even for a strict reader.
+        # JSON text, because strict validation of Python objects takes no list for a tuple.
         (instance,) = adapter.validate_json(json.dumps([value]))
     except ValidationError as error:
         raise UnreadableAnswer(
-            f"{source} cannot be read: {_misfit(error)}", evidence=untrusted.shown(value)
+            f"{source} cannot be read: {_describe_error(error)}", evidence=untrusted.excerpt(value)
         ) from None
     return instance
 
 
 @cache
-def _adapter(shape: Any, forbid_unknown: bool) -> TypeAdapter[Any]:
-    """Return the reader of a shape; within a tuple, for only there a plain dataclass takes a
-    configuration that is not its own.
-    """
+def _type_adapter(shape: Any, forbid_unknown: bool) -> TypeAdapter[Any]:
+    """Return a shape's validator, in a tuple: only items take an outer configuration."""
     from pydantic import ConfigDict, TypeAdapter
 
     wrapper: Any = GenericAlias(tuple, (shape,))
@@ -145,8 +140,8 @@ def _adapter(shape: Any, forbid_unknown: bool) -> TypeAdapter[Any]:
     return TypeAdapter(wrapper, config=config)
 
 
-def _misfit(error: ValidationError) -> str:
-    """Say which field it is, and what stands there; a field's name may be a node's own word."""
+def _describe_error(error: ValidationError) -> str:
+    """Describe the first invalid field and its value, escaped: nodes may choose field names."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = repr(".".join(str(part) for part in first["loc"][1:]))[1:-1][:80]
     if first["type"] == "missing":

@@ -1,6 +1,4 @@
-"""Descriptions of fields: the text under each field of a dataclass, which editors and `--help`
-show.
-"""
+"""Field descriptions for editors and `--help`: the string below a dataclass field."""
 
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ from collections.abc import Mapping
 from functools import cache
 
 
-def descriptions(cls: type) -> dict[str, str]:
-    """Return the text under each field of a dataclass and its bases, as one line."""
+def field_descriptions(cls: type) -> dict[str, str]:
+    """Return the descriptions of a dataclass's own and inherited fields, as one line each."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        texts |= _module(base.__module__).get(base.__name__, {})
+        texts |= _class_fields(base.__module__).get(base.__name__, {})
     return texts
 
 
 @cache
-def _module(name: str) -> Mapping[str, Mapping[str, str]]:
+def _class_fields(name: str) -> Mapping[str, Mapping[str, str]]:
     tree = ast.parse(inspect.getsource(sys.modules[name]))
     return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 

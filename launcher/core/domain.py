@@ -1,7 +1,7 @@
-"""The nouns every layer shares: plain frozen values, no behaviour beyond looking things up.
+"""Frozen value types shared by all layers, without behaviour beyond lookups.
 
-Sections of an inventory are such values: `launcher/inventory` validates them as they stand here,
-with their types, bounds and defaults, and editors show what is written under a field.
+Inventory sections are such types: `launcher/inventory` validates their types, bounds and defaults,
+and editors show the descriptions below their fields.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Connection = Literal["ssh", "local"]
 SecretsIn = Literal["disk", "memory"]
 ImageSource = Literal["registry", "nodes"]
 Fabric = Literal["ethernet", "infiniband", "roce"]
-# What the network between nodes must at least be, the least first.
+# Levels of the network between nodes, lowest first.
 Level = Literal["any", "rdma", "gdrdma"]
 Required = Literal["auto", "gdrdma", "rdma", "any"]
 LEVELS: tuple[Level, ...] = ("any", "rdma", "gdrdma")
-LEVEL_WORDS: Mapping[Level, str] = {
+LEVEL_LABELS: Mapping[Level, str] = {
     "any": "any transport",
     "rdma": "RDMA",
     "gdrdma": "RDMA with GPUDirect",
@@ -34,8 +34,8 @@ LEVEL_WORDS: Mapping[Level, str] = {
 Argv = tuple[str, ...]
 
 
-def options(**values: object) -> Argv:
-    """Return the long options of these names, with their values."""
+def long_options(**values: object) -> Argv:
+    """Return command line options such as `--max-rows 5` from keyword arguments."""
     return tuple(
         item
         for name, value in values.items()
@@ -45,7 +45,7 @@ def options(**values: object) -> Argv:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A value that must never be shown: its text is `***` everywhere, and `reveal()` gives it.
+    """A value that prints as `***`; only `reveal()` returns it.
 
     Secrets leave the control machine on standard input only, into files of mode 0600.
     """
@@ -53,7 +53,7 @@ class Secret:
     _value: str
 
     def reveal(self) -> str:
-        """Return the value itself; call this only where the bytes are written to a node."""
+        """Return the value; call this only to write it to a node."""
         return self._value
 
     def __repr__(self) -> str:
@@ -97,13 +97,13 @@ class Ssh:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What an inventory says for all nodes, and each node may override."""
+    """Inventory keys for all nodes that a node may override."""
 
     connection: Connection = "ssh"
     """ssh, or local: the machine the launcher runs on."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
     """How to log in."""
-    docker: values.Words = field(default_factory=lambda: ("docker",))
+    docker: values.ArgvItems = field(default_factory=lambda: ("docker",))
     """Command words, such as [sudo, -n, docker]."""
     hf_home: values.NodePath = "/data/huggingface"
     """Hugging Face cache on the nodes, mounted into the containers."""
@@ -119,13 +119,13 @@ class NodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Node(NodeSettings):
-    """One server, with the cluster's values and its own overrides already merged."""
+    """A server, with the cluster's settings and its own overrides merged."""
 
     name: str
     host: str
     ip: str
     gpus: int
-    # Which of the host's GPUs, each an index or a UUID of its driver's; none: the first ones.
+    # GPUs of the host, as indexes or driver UUIDs; empty: the first `gpus`.
     gpu_ids: tuple[str, ...] = ()
     head: bool = False
     interface: str | None = None
@@ -145,7 +145,7 @@ class RaySettings:
 
     @property
     def off(self) -> bool:
-        """True when the cluster has no Ray: no batch jobs, and servers of the `mp` backend."""
+        """True for a cluster without Ray: no batch jobs, and servers use the `mp` backend."""
         return self.version == "none"
 
 
@@ -153,9 +153,9 @@ class RaySettings:
 class Ports:
     """TCP ports, the same on every node."""
 
-    # Everything runs in the host's network, so they must be free there. Defaults are Ray's own
-    # where Ray has one; the ones Ray would pick at random are pinned, so that a firewall can be
-    # told (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
+    # Containers use the host's network, so these ports must be free. Defaults are Ray's if it has
+    # any; ports that Ray would choose at random are fixed for firewalls
+    # (https://docs.ray.io/en/latest/ray-core/configure.html#ports-configurations).
     gcs: values.Port = 6379
     """Ray's cluster store, on the head."""
     dashboard: values.Port = 8265
@@ -231,10 +231,10 @@ class ServeDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """A server as a command describes it, and as the head records it for a later rollback.
+    """A server as requested on the command line, recorded on the head for a later rollback.
 
-    Placement chooses what `tp`, `pp` and `dp` leave open. `nodes` and `gpus` (of each node) limit
-    where it may run; `env` has variables of its processes alone.
+    Placement chooses `tp`, `pp` and `dp` if they are None. `nodes` and `gpus` (per node) limit the
+    placement; `env` applies to this server's processes only.
     """
 
     name: str = "default"
@@ -251,7 +251,7 @@ class ServerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def spec_fields(self) -> dict[str, Any]:
-        """Return these fields, and none of a subclass."""
+        """Return the fields of ServerSpec, without those of a subclass."""
         return {name: getattr(self, name) for name in ServerSpec.__dataclass_fields__}
 
 
@@ -277,14 +277,16 @@ class Mount:
     """Let the containers only read it."""
 
 
-MountItem = Annotated[FromMapping[Mount], values.Read(values.mount, str | FromMapping[Mount])]
+MountItem = Annotated[
+    FromMapping[Mount], values.Converter(values.parse_mount, str | FromMapping[Mount])
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExistingMount(Mount):
-    """A bind mount without whose source a container does not start.
+    """A bind mount with a source that must exist for the container to start.
 
-    Docker makes a missing source of others as an empty directory of root's.
+    For other mounts, Docker creates a missing source as an empty directory owned by root.
     """
 
 
@@ -294,7 +296,7 @@ class Logging:
 
     driver: values.LogDriver | None = None
     """Docker's log driver, such as local or journald; the daemon's own by default."""
-    options: Mapping[values.LogOption, values.Argument] | None = None
+    long_options: Mapping[values.LogOption, values.Argument] | None = None
     """Its options, such as {max-size: 20m, max-file: 5}, which json-file and local have by default;
     {} leaves it to the daemon.
     """
@@ -302,7 +304,7 @@ class Logging:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """What an inventory says of the cluster as a whole."""
+    """Inventory keys of the cluster as a whole."""
 
     cluster: values.ClusterName
     """Name of the cluster; part of container names and labels."""
@@ -315,7 +317,9 @@ class ClusterSettings:
     """What the model runs on."""
     ray: Annotated[
         FromMapping[RaySettings],
-        values.Read(values.shorthand("version", str, float), str | FromMapping[RaySettings]),
+        values.Converter(
+            values.expand_shorthand("version", str, float), str | FromMapping[RaySettings]
+        ),
     ] = field(default_factory=RaySettings)
     """Ray's version, its settings, or none."""
     shm: values.Shm = "private"
@@ -338,7 +342,7 @@ class ClusterSettings:
     """Where secrets lie on the nodes; in memory, a rebooted node needs `vlaunch up`."""
     ports: FromMapping[Ports] = field(default_factory=Ports)
     """TCP ports, free on every node."""
-    engine_args: Mapping[values.EngineArg, values.Plain] = field(default_factory=dict)
+    engine_args: Mapping[values.EngineArg, values.JsonValue] = field(default_factory=dict)
     """vLLM's engine arguments by name, for servers and batch jobs, such as {max_model_len: 8192};
     `serve: args` and a job's own go over them.
     """
@@ -356,7 +360,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory(ClusterSettings):
-    """A validated inventory: what was asked for. `path` is the file it came from."""
+    """A validated inventory; `path` is its file."""
 
     path: Path
     nodes: tuple[Node, ...]
@@ -366,17 +370,17 @@ class Inventory(ClusterSettings):
     _by_name: Mapping[str, Node] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Checks look nodes up for each pair of them.
+        # Checks look up nodes for every pair.
         object.__setattr__(self, "_by_name", {node.name: node for node in self.nodes})
 
     @property
     def head(self) -> Node:
-        """The node that runs Ray's head (and rank 0)."""
+        """The node of Ray's head and of rank 0."""
         return next(node for node in self.nodes if node.head)
 
     @property
     def workers(self) -> tuple[Node, ...]:
-        """All nodes but the head, in inventory order."""
+        """All nodes except the head, in inventory order."""
         return tuple(node for node in self.nodes if not node.head)
 
     @property
@@ -391,10 +395,7 @@ class Inventory(ClusterSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a node answered to one command.
-
-    `timed_out` means the deadline ended it (`code` is then 124).
-    """
+    """Result of one command on a node; a command that exceeds its deadline has `code` 124."""
 
     node: str
     code: int
@@ -405,13 +406,15 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """True when the command ended by itself with exit status 0."""
+        """True for a command that exited with status 0 before its deadline."""
         return self.code == 0 and not self.timed_out
 
     @property
     def tail(self) -> str:
-        """The last lines of what it said, errors preferred: the evidence to show, without what
-        Docker's client advises below each error, and curl's own word for an answer that is one.
+        """The last six lines of standard error, or else of standard output, as evidence.
+
+        Omits the advice that Docker's client appends to errors, and curl's line for an HTTP error
+        that has a body.
         """
         err = "" if self.err.startswith("curl: (22) ") else self.err
         lines = (err.strip() or self.out.strip() or self.err.strip()).splitlines()
@@ -420,8 +423,8 @@ class Answer:
         return "\n".join(lines[-6:])
 
 
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """Return a sort key that puts `gpu2` before `gpu10`."""
+def natural_key(name: str) -> list[tuple[int, int | str]]:
+    """Return a sort key that places `gpu2` before `gpu10`."""
     return [
         (0, int(part)) if part.isdecimal() else (1, part)
         for part in re.split(r"(\d+)", name)
@@ -430,10 +433,10 @@ def natural(name: str) -> list[tuple[int, int | str]]:
 
 
 def fold(names: tuple[str, ...] | list[str]) -> str:
-    """Fold node names that differ in one number, in the order given: `('gpu01', 'gpu02', 'gpu04')`
-    → `gpu[01-02,04]`.
+    """Fold node names that differ in one number: `('gpu01', 'gpu02', 'gpu04')` → `gpu[01-02,04]`.
 
-    The notation is the one inventories accept (and ClusterShell's node sets use).
+    Keeps the order. Inventories accept the same notation, which is that of ClusterShell's node
+    sets.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     plain: list[tuple[tuple[str, str] | None, str]] = []

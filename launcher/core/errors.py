@@ -1,22 +1,22 @@
-"""What can go wrong, as one tree. Library exceptions stop at the adapter that imports the library.
+"""Exceptions of vlaunch, as one tree. Adapters convert the exceptions of the libraries they import.
 
-* VlaunchError            exit 1  it failed
-  * RequestError          exit 2  what was asked cannot be done: nothing was touched
-    * InventoryError              every mistake in an inventory, each with its line
-    * JobError                    every mistake in a batch job, each with its line
+* VlaunchError            exit 1  the command failed
+  * RequestError          exit 2  invalid request; nothing changed
+    * InventoryError              all mistakes in an inventory, with their lines
+    * JobError                    all mistakes in a batch job, with their lines
       (`launcher/batch/shape.py`)
-    * PlacementError              this TP × PP × model does not fit this cluster
-  * NodeError                     one or more nodes did not do as told
-    * ConnectError                a node could not be reached or logged in to
-    * LockError                   another operator works on the cluster, or took it from us
-  * ServerError                   a server did not start, cannot go on, or gives no completion
-    * StoppedError                somebody stopped what was watched: nothing went wrong
-    * UnwatchedError              what was watched cannot be asked any more, and may well go on
-  * BatchError                    a batch job failed, or it or its output cannot be had any more
-  * DeadlineError                 a wait ran out of time
+    * PlacementError              TP × PP × model does not fit this cluster
+  * NodeError                     a command failed on one or more nodes
+    * ConnectError                no connection or no SSH login
+    * LockError                   another operator holds the cluster lock, or broke ours
+  * ServerError                   a server did not start, failed, or returned no completion
+    * StoppedError                an operator stopped the server; not a fault
+    * UnwatchedError              the server's state is unknown; it may still be running
+  * BatchError                    a batch job failed, or its state or output is unavailable
+  * DeadlineError                 a wait timed out
   * GateError                     a check between two stages failed
-  * HookError                     a hook of the user's failed
-  * UnreadableAnswer              a tool said something that cannot be read
+  * HookError                     a user's hook failed
+  * UnreadableAnswer              unparsable output of a tool
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from launcher.core.domain import fold
 
 
 class VlaunchError(Exception):
-    """Root of everything vlaunch raises on purpose.
+    """Root of all intended exceptions.
 
     Args:
-        message: where and what happened, one line, no full stop.
-        evidence: the lines that show it, as they were seen.
-        hint: what to do, with a command to run.
+        message: subject and failure, one line without a full stop.
+        evidence: the output lines that show it, verbatim.
+        hint: the remedy, with a command to run.
     """
 
     exit_code = 1
@@ -45,23 +45,23 @@ class VlaunchError(Exception):
 
     @property
     def reason(self) -> str:
-        """What happened, without the name of the node where it did."""
+        """The message without the node's name."""
         return self.message
 
     @property
     def brief(self) -> str:
-        """What happened and the last line that shows it, on one line."""
+        """The reason and the last line of evidence, on one line."""
         return ": ".join(part for part in (self.reason, *self.evidence.splitlines()[-1:]) if part)
 
 
 class RequestError(VlaunchError):
-    """The request was wrong; nothing was touched."""
+    """An invalid request; nothing changed."""
 
     exit_code = 2
 
 
 class InventoryError(RequestError):
-    """The inventory has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`."""
+    """An invalid inventory; `mistakes` has lines such as `FILE:LINE: path: text`."""
 
     def __init__(self, message: str, mistakes: Sequence[str], *, hint: str = "") -> None:
         super().__init__(message, evidence=mistakes, hint=hint)
@@ -69,11 +69,11 @@ class InventoryError(RequestError):
 
 
 class PlacementError(RequestError):
-    """The asked-for parallelism cannot run on this cluster or with this model."""
+    """The requested parallelism does not fit this cluster or this model."""
 
 
 class NodeError(VlaunchError):
-    """A node did not do as told; `node` names it (or several, folded)."""
+    """A failure on `node` (or on several, folded)."""
 
     def __init__(
         self, node: str, message: str, *, evidence: str | Sequence[str] = "", hint: str = ""
@@ -87,49 +87,47 @@ class NodeError(VlaunchError):
 
 
 class ConnectError(NodeError):
-    """A node could not be reached, or refused the login."""
+    """A node is unreachable or rejected the SSH login."""
 
 
 class LockError(NodeError):
-    """The cluster's lock is held by somebody else, or was lost while it was needed."""
+    """Another operator holds the cluster lock, or it was lost during the command."""
 
 
 class ServerError(VlaunchError):
-    """A server did not start, cannot go on, or does not answer as it should."""
+    """A server did not start, failed, or returned an invalid response."""
 
 
 class StoppedError(ServerError):
-    """Somebody stopped the server while it was being watched."""
+    """An operator stopped the server during the wait."""
 
 
 class UnwatchedError(ServerError):
-    """Nobody could say for too long how a server is; it may well go on."""
+    """The server's state could not be read for too long; it may still be running."""
 
 
 class BatchError(VlaunchError):
-    """A batch job failed or was stopped, or it cannot be watched or gathered any more."""
+    """A batch job failed or was stopped, or its state or output is unavailable."""
 
 
 class DeadlineError(VlaunchError):
-    """A wait ran out of time."""
+    """A wait timed out."""
 
 
 class HookError(VlaunchError):
-    """An executable in `hooks/` failed, or did not end in time."""
+    """An executable in `hooks/` failed or timed out."""
 
 
 class GateError(VlaunchError):
-    """A check between two stages failed; the stages after it did not run."""
+    """A check between two stages failed; later stages did not run."""
 
 
 class UnreadableAnswer(VlaunchError):
-    """A tool's output could not be read; `evidence` is the line."""
+    """Unparsable output of a tool; `evidence` is the line."""
 
 
-def together(errors: Sequence[NodeError], summary: str = "did not answer") -> NodeError:
-    """Make one error of several nodes' errors: every node's story, equal ones folded; `what` is
-    true of all of them.
-    """
+def combine_errors(errors: Sequence[NodeError], summary: str = "did not answer") -> NodeError:
+    """Combine errors of several nodes; equal ones are folded. `summary` completes "NODES …"."""
     if len(errors) == 1:
         return errors[0]
     groups: dict[tuple[str, str], list[NodeError]] = {}
@@ -138,13 +136,13 @@ def together(errors: Sequence[NodeError], summary: str = "did not answer") -> No
     lines: list[str] = []
     hints: list[str] = []
     for (text, hint), group in groups.items():
-        lines.append(f"{_names(group)}: {text}")
+        lines.append(f"{_folded_names(group)}: {text}")
         lines += group[0].evidence.splitlines()[-2:]
         hints += [line for line in hint.splitlines() if line not in hints]
     kind = ConnectError if all(isinstance(error, ConnectError) for error in errors) else NodeError
     text = "cannot be reached" if kind is ConnectError else summary
-    return kind(_names(errors), text, evidence=lines, hint="\n".join(hints))
+    return kind(_folded_names(errors), text, evidence=lines, hint="\n".join(hints))
 
 
-def _names(errors: Sequence[NodeError]) -> str:
+def _folded_names(errors: Sequence[NodeError]) -> str:
     return fold([error.node for error in errors])

@@ -1,4 +1,4 @@
-"""What happens, as it happens: the one stream that terminals, pipes, `--json` and tests read."""
+"""Progress events: the one stream behind terminals, pipes, `--json` and tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ State = Literal["", "running", "ok", "failed", "unchanged", "warn", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened.
+    """A progress event.
 
-    `stage` is the stage's id; `node` is empty when it concerns all of them; `seconds` is how long
-    it took, or, for `wait`, how long it has waited so far, with `deadline` the most it will wait.
+    `stage` is the stage's id; an empty `node` means all nodes. `seconds` is the duration, or for
+    `wait` the time waited so far, of at most `deadline`.
     """
 
     kind: Kind

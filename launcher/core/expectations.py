@@ -1,6 +1,4 @@
-"""What GPUs and network cards are known to do: our figures with their sources, and a user's file
-over them, which `expectations_read` reads.
-"""
+"""Expected performance of GPU and network card models, with sources; see `expectations_file`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from launcher.core.domain import Inventory, Level, fold
 from launcher.core.values import Bounds
 
 
-def _pattern(text: str) -> str:
+def _check_regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
@@ -22,55 +20,50 @@ def _pattern(text: str) -> str:
     return text
 
 
-Words = Annotated[str, Bounds(min_length=1)]
-Pattern = Annotated[Words, decode.Then(_pattern)]
+NonEmptyText = Annotated[str, Bounds(min_length=1)]
+RegexText = Annotated[NonEmptyText, decode.Validator(_check_regex)]
 Positive = Annotated[float, Bounds(gt=0)]
-APART = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
+NO_SHARED_SWITCH = "no GPU shares a PCIe switch with an RDMA device, so NCCL does not use GPUDirect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU model. `match` is searched in the name that `nvidia-smi` gives.
+class ExpectedGpu:
+    """Expected figures of a GPU model; `match` is searched in the name that `nvidia-smi` prints.
 
-    `memory` is GB as sold (`None`: it has none of its own, or there are several), `driver` the
-    oldest driver branch that knows it, `gpudirect` whether a network card may reach its memory
-    (GPUDirect RDMA), `datacenter` whether it is sold for data centres, `cuda_gib` the GiB that CUDA
-    reports by the GB that are sold.
+    `memory` is in GB as sold (None: shared with the host, or several sizes), `driver` the oldest
+    driver branch that supports it, `gpudirect` whether network cards can access its memory
+    (GPUDirect RDMA), `cuda_gib` the GiB that CUDA reports for each size in GB.
     """
 
-    model: Words
-    match: Pattern
-    source: Words
+    model: NonEmptyText
+    match: RegexText
+    source: NonEmptyText
     memory: Positive | None = None
     driver: Annotated[int, Bounds(gt=0)] | None = None
     gpudirect: bool = True
     datacenter: bool = True
     cuda_gib: Mapping[int, Positive] = field(default_factory=dict)
 
-    def reported(self, name: str) -> float | None:
-        """Return the GiB that CUDA reports of the card of this name, such as `A100 80GB`; where the
-        name says no size, of the smallest.
-        """
+    def reported_gib(self, name: str) -> float | None:
+        """Return CUDA's GiB for a card such as `A100 80GB`; the smallest without a size."""
         sizes = [size for size in self.cuda_gib if re.search(rf"\b{size} ?GB?\b", name)]
         size = sizes[0] if sizes else min(self.cuda_gib, default=None)
         return None if size is None else self.cuda_gib[size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """A network card.
+class ExpectedNic:
+    """Expected figures of a network card model.
 
     `match` is searched in an RDMA device's model (`MT4129`) or an interface's driver
-    (`virtio_net`).
-
-    `rate` is the line rate of one port in Gbit/s (`None`: as the link says); `share` the part of it
-    that send and receive should reach over RDMA, `share_tcp` over TCP; `latency` and `latency_tcp`
-    are upper bounds for one small message, one way, in µs.
+    (`virtio_net`). `rate` is the line rate of one port in Gbit/s (None: the link's own); `share`
+    (RDMA) and `share_tcp` are the fractions of it that transfers should reach. `latency` and
+    `latency_tcp` are upper bounds for one small message, one direction, in µs.
     """
 
-    model: Words
-    match: Pattern
-    source: Words
+    model: NonEmptyText
+    match: RegexText
+    source: NonEmptyText
     rate: Positive | None = None
     share: Annotated[float, Bounds(gt=0, le=1)] = 0.9
     share_tcp: Annotated[float, Bounds(gt=0, le=1)] = 0.5
@@ -80,19 +73,17 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """The figures to judge by; the first entry that matches counts."""
+    """Expected figures by model; the first matching entry counts."""
 
-    gpus: tuple[Gpu, ...] = ()
-    nics: tuple[Nic, ...] = ()
+    gpus: tuple[ExpectedGpu, ...] = ()
+    nics: tuple[ExpectedNic, ...] = ()
 
-    def gpu(self, name: str) -> Gpu | None:
-        """Return what is expected of a GPU by the name that `nvidia-smi` gives, such as `NVIDIA
-        H100 80GB HBM3`.
-        """
+    def gpu(self, name: str) -> ExpectedGpu | None:
+        """Return the entry for a GPU name such as `NVIDIA H100 80GB HBM3`."""
         return next((entry for entry in self.gpus if re.search(entry.match, name)), None)
 
-    def nic(self, name: str) -> Nic | None:
-        """Return what is expected of a network card by its RDMA model (`MT4129`) or its driver."""
+    def nic(self, name: str) -> ExpectedNic | None:
+        """Return the entry for an RDMA model (`MT4129`) or a driver."""
         return next((entry for entry in self.nics if re.search(entry.match, name)), None)
 
 
@@ -105,17 +96,16 @@ def required_level(
     distant_nodes: Collection[str] = (),
     requested: Level | Literal["auto"] | None = None,
 ) -> tuple[Level, str]:
-    """Return the level that every pair must reach, and in words why: as asked, as the inventory
-    says, or what is possible here.
+    """Return the network level that every pair of nodes must reach, and the reason.
 
     Args:
-        inventory: its `network: require` counts where nothing is asked; `auto` means what this
-            hardware can do.
-        gpus: the names of the GPUs.
-        rdma: the nodes that have an active RDMA port.
-        known: what is known of GPUs, GPUDirect among it.
-        apart: the nodes on which no GPU shares a PCIe switch with an RDMA device.
-        asked: the command line's `--require`.
+        inventory: its `network: require` applies without `requested`; `auto` means the best that
+            this hardware supports.
+        gpus: GPU names.
+        rdma: nodes with an active RDMA port.
+        expectations: GPU models, with their GPUDirect support.
+        distant_nodes: nodes on which no GPU shares a PCIe switch with an RDMA device.
+        requested: the command line's `--require`.
     """
     if requested is not None and requested != "auto":
         return requested, "as asked"
@@ -124,21 +114,19 @@ def required_level(
     if inventory.accelerator == "cpu":
         return "any", "CPUs speak Gloo, which is TCP"
     if inventory.fabric != "ethernet":
-        return _on_fabric(inventory.fabric, gpus, expectations, distant_nodes)
+        return _level_on_fabric(inventory.fabric, gpus, expectations, distant_nodes)
     if any(node.name not in rdma for node in inventory.nodes):
         return "any", "`fabric: ethernet`, and not every node has an active RDMA port"
     return "rdma", "every node has an active RDMA port"
 
 
-def _on_fabric(
+def _level_on_fabric(
     fabric: str,
     gpus: Collection[str],
     expectations: Expectations,
     distant_nodes: Collection[str],
 ) -> tuple[Level, str]:
-    """Return the level on a fabric with RDMA: with GPUDirect where all GPUs are known to have it,
-    and NCCL uses it.
-    """
+    """Return the level on an RDMA fabric; GPUDirect needs support in all GPUs and NCCL."""
     why = f"`fabric: {fabric}`"
     names = sorted(set(gpus) - {""})
     if not names:
@@ -148,6 +136,6 @@ def _on_fabric(
         return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
     if all(model is not None and model.gpudirect for model in models):
         if distant_nodes:
-            return "rdma", f"{why}; {fold(list(distant_nodes))}: {APART}"
+            return "rdma", f"{why}; {fold(list(distant_nodes))}: {NO_SHARED_SWITCH}"
         return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"

@@ -1,8 +1,7 @@
-"""How failures read that are known in two places: by the driver of batches, in what ends a pipeline
-(`failures`), and by the launcher, in the lines of logs (`launcher/tools/symptoms.py`).
+"""Log patterns of failures shared by the batch driver (`failures`) and
+`launcher/tools/symptoms.py`.
 
-What only one of them meets stands there. Nothing here depends on the case of letters where the
-texts do not: the driver reads them without.
+Patterns must not depend on letter case unless the texts do: the driver ignores case.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ KV_CACHE_SHORT = (
 )
 GPU_MEMORY_SHORT = r"(?:CUDA|HIP) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
 # vLLM 0.32, v1/worker/utils.py and cpu_worker.py
-GPU_MEMORY_HELD = (
+GPU_MEMORY_IN_USE = (
     r"Free memory on device .* is less than (?:desired GPU memory utilization|the engine's budget)"
 )
-CPU_MEMORY_HELD = r"Available memory on node .* is less than desired CPU memory utilization"
-# torch 2.13, _inductor/exc.py; triton, runtime/build.py; flashinfer, jit. Only where it was raised:
-# some look for a compiler, and do without.
+CPU_MEMORY_IN_USE = r"Available memory on node .* is less than desired CPU memory utilization"
+# torch 2.13, _inductor/exc.py; triton, runtime/build.py; flashinfer, jit. Only where it is raised:
+# some components run without a compiler.
 NO_COMPILER = (
     r"(?:^|[\])] )(?:[\w.]*InductorError: InvalidCxxCompiler|RuntimeError: (?:Failed to find C"
     r" compiler|Could not find nvcc|Ninja is required|Worker failed with error"

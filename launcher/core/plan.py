@@ -1,7 +1,4 @@
-"""The shape of a plan: stages of steps, each closed by gates.
-
-A plan is a value; nothing in here runs anything.
-"""
+"""Plans: stages of steps, each closed by gates. Plans are values, without behaviour."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from launcher.core.transport import Answers, Command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command that changes one node. `title` is what a person reads, in the present tense."""
+    """One command that changes one node; `title` is shown to users, in the present tense."""
 
     command: Command
     title: str
@@ -22,27 +19,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What must hold before the next stage.
+    """A condition that must hold before the next stage.
 
-    `ask` is sent, `judge` reads every node's answers (in the order asked). A `wait` finding asks
-    again each `every` seconds until `deadline`; a pass must last `hold` seconds. `evidence` is
-    asked, per node, only when the gate fails. `doing` is what people read while an answer takes its
-    time.
+    `queries` are sent to the nodes, `judge` evaluates the answers of each node (in that order). A
+    `wait` finding repeats the queries every `every` seconds until `deadline`; a pass must last
+    `hold` seconds. `evidence` commands run only when the gate fails. `progress_text` is shown while
+    a query runs.
     """
 
     id: str
     what: str
     judge: Callable[[Answers], Sequence[Finding]]
-    ask: tuple[Command, ...] = ()
+    queries: tuple[Command, ...] = ()
     deadline: float = 0.0
     every: float = 1.0
     hold: float = 0.0
     evidence: tuple[Command, ...] = ()
-    doing: str = ""
+    progress_text: str = ""
 
 
-def observed(id: str, what: str, findings: Callable[[], Iterable[Finding]]) -> Gate:
-    """Return a gate that asks nothing: it judges what was seen before the plan was made."""
+def precomputed_gate(id: str, what: str, findings: Callable[[], Iterable[Finding]]) -> Gate:
+    """Return a gate without queries that judges earlier observations."""
 
     def judge(_: Answers) -> Sequence[Finding]:
         return list(findings())
@@ -52,9 +49,7 @@ def observed(id: str, what: str, findings: Callable[[], Iterable[Finding]]) -> G
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Steps that run on all nodes at once (a node's own in order), then gates, one after
-    another.
-    """
+    """Steps that run on all nodes at once (in order on each node), then gates, one by one."""
 
     id: str
     title: str
@@ -64,12 +59,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that will be done, in order; stages without steps and gates are left out.
+    """Everything a command will do, in order; stages without steps and gates are dropped.
 
-    `notes` say in words what differs from what was observed, and what a person should know first.
-
-    With `keep_going` a step or gate that fails does not spare what comes after it: cleaning up goes
-    as far as it can.
+    `notes` describe the differences from the observed state and warn the user. With `keep_going`, a
+    failed step or gate does not stop the stages after it: cleanup does as much as it can.
     """
 
     verb: str
@@ -83,12 +76,12 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All steps in the order in which they start."""
+        """All steps, in start order."""
         return tuple(step for stage in self.stages for step in stage.steps)
 
 
-def in_waves(steps: Sequence[Step]) -> list[list[Step]]:
-    """Split steps so that each wave holds at most one step a node, each node's own order kept."""
+def split_waves(steps: Sequence[Step]) -> list[list[Step]]:
+    """Split steps into waves of at most one step per node, in each node's order."""
     waves: list[list[Step]] = []
     depths: dict[str, int] = {}
     for step in steps:

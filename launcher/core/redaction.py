@@ -1,10 +1,8 @@
-"""The values that nobody may see, and the one function that takes them out of text.
+"""Redaction of known secret values from text.
 
-It finds values, not names.
-
-Whatever learns a secret's value tells `learn`; whatever shows or keeps text runs it through
-`redact`. The streams of a command line are guarded as a whole, so that no message, event, traceback
-or table can be forgotten; what is written to files or sent elsewhere calls `redact` itself.
+Code that obtains a secret calls `add_secrets`; code that writes text to a file or sends it calls
+`redact`. Standard output and error are wrapped as a whole, so messages, events, tracebacks and
+tables need no call.
 """
 
 from __future__ import annotations
@@ -23,75 +21,74 @@ from urllib.parse import quote, quote_plus
 from launcher.core.domain import Secret
 
 MASK = "***"
-# Shorter values would blank out ordinary words.
+# Redacting shorter values would hide ordinary text.
 SHORTEST = 6
 _SHORTEST_ENCODED = 8
-_NESTED = 4  # JSON that is text in JSON, so many times
+_JSON_DEPTH = 4  # levels of JSON as text in JSON
 
-_WORD = re.compile(r"[^\s\"]{8,}")
-_CUT = 8  # characters of a value that are secret where a text was cut within it
+_FIRST_TOKEN = re.compile(r"[^\s\"]{8,}")
+_PREFIX_LENGTH = 8  # characters of a truncated value that identify it
 
-_known: set[str] = set()
+_secrets: set[str] = set()
 _pattern: re.Pattern[str] | None = None
-_beginnings: re.Pattern[str] | None = None
+_prefix_pattern: re.Pattern[str] | None = None
 _forms: tuple[str, ...] = ()
 
 
-def learn(*values: Secret | str) -> None:
-    """Hide values from now on, in every form that `forms` knows; one of less than six characters
-    cannot be hidden.
-    """
-    # one set of values for the whole program: a value is secret wherever it turns up
-    global _pattern, _beginnings, _forms  # noqa: PLW0603
+def add_secrets(*values: Secret | str) -> None:
+    """Redact these values from now on; those shorter than six characters stay."""
+    # one set for the whole program: a value is secret everywhere
+    global _pattern, _prefix_pattern, _forms  # noqa: PLW0603
     texts = (value.reveal() if isinstance(value, Secret) else value for value in values)
-    new = {text for text in texts if len(text) >= SHORTEST} - _known
+    new = {text for text in texts if len(text) >= SHORTEST} - _secrets
     if new:
-        _known.update(new)
-        _forms = tuple({form for secret in _known for form in forms(secret)})
-        _pattern = matching(_known)
-        heads = "|".join({re.escape(form[:_CUT]) for form in _forms if len(form) > _CUT})
-        # At the end of a line, of a text in JSON, or before the sign that something was left out.
-        _beginnings = re.compile(rf"(?:{heads})[^\s\"…]*(?=$|[\"…])", re.M) if heads else None
+        _secrets.update(new)
+        _forms = tuple({form for secret in _secrets for form in encoded_forms(secret)})
+        _pattern = secrets_pattern(_secrets)
+        heads = "|".join(
+            {re.escape(form[:_PREFIX_LENGTH]) for form in _forms if len(form) > _PREFIX_LENGTH}
+        )
+        # At the end of a line or of a JSON string, or before an ellipsis.
+        _prefix_pattern = re.compile(rf"(?:{heads})[^\s\"…]*(?=$|[\"…])", re.M) if heads else None
 
 
-def forget() -> None:
-    """Know nothing again, as at the start of the program."""
-    global _pattern, _beginnings, _forms
-    _known.clear()
-    _pattern, _beginnings, _forms = None, None, ()
+def clear_secrets() -> None:
+    """Forget all values, as at program start."""
+    global _pattern, _prefix_pattern, _forms
+    _secrets.clear()
+    _pattern, _prefix_pattern, _forms = None, None, ()
 
 
 def redact(text: str) -> str:
-    """Replace every known value by `***`, the longest first; also the part of a value that is left
-    at the start of a text, or at the end of a line, where a node cut it.
+    """Replace known values by `***`, the longest first.
+
+    Includes the rest of a value at the start of the text, and a prefix at the end of a line, where
+    a node truncated it.
     """
     if _pattern is None:
         return text
     text = _pattern.sub(MASK, text)
-    start = _WORD.match(text)
+    start = _FIRST_TOKEN.match(text)
     if start and any(form.endswith(start[0]) for form in _forms):
         text = MASK + text[start.end() :]
-    return text if _beginnings is None else _beginnings.sub(_mask_beginning, text)
+    return text if _prefix_pattern is None else _prefix_pattern.sub(_mask_prefix, text)
 
 
-def _mask_beginning(match: re.Match[str]) -> str:
+def _mask_prefix(match: re.Match[str]) -> str:
     return MASK if any(form.startswith(match[0]) for form in _forms) else match[0]
 
 
-def matching(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that finds each of the values in all its forms; None when there is none to
-    find.
-    """
+def secrets_pattern(values: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern for all forms of the values; None without values."""
     every = sorted(
-        {form for value in values for form in forms(value)}, key=lambda form: (-len(form), form)
+        {form for value in values for form in encoded_forms(value)},
+        key=lambda form: (-len(form), form),
     )
     return re.compile("|".join(re.escape(form) for form in every)) if every else None
 
 
-def forms(value: str) -> set[str]:
-    """Return a value as it looks when it is written plainly, in JSON (also nested), for a shell, in
-    an address, in HTML, and in base64.
-    """
+def encoded_forms(value: str) -> set[str]:
+    """Return the forms of a value in JSON (also nested), shells, URLs, HTML and base64."""
     if len(value) < SHORTEST:
         return set()
     quoted = {
@@ -103,7 +100,7 @@ def forms(value: str) -> set[str]:
     }
     for ascii_only in (True, False):
         text = value
-        for _ in range(_NESTED):
+        for _ in range(_JSON_DEPTH):
             text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
             quoted.add(text)
     escaped = html.escape(value)
@@ -112,35 +109,31 @@ def forms(value: str) -> set[str]:
 
 
 def _base64(value: str) -> set[str]:
-    """Return what of a value is the same in base64 whatever stands around it (`user:VALUE` is how
-    HTTP sends passwords).
-    """
+    """Return the base64 of a value inside other text, such as HTTP's `user:VALUE`."""
     fragments = set()
     for offset in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             data = value.encode()
             encoded = encode(b"\0" * offset + data).decode()
-            # The first and the last characters also hold bits of the neighbours.
+            # The first and last characters also encode bits of their neighbours.
             start, bits = -(-offset * 8 // 6), (offset + len(data)) * 8
             fragments.add(encoded[start : bits // 6])
     return fragments
 
 
-class Guarded:
-    """A stream of text or bytes without known values; for everything but writing it is the stream
-    behind it.
-    """
+class RedactedStream:
+    """Wrapper of a text or byte stream that redacts known values on write."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._inner, name)
-        # Who goes around the text finds the same guard on the bytes.
-        return Guarded(attribute) if name == "buffer" else attribute
+        # Writing bytes must redact as well.
+        return RedactedStream(attribute) if name == "buffer" else attribute
 
     def write(self, data: Any) -> int:
-        """Write text or bytes, and return how much was asked for: callers compare."""
+        """Write text or bytes; return the length of `data`, which callers compare."""
         if isinstance(data, str):
             self._inner.write(redact(data))
         else:
@@ -150,22 +143,24 @@ class Guarded:
         return len(data)
 
     def writelines(self, lines: Iterable[Any]) -> None:
-        """Write each."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
-    """Guard standard output and standard error inside the block.
+def redact_output() -> Iterator[None]:
+    """Redact standard output and error inside the block.
 
-    When an exception leaves the block the guard stays: the interpreter prints it after that.
+    After an exception the wrappers stay: the interpreter prints the traceback later.
     """
     out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _guard(out), _guard(err)
+    sys.stdout, sys.stderr = _wrap_stream(out), _wrap_stream(err)
     yield
     sys.stdout, sys.stderr = out, err
 
 
-def _guard(stream: Any) -> Any:
-    return stream if stream is None or isinstance(stream, Guarded) else Guarded(stream)
+def _wrap_stream(stream: Any) -> Any:
+    return (
+        stream if stream is None or isinstance(stream, RedactedStream) else RedactedStream(stream)
+    )

@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them."""
+"""Parsing and formatting of sizes, rates and durations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{0,3})")
 _LARGEST = 2**53
 MIB = 1 << 20
-# Docker reads a bare `g` as 1024³; GB and GiB mean what they say.
+# Docker reads a bare `g` as 1024³.
 _UNITS = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", start=1)
@@ -15,10 +15,8 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
-def read(value: object) -> int:
-    """Return the bytes of `2GiB`, `200MB`, `10.24g` or a whole number; raises ValueError for
-    anything else.
-    """
+def parse_size(value: object) -> int:
+    """Return the bytes of `2GiB`, `200MB`, `10.24g` or an integer; raise ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -28,18 +26,18 @@ def read(value: object) -> int:
     return int(float(match[1]) * unit)
 
 
-def told(size: int) -> str:
-    """Return a size as people read it: `340 MiB`, `1.2 GiB`."""
+def format_size(size: int) -> str:
+    """Format bytes: `340 MiB`, `1.2 GiB`."""
     return f"{size / MIB:.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"
 
 
-def rate(value: float) -> str:
-    """Write a rate with as many digits as mean something."""
+def format_rate(value: float) -> str:
+    """Format a number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Write a time span with its two largest units."""
+def format_duration(seconds: float) -> str:
+    """Format a duration with its two largest units."""
     whole = int(seconds)
     days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
     if days:

@@ -1,7 +1,4 @@
-"""The one boundary between deciding and doing: something that runs an argv on nodes.
-
-Fakes stand here and nowhere else.
-"""
+"""The boundary between decisions and effects: running commands on nodes. Tests fake only this."""
 
 from __future__ import annotations
 
@@ -11,25 +8,20 @@ from typing import Protocol, runtime_checkable
 
 from launcher.core.domain import Answer, Argv
 
-Answers = Mapping[str, Sequence[Answer]]  # by node, each node's in the order asked
+Answers = Mapping[str, Sequence[Answer]]  # by node, in the order of its commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One argv for one node, with its deadline in seconds and, optionally, what it reads on
-    standard input.
+    """An argv for one node, with a deadline in seconds and optional standard input.
 
-    `stdin` is called when the bytes are needed, so that large or secret content is not held by
-    plans; `hold_stdin` keeps standard input open afterwards, so that its end tells a program in a
-    container that nobody waits for it any more. With `talk`, lines that are said to it later reach
-    it, too (`Held.say`). `together` means that the command waits for those
-    of other nodes: all of them run at once, whatever the cap.
+    `stdin` is called when the bytes are needed, so plans hold no large or secret content;
+    `shown_stdin` is the shell command that a script would pipe in instead. `hold_stdin` keeps
+    standard input open, so that its end tells a program in a container that vlaunch has gone. With
+    `interactive`, lines can be sent later (`Held.say`). `simultaneous` commands all run at once,
+    whatever the cap.
 
-    `shown_stdin` is how a script would produce the same bytes (shell words for the left side of a
-    pipe).
-
-    `before` are words that are sent in front of `argv` and end by running it: what must be done
-    first on the node costs no round trip of its own. People and scripts are shown `argv` alone.
+    `preamble` is an argv prefix that runs `argv` last; it saves a round trip, and is not shown.
     """
 
     node: str
@@ -38,31 +30,31 @@ class Command:
     stdin: Callable[[], bytes] | None = None
     shown_stdin: str = ""
     hold_stdin: bool = False
-    talk: bool = False
-    together: bool = False
-    before: Argv = ()
+    interactive: bool = False
+    simultaneous: bool = False
+    preamble: Argv = ()
 
     @property
-    def words(self) -> Argv:
-        """What the node is sent."""
-        return (*self.before, *self.argv)
+    def full_argv(self) -> Argv:
+        """The argv sent to the node."""
+        return (*self.preamble, *self.argv)
 
 
 class Transport(Protocol):
-    """Runs commands on nodes, many at once, over one connection per node."""
+    """Runs commands on many nodes at once, over one connection per node."""
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-        """Run all commands concurrently (under a cap) and yield each answer as it comes.
+        """Run all commands concurrently (up to a cap) and yield the answers as they arrive.
 
-        Commands for the same node run in the order given. A node that fails does not stop the
-        others; a lost connection is an `Answer` with code 255. Closing the iterator (or
-        KeyboardInterrupt) cancels what is still running, and leaves no process behind on a node.
+        Commands for the same node run in order. A failing node does not stop the others; a lost
+        connection is an `Answer` with code 255. Closing the iterator (or KeyboardInterrupt) cancels
+        running commands and leaves no process on a node.
         """
         ...
 
 
-def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:
-    """Run commands and return the answers by node, each node's in the order asked."""
+def run_by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list[Answer]]:
+    """Run commands and return the answers by node, in the order of its commands."""
     answers: dict[str, list[Answer]] = {}
     for answer in transport.run(commands):
         answers.setdefault(answer.node, []).append(answer)
@@ -70,11 +62,9 @@ def by_node(transport: Transport, commands: Sequence[Command]) -> dict[str, list
 
 
 @runtime_checkable
-class Recording(Transport, Protocol):
-    """A transport that has it written down, on the node itself, what will be changed there."""
+class RecordingTransport(Transport, Protocol):
+    """A transport that records changes in an audit log on the node."""
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
-        """Return, for each node of `changes`, what goes `before` the first command that changes
-        it.
-        """
+        """Return the `preamble` for the first changing command of each node in `changes`."""
         ...

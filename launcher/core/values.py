@@ -1,10 +1,7 @@
-"""What a value may look like, in words and as a pattern, and how it is read.
+"""Types of inventory and job values: patterns, bounds and parsers, for dataclass fields.
 
-All are safe in an argv or a name: the patterns are conservative on purpose, and none admits a shell
-metacharacter, a leading dash or a control character.
-
-Dataclasses name these as types of their fields, so that pydantic can validate them as they are;
-pydantic itself is not imported here.
+All text is safe in an argv or a name: no shell metacharacters, leading dashes or control
+characters. pydantic validates these types but is not imported here.
 """
 
 from __future__ import annotations
@@ -17,35 +14,31 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.core import sizes
 
-LONGEST = 4096
+MAX_LENGTH = 4096
 _T = TypeVar("_T")
 
 
-class Wrong(ValueError):
-    """A value is not what it should be; `shown` when what it is should be told, too."""
+class InvalidValue(ValueError):
+    """An invalid value; with `show_value`, the message ends with the value."""
 
-    def __init__(self, text: str, *, shown: bool) -> None:
+    def __init__(self, text: str, *, show_value: bool) -> None:
         super().__init__(text)
-        self.shown = shown
+        self.show_value = show_value
 
 
-def should(text: str) -> Wrong:
-    """An error that reads `should be …`; the value it complains about is added where errors are put
-    into words.
-    """
-    return Wrong(text, shown=True)
+def value_error(text: str) -> InvalidValue:
+    """Return an error such as `should be a size`; the message later adds the value."""
+    return InvalidValue(text, show_value=True)
 
 
-def plainly(text: str) -> Wrong:
-    """An error whose words are complete: the value is not shown."""
-    return Wrong(text, shown=False)
+def bare_error(text: str) -> InvalidValue:
+    """Return an error with a complete message, without the value."""
+    return InvalidValue(text, show_value=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A number that is at least `ge` (or greater than `gt`) and at most `le`, or a list of at least
-    `min_length` items.
-    """
+    """Bounds of a number (`ge`, `gt`, `le`) or the minimum length of a list."""
 
     ge: float | None = None
     gt: float | None = None
@@ -53,7 +46,7 @@ class Bounds:
     min_length: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Add the bounds; a schema of pydantic's is a dictionary
+        """Add the bounds; pydantic's schemas are dictionaries
         (https://docs.pydantic.dev/latest/api/pydantic_core_schema/).
         """
         bounds = {key: bound for key, bound in asdict(self).items() if bound is not None}
@@ -61,31 +54,31 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A value that `read` makes from what people write; `written` is the type of that."""
+class Converter:
+    """A converter from written values; `input_type` is their type."""
 
-    read: Callable[[object], object]
-    written: Any
+    convert: Callable[[object], object]
+    input_type: Any
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Read before pydantic looks at the type."""
+        """Convert before pydantic checks the type."""
         return {
             "type": "function-before",
-            "function": {"type": "no-info", "function": self.read},
+            "function": {"type": "no-info", "function": self.convert},
             "schema": handler(source),
-            "json_schema_input_schema": handler.generate_schema(self.written),
+            "json_schema_input_schema": handler.generate_schema(self.input_type),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
-    """Text that matches `pattern` from end to end; `what` completes "should be …"."""
+class Pattern:
+    """Text that fully matches `pattern`; `description` completes "should be …"."""
 
     pattern: str
-    what: str
+    description: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Check after pydantic has seen that it is text."""
+        """Check after pydantic's type check."""
         return {
             "type": "function-after",
             "function": {"type": "no-info", "function": self._check},
@@ -93,24 +86,24 @@ class Like:
         }
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """Give editors the same pattern."""
+        """Export the pattern to editors."""
         return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
 
     def _check(self, value: str) -> str:
-        # The length is bounded first: matching may take time that grows with its square.
-        if len(value) > LONGEST or re.fullmatch(self.pattern, value) is None:
-            raise should(f"should be {self.what}")
+        # Bound the length first: matching may take quadratic time.
+        if len(value) > MAX_LENGTH or re.fullmatch(self.pattern, value) is None:
+            raise value_error(f"should be {self.description}")
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class _FromMapping:
-    """Reads a mapping in the file as a dataclass: a known key without a value counts as not
-    written, lists become tuples, and each value is as strict as the file around it.
+    """Reads a dataclass from a mapping: keys without a value count as unset, lists become tuples,
+    and values are as strict as the file around them.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
-        """Make a mapping ready before pydantic looks at its values."""
+        """Prepare the mapping before pydantic checks its values."""
         keys = {field.name for field in fields(source)}
 
         def read(value: object) -> object:
@@ -122,7 +115,7 @@ class _FromMapping:
             }
 
         schema = handler(source)
-        handler.resolve_ref_schema(schema)["strict"] = False  # or it wants an instance
+        handler.resolve_ref_schema(schema)["strict"] = False  # otherwise it requires an instance
         return {
             "type": "function-before",
             "function": {"type": "no-info", "function": read},
@@ -134,14 +127,12 @@ FromMapping = Annotated[_T, _FromMapping()]
 
 
 def without_unset(value: dict[Any, Any], keys: Collection[str]) -> dict[Any, Any]:
-    """Return what a mapping holds but for known keys without a value, which count as not
-    written.
-    """
+    """Return a mapping without the known keys that have no value."""
     return {key: item for key, item in value.items() if item is not None or key not in keys}
 
 
-def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
-    """Let `section: VALUE` stand for `section: {key: VALUE}`, where VALUE is of one of `kinds`."""
+def expand_shorthand(key: str, *kinds: type) -> Callable[[object], object]:
+    """Let `section: VALUE` stand for `section: {key: VALUE}` if VALUE is of one of `kinds`."""
 
     def read(value: object) -> object:
         return {key: value} if isinstance(value, kinds) and not isinstance(value, bool) else value
@@ -150,7 +141,7 @@ def shorthand(key: str, *kinds: type) -> Callable[[object], object]:
 
 
 LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
-# No component may be `..`: what is mounted or written should be what is read.
+# No `..`: the path must be the one that the user reads.
 _ABSOLUTE = r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]/?"
 _LOCAL = r"(?:~/|/|\./|\.\./)?[A-Za-z0-9._@%+=][A-Za-z0-9 ._@%+=/-]*"
 
@@ -164,66 +155,68 @@ _REFERENCE = (
 
 ClusterName = Annotated[
     str,
-    Like(
+    Pattern(
         r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?",
         "a name of at most 40 lower-case letters, digits, `-`, `_` and `.`",
     ),
 ]
 Image = Annotated[
-    str, Like(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
+    str, Pattern(_REFERENCE, "an image reference such as vllm/vllm-openai:v0.32.0 or name@sha256:…")
 ]
-Word = Annotated[str, Like(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")]
-Words = Annotated[tuple[Word, ...], Bounds(min_length=1)]
+ArgvItem = Annotated[
+    str, Pattern(r"[A-Za-z0-9_./=+@:-]+", "one word without spaces or shell characters")
+]
+ArgvItems = Annotated[tuple[ArgvItem, ...], Bounds(min_length=1)]
 RayVersion = Annotated[
     str,
-    Like(
+    Pattern(
         r"none|[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?(?:\.(?:post|dev)[0-9]+)?",
         'a full version such as "2.60.0", or none',
     ),
 ]
-User = Annotated[str, Like(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
+User = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
 Jump = Annotated[
     str,
-    Like(
+    Pattern(
         rf"(?:[A-Za-z_][A-Za-z0-9_.-]*@)?{LABEL}(?::[0-9]{{1,5}})?",
         "a host such as ops@bastion.example:22",
     ),
 ]
 NodePath = Annotated[
     str,
-    Like(
+    Pattern(
         _ABSOLUTE,
         "an absolute path on the nodes, without spaces or `..`, such as /data/huggingface",
     ),
 ]
-LocalPath = Annotated[str, Like(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
+LocalPath = Annotated[str, Pattern(_LOCAL, "a path on this machine, such as ~/.ssh/id_ed25519")]
 EnvName = Annotated[
     str,
-    Like(
+    Pattern(
         r"[A-Za-z_][A-Za-z0-9_]*",
         "the name of an environment variable: letters, digits and `_`, not starting with a digit",
     ),
 ]
 Model = Annotated[
     str,
-    Like(
+    Pattern(
         r"[A-Za-z0-9_/.][A-Za-z0-9_./@:+=-]*",
         "a model such as Qwen/Qwen3-8B, or a path inside the container",
     ),
 ]
-NonEmpty = Annotated[str, Like(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
+NonEmpty = Annotated[str, Pattern(r"[^\x00-\x1f\x7f]+", "text of one line that is not empty")]
 
-# HOST[:CONTAINER][:rwm], or a CDI name, as `docker run --device` takes them.
+# HOST[:CONTAINER][:rwm] or a CDI name, as for `docker run --device`.
 Device = Annotated[
     str,
-    Like(
+    Pattern(
         r"/dev/(?!.*\.\.)[A-Za-z0-9._/-]*[A-Za-z0-9](?::/[A-Za-z0-9._/-]+)?(?::(?=[rwm])r?w?m?)?"
         r"|[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*",
         "a device of the nodes such as /dev/gdrdrv or /dev/gdrdrv:/dev/gdrdrv:rw, or a CDI name"
         " such as vendor.com/class=name",
     ),
 ]
-# capabilities(7); ALL is Docker's own.
+# capabilities(7), and Docker's ALL.
 _CAPABILITIES = (
     "ALL AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND BPF CHECKPOINT_RESTORE CHOWN"
     " DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE LINUX_IMMUTABLE"
@@ -233,22 +226,22 @@ _CAPABILITIES = (
 )
 
 
-def _capability(value: object) -> object:
+def _parse_capability(value: object) -> object:
     return value.upper().removeprefix("CAP_") if isinstance(value, str) else value
 
 
 Capability = Annotated[
     str,
-    Like(
+    Pattern(
         _CAPABILITIES.replace(" ", "|"),
         "a capability such as IPC_LOCK or SYS_PTRACE (see `man capabilities`)",
     ),
-    Read(_capability, str),
+    Converter(_parse_capability, str),
 ]
-# What Docker knows: ulimit.go of https://github.com/docker/go-units.
+# Limits of Docker: ulimit.go of https://github.com/docker/go-units.
 UlimitName = Annotated[
     str,
-    Like(
+    Pattern(
         "core|cpu|data|fsize|locks|memlock|msgqueue|nice|nofile|nproc|rss|rtprio|rttime|sigpending"
         "|stack",
         "a limit that Docker knows, such as memlock, nofile, nproc or stack",
@@ -256,128 +249,132 @@ UlimitName = Annotated[
 ]
 
 
-def _ulimit(value: object) -> str:
-    """Read what Docker Compose takes, too: a number, SOFT:HARD, or both by name; -1: no limit."""
+def _parse_ulimit(value: object) -> str:
+    """Parse a limit as in Docker Compose: number, SOFT:HARD or mapping; -1 means no limit."""
     if isinstance(value, dict) and value.keys() == {"soft", "hard"}:
         value = f"{value['soft']}:{value['hard']}"
     text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
     if not re.fullmatch(r"(?:-1|[0-9]{1,18})(?::(?:-1|[0-9]{1,18}))?", text):
-        raise should("should be a number (-1: no limit), SOFT:HARD, or {soft: …, hard: …}")
+        raise value_error("should be a number (-1: no limit), SOFT:HARD, or {soft: …, hard: …}")
     soft, hard = int(text.partition(":")[0]), int(text.rpartition(":")[2])
     if hard != -1 and not 0 <= soft <= hard:
-        raise should("should have a soft limit that is not above the hard one")
+        raise value_error("should have a soft limit that is not above the hard one")
     return text
 
 
-Ulimit = Annotated[str, Read(_ulimit, int | str | dict[str, int])]
+Ulimit = Annotated[str, Converter(_parse_ulimit, int | str | dict[str, int])]
 Port = Annotated[int, Bounds(ge=1, le=65535)]
 
 
-def _argument(value: object) -> object:
+def _parse_argument(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-Argument = Annotated[NonEmpty, Read(_argument, str | int | float)]
+Argument = Annotated[NonEmpty, Converter(_parse_argument, str | int | float)]
 
 
-def plain(value: object) -> object:
-    """Return `value` as JSON has it: a decimal number no longer remembers how it was written."""
+def to_json_value(value: object) -> object:
+    """Return `value` as plain JSON types: a WrittenFloat becomes a float."""
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json_value(item) for key, item in value.items()}
     return value
 
 
 EngineArg = Annotated[
     str,
-    Like(r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len"),
+    Pattern(
+        r"(?:--)?[A-Za-z][A-Za-z0-9_-]{0,99}", "the name of an argument, such as max_model_len"
+    ),
 ]
-Plain = Annotated[Any, Read(plain, Any)]
+JsonValue = Annotated[Any, Converter(to_json_value, Any)]
 
 
 LogDriver = Annotated[
     str,
-    Like(
+    Pattern(
         r"(?!none$)[A-Za-z0-9][A-Za-z0-9._/:-]*",
         "a log driver of Docker's such as json-file, local or journald; of none, nothing could be"
         " read",
     ),
 ]
 LogOption = Annotated[
-    str, Like(r"[a-z][a-z0-9_.-]*", "an option of the log driver, such as max-size or max-file")
+    str, Pattern(r"[a-z][a-z0-9_.-]*", "an option of the log driver, such as max-size or max-file")
 ]
 
 
-def _bind(value: object) -> object:
+def _parse_bind(value: object) -> object:
     try:
         return str(ipaddress.ip_address(value)) if isinstance(value, str) else value
     except ValueError as error:
-        raise should("should be an IP address of the head, or 0.0.0.0 for all of them") from error
+        raise value_error(
+            "should be an IP address of the head, or 0.0.0.0 for all of them"
+        ) from error
 
 
-Bind = Annotated[str, Read(_bind, str)]
+Bind = Annotated[str, Converter(_parse_bind, str)]
 
 
-def _size(value: object) -> int:
+def _parse_size(value: object) -> int:
     try:
-        return sizes.read(value)
+        return sizes.parse_size(value)
     except ValueError as error:
-        raise should("should be a size such as 2GiB or 200MB") from error
+        raise value_error("should be a size such as 2GiB or 200MB") from error
 
 
-Size = Annotated[int, Read(_size, int | str)]
+Size = Annotated[int, Converter(_parse_size, int | str)]
 
 
-def _shm(value: object) -> object:
+def _parse_shm(value: object) -> object:
     try:
-        return value if value in ("private", "host") else sizes.read(value)
+        return value if value in ("private", "host") else sizes.parse_size(value)
     except ValueError as error:
-        raise should('should be "private", "host" or a size such as 10GiB') from error
+        raise value_error('should be "private", "host" or a size such as 10GiB') from error
 
 
-Shm = Annotated[int | Literal["private", "host"], Read(_shm, int | str)]
+Shm = Annotated[int | Literal["private", "host"], Converter(_parse_shm, int | str)]
 
 
-def _env_value(value: object) -> str:
+def _parse_env_value(value: object) -> str:
     if isinstance(value, bool):
         literal = "true" if value else "false"
-        raise plainly(
+        raise bare_error(
             f'should be in quotes: "{literal}" or "{int(value)}", whichever the program that reads'
             " it expects"
         )
     if isinstance(value, (str, int, float)):
         text = str(value)
         if any(character < " " or character == "\x7f" for character in text):
-            raise plainly("should be one line without control characters")
+            raise bare_error("should be one line without control characters")
         return text
     if value is None:
-        raise plainly('should have a value; write "" for an empty one')
-    raise should("should be text or a number")
+        raise bare_error('should have a value; write "" for an empty one')
+    raise value_error("should be text or a number")
 
 
-EnvValue = Annotated[str, Read(_env_value, str | int | float)]
+EnvValue = Annotated[str, Converter(_parse_env_value, str | int | float)]
 
 
-def mount(value: object) -> object:
-    """Read `SOURCE:TARGET[:ro]`, which is short for a mapping, as Docker's `--volume` has it."""
+def parse_mount(value: object) -> object:
+    """Parse Docker's short form `SOURCE:TARGET[:ro]` into a mapping."""
     if not isinstance(value, str):
         return value
     source, _, rest = value.partition(":")
     target, _, mode = rest.partition(":")
     if not target or mode not in ("", "ro", "rw"):
-        raise should("should be SOURCE:TARGET or SOURCE:TARGET:ro, both absolute paths")
+        raise value_error("should be SOURCE:TARGET or SOURCE:TARGET:ro, both absolute paths")
     return {"source": source, "target": target, "read_only": mode == "ro"}
 
 
-def _question(value: object) -> str:
+def _parse_question(value: object) -> str:
     if value is True:
         return ""
     if isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value):
         return value
-    raise should("should be true, or a line of text to ask with")
+    raise value_error("should be true, or a line of text to ask with")
 
 
-Question = Annotated[str, Read(_question, bool | str)]
+Question = Annotated[str, Converter(_parse_question, bool | str)]

@@ -1,4 +1,4 @@
-"""Hosts before they are a cluster: `check` and `init`."""
+"""Commands for hosts before they form a cluster: `check` and `init`."""
 
 COMMANDS = {
     "init": (10, "look at hosts and write an inventory"),

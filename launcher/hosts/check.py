@@ -1,6 +1,4 @@
-"""The shape of a check: a literal with an identity, a reason and a judge that only looks at the
-evidence it is given.
-"""
+"""Checks of nodes: an id, a reason, and a judge that depends only on the evidence."""
 
 from __future__ import annotations
 
@@ -11,9 +9,8 @@ from typing import Literal, TypeVar, get_args
 
 from launcher.core.check import Finding, passed, skipped
 from launcher.core.domain import Inventory, Level, Node, fold
-from launcher.core.expectations import Expectations
-from launcher.core.expectations import Gpu as ExpectedGpu
-from launcher.hosts.inside import Inside
+from launcher.core.expectations import Expectations, ExpectedGpu
+from launcher.hosts.inside import ContainerView
 from launcher.hosts.pairs import PortProbe
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey
@@ -38,10 +35,8 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
-    """What Hugging Face said about the model with the cluster's token; `text` are its words, or why
-    it was not asked.
-    """
+class HubAccess:
+    """Hugging Face's response for model and token; `text` is its message, or the reason."""
 
     status: Literal[
         "ok", "unauthorized", "gated", "not found", "offline", "no token", "not asked"
@@ -51,24 +46,23 @@ class Hub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that was seen of a cluster, per node. A judge looks at nothing else.
+    """All observations of a cluster by node, the only input of judges.
 
-    Nodes that could not be reached are in `missing` with the reason, and in none of the others.
-    `port_probes` is `None` when no port was probed, with reasons per node in `probes_missing`;
-    `inside` and `inside_missing` likewise for containers. `files` has the model's files (name →
-    bytes) per node, `None` where it is not; `model` is its name, empty when none is named.
-    `required` is the level that the network must reach, `now` the time of these observations.
+    Unreachable nodes are only in `missing`, with the reason. `port_probes` is None if no port was
+    probed, with reasons per node in `probes_missing`; `inside` and `inside_missing` likewise for
+    containers. `files` maps each node to the model's files (name → bytes), None without them;
+    `model` may be empty. `required` is the network level to reach, `now` the time of observation.
     """
 
     inventory: Inventory
     facts: Mapping[str, HostFacts]
-    inside: Mapping[str, Inside] = field(default_factory=dict)
+    inside: Mapping[str, ContainerView] = field(default_factory=dict)
     inside_missing: Mapping[str, str] = field(default_factory=dict)
     port_probes: tuple[PortProbe, ...] | None = None
     probes_missing: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
     model: str = ""
-    hub: Hub | None = None
+    hub: HubAccess | None = None
     required: Level = "any"
     expectations: Expectations = field(default_factory=Expectations)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +70,7 @@ class Evidence:
 
     @property
     def reached(self) -> tuple[Host, ...]:
-        """The nodes that answered, in the inventory's order."""
+        """The reachable nodes, in inventory order."""
         return tuple(
             Host(node=node, facts=self.facts[node.name], evidence=self)
             for node in self.inventory.nodes
@@ -84,7 +78,7 @@ class Evidence:
         )
 
     def host(self, name: str) -> Host | None:
-        """Return the node of this name, `None` when it did not answer."""
+        """Return the node with this name, None if unreachable."""
         if name not in self.facts:
             return None
         return Host(node=self.inventory.node(name), facts=self.facts[name], evidence=self)
@@ -92,9 +86,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One node that answered: as the inventory has it, what it said, and the evidence that this is
-    part of.
-    """
+    """A reachable node: its inventory entry, its facts, and the evidence of the whole cluster."""
 
     node: Node
     facts: HostFacts
@@ -107,18 +99,18 @@ class Host:
 
     @property
     def inventory(self) -> Inventory:
-        """The inventory that the node is in."""
+        """The node's inventory."""
         return self.evidence.inventory
 
     @property
     def survey(self) -> Survey | None:
-        """The node's survey, `None` when it was not asked for one."""
+        """The node's survey, None if it was not surveyed."""
         return self.facts.survey
 
     @property
     def expected_gpu(self) -> ExpectedGpu | None:
-        """What is known of the model of its first GPU."""
-        gpu = next(iter(self.facts.used(self.node)), None)
+        """The expected figures of its first GPU."""
+        gpu = next(iter(self.facts.used_gpus(self.node)), None)
         return self.evidence.expectations.gpu(gpu.name) if gpu else None
 
 
@@ -127,11 +119,10 @@ Judge = Callable[[Evidence], Sequence[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that must hold. `what` is a sentence that is true when the check is green.
+    """A condition to verify; `what` states it as a fact.
 
-    `skip_reason` says why a check does not apply to a cluster, and nothing when it does: what was
-    not looked at is never green. `needs` names checks without which this one cannot be judged; a
-    node that fails one of them is skipped here.
+    `skip_reason` returns the reason if the check does not apply to a cluster, else an empty string.
+    `needs` lists checks that must not fail before this one: nodes that fail them are skipped.
     """
 
     id: str
@@ -143,14 +134,12 @@ class Check:
     needs: tuple[str, ...] = ()
 
     def applies(self, inventory: Inventory) -> bool:
-        """Return whether there is anything to judge in this cluster."""
+        """Return whether the check applies to this cluster."""
         return not self.skip_reason(inventory)
 
 
-def each(judge: Callable[[Host], Finding | None]) -> Judge:
-    """Make a judge of all nodes from one that looks at a single node; `None` means that nothing is
-    wrong.
-    """
+def per_host(judge: Callable[[Host], Finding | None]) -> Judge:
+    """Make a judge of all nodes from one of a single node; None passes."""
 
     def all_nodes(evidence: Evidence) -> Sequence[Finding]:
         return [judge(host) or passed(host) for host in evidence.reached]
@@ -158,67 +147,65 @@ def each(judge: Callable[[Host], Finding | None]) -> Judge:
     return all_nodes
 
 
-def surveyed(judge: Callable[[Node, Survey], Finding]) -> Judge:
-    """Make a judge of all nodes from one that looks at a single node's survey; nodes without one
-    are skipped.
-    """
+def per_survey(judge: Callable[[Node, Survey], Finding]) -> Judge:
+    """Make a judge of all nodes from one of a node's survey; nodes without a survey are skipped."""
 
     def one(host: Host) -> Finding:
-        return skipped(host, UNSURVEYED) if host.survey is None else judge(host.node, host.survey)
+        return skipped(host, NOT_SURVEYED) if host.survey is None else judge(host.node, host.survey)
 
-    return each(one)
-
-
-UNSURVEYED = "the node was not surveyed"
+    return per_host(one)
 
 
-def surveys(evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
-    """Return the surveys that are there by node, and a SKIP for each node without one."""
+NOT_SURVEYED = "the node was not surveyed"
+
+
+def collect_surveys(evidence: Evidence) -> tuple[dict[str, Survey], list[Finding]]:
+    """Return the surveys by node, and a SKIP for each node without one."""
     available = {host.name: host.survey for host in evidence.reached if host.survey is not None}
     return available, [
-        skipped(host, UNSURVEYED) for host in evidence.reached if host.name not in available
+        skipped(host, NOT_SURVEYED) for host in evidence.reached if host.name not in available
     ]
 
 
 def ssh_command(node: Node) -> str:
-    """Return the words that log in to a node, as a person types them."""
+    """Return the SSH command for a node, as a user types it."""
     login = f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host
     port = f" -p {node.ssh.port}" if node.ssh.port not in (None, 22) else ""
     return f"ssh{port} {login}"
 
 
-def cpu_has_none(inventory: Inventory) -> str:
-    """Say why nothing about accelerators is asked of a cluster of CPUs."""
+def skip_on_cpu(inventory: Inventory) -> str:
+    """Return the reason to skip accelerator checks on a CPU cluster."""
     return "accelerator: cpu has no device and no driver" if inventory.accelerator == "cpu" else ""
 
 
-def not_nvidia(inventory: Inventory) -> str:
-    """Say why nothing about NVIDIA GPUs is asked."""
+def skip_unless_nvidia(inventory: Inventory) -> str:
+    """Return the reason to skip NVIDIA checks."""
     kind = inventory.accelerator
     return "" if kind == "nvidia" else f"accelerator: {kind} has no NVIDIA driver"
 
 
-def no_rdma(inventory: Inventory) -> str:
-    """Say why nothing about RDMA is asked."""
+def skip_without_rdma(inventory: Inventory) -> str:
+    """Return the reason to skip RDMA checks."""
     ethernet = "network: fabric is ethernet, which promises no RDMA"
     return ethernet if inventory.fabric == "ethernet" else ""
 
 
-def one_node(inventory: Inventory) -> str:
-    """Say why nothing is asked between nodes where there is one."""
+def skip_single_node(inventory: Inventory) -> str:
+    """Return the reason to skip checks between nodes."""
     return "a single node has nobody to reach" if len(inventory.nodes) < 2 else ""
 
 
-def alike(
+def uniform_value(
     value: Callable[[Host], T | Finding],
     judge_odd: Callable[[Host, T, T, str], Finding],
     judge_usual: Callable[[Host, T], Finding] | None = None,
 ) -> Judge:
-    """Make a judge of a value that should be one on all nodes.
+    """Make a judge of a value that should be equal on all nodes.
 
-    `value` returns a node's value, or the finding of a node that has none. `differs` makes the
-    finding of an odd one, given the usual value (of equally frequent ones, the first) and the nodes
-    that have it; `same` that of the others, which pass with their value by default.
+    `value` returns a node's value, or its finding. `judge_odd` judges a deviating value; it
+    receives the most common value (the first of equally common ones) and the nodes that have it.
+    `judge_usual` judges the others, which pass by default.
     """
 
     def judge(evidence: Evidence) -> Sequence[Finding]:

@@ -1,7 +1,4 @@
-"""`vlaunch check`: the preflight.
-
-Every check of the catalogue is made, and every finding is told with its fix.
-"""
+"""`vlaunch check`: run the catalogue and show each finding with its fix."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from pathlib import Path
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
-from launcher.hosts.evidence import gather
+from launcher.app.command import CommandContext, command
+from launcher.hosts.evidence import gather_evidence
 
 
 @command(path=True, shows="people", flags=[options.STRICT, options.JSON])
@@ -35,7 +32,7 @@ from launcher.hosts.evidence import gather
     "--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node."
 )
 def check(
-    call: Call,
+    call: CommandContext,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     group: tuple[str, ...],
@@ -54,8 +51,10 @@ def check(
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
 
-    checks = catalogue.select(
-        only=_words("--only", only), skip=_words("--skip", skip), group=_words("--group", group)
+    checks = catalogue.select_checks(
+        only=_split_ids("--only", only),
+        skip=_split_ids("--skip", skip),
+        group=_split_ids("--group", group),
     )
     if not checks:
         raise click.UsageError("no check is left to make")
@@ -65,22 +64,22 @@ def check(
     inventory = call.inventory
     expectations = expectations_read.load_for_user(expect)
     with call.session(partial=True) as session:
-        evidence = gather(
+        evidence = gather_evidence(
             session,
             checks,
             model=model or inventory.serve.model or "",
             expectations=expectations,
             offline=offline,
         )
-    results = catalogue.run(evidence, [selected_check.id for selected_check in checks])
-    ui.show(results, as_json=call.as_json)
+    results = catalogue.run_checks(evidence, [selected_check.id for selected_check in checks])
+    ui.show_results(results, as_json=call.as_json)
     statuses = {result.status for result in results}
     return options.exit_code(
         failed="fail" in statuses, warned="warn" in statuses, strict=call.strict
     )
 
 
-def _words(option: str, values: Sequence[str]) -> tuple[str, ...]:
+def _split_ids(option: str, values: Sequence[str]) -> tuple[str, ...]:
     ids = tuple(item.strip() for value in values for item in value.split(",") if item.strip())
     if values and not ids:
         raise click.UsageError(f"{option} names nothing; `vlaunch check --list` has the words")

@@ -1,6 +1,4 @@
-"""The catalogue's results for people and machines: groups in order, one row a finding, below it
-what to do.
-"""
+"""Output of check results for terminals and JSON."""
 
 from __future__ import annotations
 
@@ -12,18 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import findings_view, terminal
-from launcher.app.findings_view import WORDS
-from launcher.app.terminal import Line, dump_json, line, make_table
-from launcher.app.terminal import plain as plain_text
+from launcher.app.findings_view import LABELS
+from launcher.app.terminal import Line, dump_json, make_table, plain_text, text_line
 from launcher.core import untrusted
-from launcher.core.check import Finding, Status, folded
+from launcher.core.check import Finding, Status, fold_findings
 from launcher.hosts.check import Check
-from launcher.hosts.checks.catalogue import Result
+from launcher.hosts.checks.catalogue import CheckOutcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MEANT: dict[Status, str] = {
+_STATUS_LABELS: dict[Status, str] = {
     "pass": "passed",
     "warn": "with a warning",
     "fail": "failed",
@@ -31,16 +28,16 @@ _MEANT: dict[Status, str] = {
 }
 
 
-def show(results: Sequence[Result], *, as_json: bool) -> None:
+def show_results(results: Sequence[CheckOutcome], *, as_json: bool) -> None:
     """Print the results on standard output."""
     if as_json:
-        click.echo(dump_json(plain(results)))
+        click.echo(dump_json(results_json(results)))
         return
-    terminal.show(render(results))
+    terminal.show(render_results(results))
 
 
-def plain(results: Sequence[Result]) -> dict[str, object]:
-    """Return the results ready for JSON."""
+def results_json(results: Sequence[CheckOutcome]) -> dict[str, object]:
+    """Return the results for JSON."""
     return {
         "passed": all(result.status != "fail" for result in results),
         "counts": dict(Counter(result.status for result in results)),
@@ -60,7 +57,7 @@ def plain(results: Sequence[Result]) -> dict[str, object]:
                         "evidence": f.evidence,
                         "fix": f.fix,
                     }
-                    for f in folded(result.findings)
+                    for f in fold_findings(result.findings)
                 ],
             }
             for result in results
@@ -68,8 +65,8 @@ def plain(results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def render(results: Sequence[Result]) -> RenderableType:
-    """Return groups with their findings, and the sum of them."""
+def render_results(results: Sequence[CheckOutcome]) -> RenderableType:
+    """Render the findings by group, and a summary."""
     from rich.console import Group
     from rich.text import Text
 
@@ -78,40 +75,44 @@ def render(results: Sequence[Result]) -> RenderableType:
     for group, members in groupby(results, key=lambda result: result.check.group):
         parts.append(Text(group, style="bold"))
         for result in members:
-            parts += _rows(result, width)
-    parts.append(Text(_total(results)))
+            parts += _result_rows(result, width)
+    parts.append(Text(_summary_line(results)))
     red = [result.check.id for result in results if result.status == "fail"]
     if red:
         parts.append(Text(f"FAIL: {', '.join(red)}", style="red bold"))
     return Group(*parts)
 
 
-def _rows(result: Result, width: int) -> Iterator[Line]:
-    """Return a check's findings, the first of them beside its name, which is padded to `width`."""
+def _result_rows(result: CheckOutcome, width: int) -> Iterator[Line]:
+    """Yield a check's findings; the first is next to its id, padded to `width`."""
     from rich.text import Text
 
     name = result.check.id
-    for finding in _folded(result):
-        label, colour = WORDS[finding.status]
+    for finding in _sorted_findings(result):
+        label, colour = LABELS[finding.status]
         style = "bold" if finding.status in ("fail", "warn") else ""
         mark = Text(f"  {label}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
-        yield findings_view.first(mark, finding, untrusted.brief(finding.text) or result.check.what)
-        yield from findings_view.below(finding, margin=len(mark) + 2, most=6)
+        yield findings_view.render_headline(
+            mark, finding, untrusted.one_line(finding.text) or result.check.what
+        )
+        yield from findings_view.render_details(finding, margin=len(mark) + 2, most=6)
         if finding.status == "fail":
             why = plain_text(" " * (len(mark) + 2) + "why: ", "dim")
-            yield line(result.check.why, "dim", lead=why)
+            yield text_line(result.check.why, "dim", lead=why)
         name = ""
 
 
-def _total(results: Sequence[Result]) -> str:
+def _summary_line(results: Sequence[CheckOutcome]) -> str:
     counts = Counter(result.status for result in results)
-    parts = [f"{counts[status]} {label}" for status, label in _MEANT.items() if counts[status]]
+    parts = [
+        f"{counts[status]} {label}" for status, label in _STATUS_LABELS.items() if counts[status]
+    ]
     total = "1 check" if len(results) == 1 else f"{len(results)} checks"
     return f"{total}: {', '.join(parts)}"
 
 
 def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
-    """Print what each check proves."""
+    """Print the condition that each check verifies."""
     if as_json:
         rows = [
             {"id": check.id, "group": check.group, "what": check.what, "why": check.why}
@@ -125,6 +126,6 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
     terminal.show(table)
 
 
-def _folded(result: Result) -> list[Finding]:
+def _sorted_findings(result: CheckOutcome) -> list[Finding]:
     order = ["fail", "wait", "warn", "skip", "pass"]
-    return sorted(folded(result.findings), key=lambda finding: order.index(finding.status))
+    return sorted(fold_findings(result.findings), key=lambda finding: order.index(finding.status))

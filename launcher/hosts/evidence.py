@@ -1,6 +1,4 @@
-"""Everything that `vlaunch check` looks at, gathered: one survey a node, then the questions that
-need it, all nodes at once.
-"""
+"""Evidence for `vlaunch check`: a survey of each node, then the queries of selected checks."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from launcher.app.session import Session
 from launcher.core.domain import Answer, Inventory, Level, Secret
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.expectations import Expectations, required_level
-from launcher.core.transport import by_node
+from launcher.core.transport import run_by_node
 from launcher.hosts import inside, pairs, preflight
-from launcher.hosts.check import Check, Evidence, Group, Hub
-from launcher.hosts.checks.rdma import active, apart
+from launcher.hosts.check import Check, Evidence, Group, HubAccess
+from launcher.hosts.checks.rdma import active_port_names, lacks_shared_switch
 from launcher.tools import model as models
 from launcher.tools import observe
 from launcher.tools.host import HostFacts
@@ -29,14 +27,14 @@ from launcher.tools.site import Site
 if TYPE_CHECKING:
     import requests
 
-_KNOCKS: tuple[Group, ...] = ("ports", "network")
-_INSIDE: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
-_HIGH = range(40000, 60000)
+_PROBED_GROUPS: tuple[Group, ...] = ("ports", "network")
+_CONTAINER_GROUPS: tuple[Group, ...] = ("rdma", "image", "memory", "accelerator")
+_HIGH_PORTS = range(40000, 60000)
 _HUB_TIMEOUT = 10.0
 _HUB = "https://huggingface.co"
 
 
-def gather(
+def gather_evidence(
     session: Session,
     checks: Sequence[Check],
     *,
@@ -44,69 +42,69 @@ def gather(
     expectations: Expectations,
     offline: bool,
 ) -> Evidence:
-    """Ask all nodes that were reached what the checks need; what could not be asked is in the
-    evidence with its reason.
-    """
+    """Collect the evidence that the checks need, with the reasons for missing parts."""
     groups = {check.group for check in checks}
-    evidence = _survey(session, model, expectations)
-    if groups & set(_INSIDE):
-        evidence = _look_inside(session, evidence)
-    if groups & set(_KNOCKS) and len(evidence.facts) > 1:
+    evidence = _survey_nodes(session, model, expectations)
+    if groups & set(_CONTAINER_GROUPS):
+        evidence = _inspect_containers(session, evidence)
+    if groups & set(_PROBED_GROUPS) and len(evidence.facts) > 1:
         evidence = _probe_ports(session, evidence)
     if "model" in groups and model:
-        files = _files(session, evidence, model)
-        evidence = replace(evidence, files=files, hub=_hub(session, model, offline=offline))
+        files = _query_model_files(session, evidence, model)
+        evidence = replace(evidence, files=files, hub=_hub_access(session, model, offline=offline))
     return evidence
 
 
-def ask_hub(model: str, token: Secret | None) -> Hub:
-    """Ask for a model's page in the API (https://huggingface.co/docs/hub/api); `HF_ENDPOINT` names
-    another hub.
+def query_hub(model: str, token: Secret | None) -> HubAccess:
+    """Request the model's page from the Hub API (https://huggingface.co/docs/hub/api);
+    `HF_ENDPOINT` sets another hub.
 
-    Whatever keeps us from an answer is `offline` with the reason: an air-gapped control machine is
-    no fault.
+    Every connection failure is `offline` with the reason: an air-gapped control machine is not a
+    fault.
     """
     if model.startswith("/"):
-        return Hub(status="not asked", text="the model is a path, which needs no token")
+        return HubAccess(status="not asked", text="the model is a path, which needs no token")
     import requests
 
     endpoint = os.environ.get("HF_ENDPOINT") or _HUB
     value = token.reveal() if token is not None else ""
     if not value.isascii() or not value.isprintable():
-        return Hub(status="unauthorized", text="the token has characters that no token has")
+        return HubAccess(status="unauthorized", text="the token has characters that no token has")
 
     def with_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # As `auth`, not among `headers`, where a login in ~/.netrc would replace it; a redirect to
-        # another host loses it.
+        # As `auth`: a login in ~/.netrc would replace a header. A redirect to another host drops
+        # it.
         if value:
             request.headers["Authorization"] = f"Bearer {value}"
         return request
 
     url = f"{endpoint.rstrip('/')}/api/models/{urllib.parse.quote(model)}/revision/main"
     try:
-        # The answer's body is of no use, and might come for ever.
+        # Ignore the body, which may be endless.
         with requests.get(
             url, auth=with_token, timeout=_HUB_TIMEOUT, allow_redirects=True, stream=True
         ) as response:
-            return _read_hub(model, token, response)
+            return _parse_hub_response(model, token, response)
     except requests.RequestException as error:
         if isinstance(error, ValueError):
-            return Hub(status="offline", text=f"HF_ENDPOINT is no address of a hub: {endpoint}")
+            return HubAccess(
+                status="offline", text=f"HF_ENDPOINT is no address of a hub: {endpoint}"
+            )
         host = urllib.parse.urlsplit(endpoint).hostname
-        return Hub(status="offline", text=f"{host}: {type(error).__name__}")
+        return HubAccess(status="offline", text=f"{host}: {type(error).__name__}")
 
 
-def _survey(session: Session, model: str, expectations: Expectations) -> Evidence:
-    """Ask what each node is made of; from that follows which level the network must reach."""
+def _survey_nodes(session: Session, model: str, expectations: Expectations) -> Evidence:
+    """Survey every node, and derive the required network level."""
     inventory = session.inventory
     nodes = session.reached
     started = time.monotonic()
     session.begin("check", "Look at the nodes")
     session.wait("check", "surveying every node")
-    commands = observe.commands(
+    commands = observe.probe_commands(
         inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
     )
-    facts, failures = observe.read(session.transport.run(commands))
+    facts, failures = observe.parse_answers(session.transport.run(commands))
     missing = {name: error.brief for name, error in (session.missing | failures).items()}
     evidence = Evidence(
         inventory=inventory,
@@ -114,54 +112,61 @@ def _survey(session: Session, model: str, expectations: Expectations) -> Evidenc
         missing=missing,
         model=model,
         expectations=expectations,
-        required=_required(inventory, facts, expectations),
+        required=_required_level(inventory, facts, expectations),
     )
     session.step("check", "surveyed", seconds=time.monotonic() - started)
     return evidence
 
 
-def _required(
+def _required_level(
     inventory: Inventory, facts: Mapping[str, HostFacts], expectations: Expectations
 ) -> Level:
-    """Return the level that the network must reach, with the hardware that was found."""
+    """Return the network level to reach with this hardware."""
     level, _ = required_level(
         inventory,
         gpus=[gpu.name for host in facts.values() for gpu in host.gpus or ()],
         rdma=[
-            name for name, host in facts.items() if host.survey is not None and active(host.survey)
+            name
+            for name, host in facts.items()
+            if host.survey is not None and active_port_names(host.survey)
         ],
         expectations=expectations,
-        distant_nodes=[name for name, host in facts.items() if host.survey and apart(host.survey)],
+        distant_nodes=[
+            name for name, host in facts.items() if host.survey and lacks_shared_switch(host.survey)
+        ],
     )
     return level
 
 
-def _files(session: Session, evidence: Evidence, model: str) -> dict[str, Mapping[str, int] | None]:
-    """Return which files of the model each node has."""
-    answers = by_node(
-        session.transport, models.query(Site(session.inventory, evidence.facts), model, hosts=True)
+def _query_model_files(
+    session: Session, evidence: Evidence, model: str
+) -> dict[str, Mapping[str, int] | None]:
+    """Return the model's files on each node."""
+    answers = run_by_node(
+        session.transport,
+        models.query_scans(Site(session.inventory, evidence.facts), model, hosts=True),
     )
     files: dict[str, Mapping[str, int] | None] = {}
     for node, (answer, *_) in answers.items():
-        scan = models.parse(answer)
-        # A node that is not in `files` could not be asked, which its SKIP says.
+        scan = models.parse_scan(answer)
+        # A node without an entry in `files` is a SKIP: its query failed.
         if scan.listed:
             files[node] = scan.files
     return files
 
 
-def _look_inside(session: Session, evidence: Evidence) -> Evidence:
+def _inspect_containers(session: Session, evidence: Evidence) -> Evidence:
     site = Site(session.inventory, evidence.facts)
-    queries = preflight.look_inside(site)
+    queries = preflight.query_containers(site)
     started = time.monotonic()
     session.wait("check", "looking into the containers")
-    views: dict[str, inside.Inside] = {}
+    views: dict[str, inside.ContainerView] = {}
     missing = dict(queries.missing)
     for answer in session.transport.run(queries.commands):
         try:
-            views[answer.node] = inside.parse_look(answer)
+            views[answer.node] = inside.parse_view(answer)
         except UnreadableAnswer as error:
-            missing[answer.node] = _unread(answer, error)
+            missing[answer.node] = _parse_failure(answer, error)
     if views:
         seconds = time.monotonic() - started
         session.step("check", "looked into the containers", seconds=seconds)
@@ -169,9 +174,9 @@ def _look_inside(session: Session, evidence: Evidence) -> Evidence:
 
 
 def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
-    candidates = [_HIGH[secrets.randbelow(len(_HIGH))] for _ in range(20)]
-    high = preflight.high_port(evidence.facts, candidates)
-    queries = preflight.probe_ports(
+    candidates = [_HIGH_PORTS[secrets.randbelow(len(_HIGH_PORTS))] for _ in range(20)]
+    high = preflight.pick_high_port(evidence.facts, candidates)
+    queries = preflight.query_port_probes(
         Site(session.inventory, evidence.facts), high=high, nonce=secrets.token_hex(8)
     )
     started = time.monotonic()
@@ -180,52 +185,53 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
     missing = dict(queries.missing)
     for answer in session.transport.run(queries.commands):
         try:
-            probes += pairs.parse(answer)
+            probes += pairs.parse_probes(answer)
         except UnreadableAnswer as error:
-            missing[answer.node] = _unread(answer, error)
+            missing[answer.node] = _parse_failure(answer, error)
     seconds = time.monotonic() - started
     session.step("check", "every node knocked at all the others", seconds=seconds)
     return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
 
 
-def _unread(answer: Answer, error: UnreadableAnswer) -> str:
+def _parse_failure(answer: Answer, error: UnreadableAnswer) -> str:
     return f"{error.message}: {error.evidence or answer.tail}".strip(": ")
 
 
-def _hub(session: Session, model: str, *, offline: bool) -> Hub:
+def _hub_access(session: Session, model: str, *, offline: bool) -> HubAccess:
     inventory = session.inventory
     if offline:
-        return Hub(status="not asked", text="asked to stay offline")
+        return HubAccess(status="not asked", text="asked to stay offline")
     if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
-        return Hub(status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either")
+        return HubAccess(
+            status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either"
+        )
     source = {name: item for name, item in inventory.secrets.items() if name == "HF_TOKEN"}
     if any(item.prompt is not None for item in source.values()):
-        return Hub(
+        return HubAccess(
             status="not asked",
             text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it",
         )
     try:
         token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
     except RequestError as error:
-        # A preflight tells all that it found; `up`, which needs the value, will refuse to go on
-        # without it.
-        return Hub(status="not asked", text=error.brief)
-    return ask_hub(model, token)
+        # The preflight reports everything it can; `up` needs the value and will fail.
+        return HubAccess(status="not asked", text=error.brief)
+    return query_hub(model, token)
 
 
-def _read_hub(model: str, token: Secret | None, response: requests.Response) -> Hub:
+def _parse_hub_response(model: str, token: Secret | None, response: requests.Response) -> HubAccess:
     if response.ok:
-        return Hub(
+        return HubAccess(
             status="ok",
             text=f"{model} may be read" + ("" if token is not None else " without a token"),
         )
     message = response.headers.get("X-Error-Message") or f"HTTP {response.status_code}"
     if token is None and response.status_code in (401, 403):
-        return Hub(status="no token", text=message)
+        return HubAccess(status="no token", text=message)
     if response.headers.get("X-Error-Code") == "GatedRepo" or response.status_code == 403:
-        return Hub(status="gated", text=message)
+        return HubAccess(status="gated", text=message)
     if response.status_code == 401:
-        return Hub(status="unauthorized", text=message)
+        return HubAccess(status="unauthorized", text=message)
     if response.status_code == 404:
-        return Hub(status="not found", text=message)
-    return Hub(status="offline", text=message)
+        return HubAccess(status="not found", text=message)
+    return HubAccess(status="offline", text=message)

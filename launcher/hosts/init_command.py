@@ -1,6 +1,4 @@
-"""`vlaunch init`: look at hosts and write their inventory, with the reason of every choice beside
-it.
-"""
+"""`vlaunch init`: scan hosts and write their inventory, with the reason for each choice."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from pathlib import Path
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.progress import Printer
 from launcher.app.session import Session
 from launcher.core.domain import Accelerator, Argv, ClusterSettings, Node, NodeSettings, Ssh, fold
@@ -23,14 +21,14 @@ from launcher.core.errors import (
     RequestError,
     UnreadableAnswer,
     VlaunchError,
-    together,
+    combine_errors,
 )
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.hosts.discovery import local_assets
 from launcher.hosts.discovery.discover import discover
-from launcher.hosts.discovery.shape import DOCKER, HF_HOME, Discovery, Probed, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import DOCKER, HF_HOME, Discovery, InitOptions, ScannedHost
+from launcher.hosts.discovery.written import format_inventory
 from launcher.tools import compile_cache, host, observe
 
 _SUDO: Argv = ("sudo", "-n", "docker")
@@ -44,14 +42,18 @@ _SUDO: Argv = ("sudo", "-n", "docker")
     metavar="FILE",
     help="Where to write; `-` is standard output.  [default: ./inventory.yaml]",
 )
-@options.key(Ssh, "user")
-@options.key(Ssh, "port")
+@options.inventory_option(Ssh, "user")
+@options.inventory_option(Ssh, "port")
 @click.option("--identity", metavar="FILE", help="Private key on this machine.")
-@options.key(Ssh, "jump", metavar="[USER@]HOST[:PORT]")
-@options.key(ClusterSettings, "cluster", default="vllm", metavar="NAME")
-@options.key(ClusterSettings, "image", default="one that all hosts have, else vLLM's own")
-@options.key(NodeSettings, "hf_home", "--hf-home", default="where models are", metavar="DIR")
-@options.key(ClusterSettings, "accelerator", default="found out")
+@options.inventory_option(Ssh, "jump", metavar="[USER@]HOST[:PORT]")
+@options.inventory_option(ClusterSettings, "cluster", default="vllm", metavar="NAME")
+@options.inventory_option(
+    ClusterSettings, "image", default="one that all hosts have, else vLLM's own"
+)
+@options.inventory_option(
+    NodeSettings, "hf_home", "--hf-home", default="where models are", metavar="DIR"
+)
+@options.inventory_option(ClusterSettings, "accelerator", default="found out")
 @click.option(
     "--docker",
     metavar="WORDS",
@@ -59,7 +61,7 @@ _SUDO: Argv = ("sudo", "-n", "docker")
 )
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def init(
-    call: Call,
+    call: CommandContext,
     hosts: tuple[str, ...],
     output: str | None,
     user: str | None,
@@ -80,7 +82,7 @@ def init(
     ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
     --force.
     """
-    from launcher.hosts.discovery.asked import asked
+    from launcher.hosts.discovery.asked import parse_hosts
 
     if output == "-" and call.as_json:
         raise click.UsageError(
@@ -90,76 +92,75 @@ def init(
         raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
     path = Path(output or "inventory.yaml")
     if output != "-":
-        _may_write(path, force=force)
-    # So that the inventory may lie anywhere.
+        _check_output_path(path, force=force)
+    # Absolute, so that the inventory may be anywhere.
     key = str(Path.cwd() / Path(identity).expanduser()) if identity else None
-    wishes = Wishes(
+    wishes = InitOptions(
         cluster=cluster or "vllm",
         image=image,
         hf_home=hf_home,
         accelerator=accelerator,
         ssh=Ssh(user=user, port=port, identity=key, jump=jump),
     )
-    docker_argv = _words(docker)
+    docker_argv = _parse_docker(docker)
     with call.printer() as printer:
         with call.session(
-            inventory=asked(hosts, wishes, docker_argv or DOCKER), printer=printer
+            inventory=parse_hosts(hosts, wishes, docker_argv or DOCKER), printer=printer
         ) as session:
-            scanned = _look(session, wishes, docker_argv)
-        data = _write(discover(scanned, wishes), path, printer, stdout=output == "-", force=force)
-    click.echo(data, nl=False)  # after the display has gone
+            scanned = _scan_hosts(session, wishes, docker_argv)
+        data = _write_inventory(
+            discover(scanned, wishes), path, printer, stdout=output == "-", force=force
+        )
+    click.echo(data, nl=False)  # after the progress display
     return 0
 
 
-def _look(session: Session, wishes: Wishes, docker: Argv | None) -> list[Probed]:
-    """Ask every host; a second time, behind sudo, only where the login may not talk to Docker and
-    `call` leaves that open. Raises NodeError, every host's story told.
+def _scan_hosts(session: Session, wishes: InitOptions, docker: Argv | None) -> list[ScannedHost]:
+    """Query every host; repeat with sudo if the SSH user may not use Docker and `docker` is None.
+
+    Raises NodeError with the errors of all hosts.
     """
-    from launcher.hosts.discovery.asked import own_ssh
+    from launcher.hosts.discovery.asked import ssh_overrides
 
     nodes = session.inventory.nodes
     session.begin("look", "Look at the hosts")
     started = time.monotonic()
-    answers = _ask(session, nodes, {node.name: node.docker for node in nodes}, wishes)
+    answers = _query_hosts(session, nodes, {node.name: node.docker for node in nodes}, wishes)
     if docker is None:
-        answers |= _behind_sudo(session, answers, wishes)
+        answers |= _query_with_sudo(session, answers, wishes)
     seconds = time.monotonic() - started
     node_names = fold([node.name for node in nodes])
     session.step("look", "seen", node=node_names, seconds=seconds)
-    return [replace(answers[node.name], ssh=own_ssh(node.ssh, wishes.ssh)) for node in nodes]
+    return [replace(answers[node.name], ssh=ssh_overrides(node.ssh, wishes.ssh)) for node in nodes]
 
 
-def _behind_sudo(
-    session: Session, answers: Mapping[str, Probed], wishes: Wishes
-) -> dict[str, Probed]:
-    """Ask the hosts whose login may not talk to Docker again; return those that `sudo` helps, or
-    would in more time.
-    """
+def _query_with_sudo(
+    session: Session, answers: Mapping[str, ScannedHost], wishes: InitOptions
+) -> dict[str, ScannedHost]:
+    """Repeat denied queries with sudo; return the hosts where it helps or times out."""
     denied = [
         node
         for node in session.inventory.nodes
-        if node.docker == DOCKER and _refused(answers[node.name])
+        if node.docker == DOCKER and _is_docker_denied(answers[node.name])
     ]
     if not denied:
         return {}
-    retried = _ask(session, denied, {node.name: _SUDO for node in denied}, wishes)
+    retried = _query_hosts(session, denied, {node.name: _SUDO for node in denied}, wishes)
     return {
         name: scanned
         for name, scanned in retried.items()
-        if scanned.facts.docker_version is not None or "docker" in scanned.facts.late
+        if scanned.facts.docker_version is not None or "docker" in scanned.facts.timed_out_parts
     }
 
 
-def _refused(host: Probed) -> bool:
-    return "permission denied" in host.facts.said.get("docker", "").lower()
+def _is_docker_denied(host: ScannedHost) -> bool:
+    return "permission denied" in host.facts.part_errors.get("docker", "").lower()
 
 
-def _ask(
-    session: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: Wishes
-) -> dict[str, Probed]:
-    """Send the probe, and behind it the question for what a host has; raises NodeError, every
-    host's story told.
-    """
+def _query_hosts(
+    session: Session, nodes: Sequence[Node], docker: Mapping[str, Argv], wishes: InitOptions
+) -> dict[str, ScannedHost]:
+    """Run the probe and the asset scan on hosts; raises NodeError with the errors of all hosts."""
     commands = []
     for node in nodes:
         argv = host.probe(
@@ -170,26 +171,27 @@ def _ask(
             accelerator=wishes.accelerator or "nvidia",
             images=(),
             survey=True,
-            more=compile_cache.script(None, wishes.cluster) + local_assets.script(),
+            extra_script=compile_cache.query_script(None, wishes.cluster)
+            + local_assets.probe_script(),
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in session.transport.run(commands)}
-    facts, failures = observe.read(answers.values())
+    facts, failures = observe.parse_answers(answers.values())
     if failures:
-        raise together(list(failures.values()))
+        raise combine_errors(list(failures.values()))
     scanned = {}
     for node in nodes:
         try:
-            assets = local_assets.parse(answers[node.name].out)
+            assets = local_assets.parse_local_assets(answers[node.name].out)
         except UnreadableAnswer:
-            assets = local_assets.LocalAssets()  # what it is for can be chosen without it
-        scanned[node.name] = Probed(
+            assets = local_assets.LocalAssets()  # choices work without it
+        scanned[node.name] = ScannedHost(
             host=node.host, facts=facts[node.name], assets=assets, docker=docker[node.name]
         )
     return scanned
 
 
-def _words(docker: str | None) -> Argv | None:
+def _parse_docker(docker: str | None) -> Argv | None:
     try:
         argv = None if docker is None else tuple(shlex.split(docker))
     except ValueError as error:
@@ -199,7 +201,7 @@ def _words(docker: str | None) -> Argv | None:
     return argv
 
 
-def _may_write(path: Path, *, force: bool) -> None:
+def _check_output_path(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise RequestError(
             f"`{path}` is a directory", hint=f"name a file: `-o {path / 'inventory.yaml'}`"
@@ -216,11 +218,13 @@ def _may_write(path: Path, *, force: bool) -> None:
         )
 
 
-def _write(discovery: Discovery, path: Path, printer: Printer, *, stdout: bool, force: bool) -> str:
-    """Write the file and return nothing for standard output, or the other way round."""
+def _write_inventory(
+    discovery: Discovery, path: Path, printer: Printer, *, stdout: bool, force: bool
+) -> str:
+    """Write the file and return an empty string, or return the text for standard output."""
     from launcher.inventory.load import loads
 
-    text = write(discovery)
+    text = format_inventory(discovery)
     try:
         loads(text, path)
     except InventoryError as error:
@@ -237,7 +241,7 @@ def _write(discovery: Discovery, path: Path, printer: Printer, *, stdout: bool, 
     if stdout:
         printer.show(Event(kind="done", text=summary, state="ok"))
         return text
-    _replace(path, text, force=force)
+    _replace_file(path, text, force=force)
     data = {"path": str(path), "hosts": len(discovery.nodes), "warnings": len(discovery.warnings)}
     printer.show(Event(kind="done", text=f"wrote {path}: {summary}", state="ok", data=data))
     inventory_option = "" if path == Path("inventory.yaml") else f" -i {shlex.quote(str(path))}"
@@ -245,8 +249,8 @@ def _write(discovery: Discovery, path: Path, printer: Printer, *, stdout: bool, 
     return ""
 
 
-def _replace(path: Path, text: str, *, force: bool) -> None:
-    """Write all of it or nothing; without `force`, a file that has come in between stays."""
+def _replace_file(path: Path, text: str, *, force: bool) -> None:
+    """Write the file atomically; without `force`, never replace one created meanwhile."""
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -257,7 +261,7 @@ def _replace(path: Path, text: str, *, force: bool) -> None:
             try:
                 target.hardlink_to(temporary)
             except FileExistsError:
-                _may_write(path, force=False)
+                _check_output_path(path, force=False)
                 raise
             except OSError:  # a file system without hard links
                 temporary.replace(target)

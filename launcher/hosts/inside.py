@@ -1,6 +1,4 @@
-"""The view of a container that will serve: asked in the one that runs, or in a throw-away one with
-the same rights.
-"""
+"""Inspection of a serving container, or of a temporary one with the same rights."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from launcher.tools import agent_queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
-    """A container's view.
+class ContainerView:
+    """A container's view of itself; missing items are empty.
 
-    `memlock` is in bytes (`None`: no limit, or not known), `ipc_lock` whether it has the capability
-    IPC_LOCK, `libibverbs` the library's path; what is not there is empty.
+    `memlock` is in bytes (None: unlimited or unknown), `ipc_lock` the capability IPC_LOCK,
+    `libibverbs` the library's path.
     """
 
     python: str
@@ -27,24 +25,21 @@ class Inside:
     infiniband: tuple[str, ...] = ()
     imex: tuple[str, ...] = ()
     libibverbs: decode.Text = ""
-    ray: Annotated[str, decode.Or("")] = ""  # a package that is broken has no version
+    ray: Annotated[str, decode.Default("")] = ""  # broken packages have no version
     error: decode.Text = ""
 
 
-def look() -> Argv:
-    """Print what a container sees, as one JSON object (`hosts/node/inside.py`); to be run inside
-    it, with the image's Python.
-    """
-    return ("python3", "-c", agent_queries.source("inside"))
+def view_argv() -> Argv:
+    """Return the argv for the image's Python that prints the view (`hosts/node/inside.py`)."""
+    return ("python3", "-c", agent_queries.program_source("inside"))
 
 
-def parse_look(answer: Answer) -> Inside:
-    """Read the answer. A container that cannot be asked is a fact as well: its words are in
-    `error`.
+def parse_view(answer: Answer) -> ContainerView:
+    """Parse the view. A failed command is a result too, with its output in `error`.
 
-    Raises UnreadableAnswer when it answered, but not with what was asked.
+    Raises UnreadableAnswer for unexpected output.
     """
     if not answer.ok:
-        return Inside(python="", error=answer.tail or f"exit status {answer.code}")
+        return ContainerView(python="", error=answer.tail or f"exit status {answer.code}")
     line = answer.out.strip().rpartition("\n")[2]
-    return decode.read(Inside, line, "the container's answer")
+    return decode.parse_json(ContainerView, line, "the container's answer")

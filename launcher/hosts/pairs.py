@@ -1,8 +1,7 @@
-"""The probe of connections between nodes: TCP on the cluster's ports and a high one, large
-transfers, packets that must not be split.
+"""Connection probe between nodes: TCP on fixed ports and a high one, bulk transfers, unfragmented
+packets.
 
-All nodes listen and connect to each other at the same time (`hosts/node/pairs.py`, standard library
-only).
+All nodes listen and connect simultaneously (`hosts/node/pairs.py`, standard library only).
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import agent_queries
 
-Reached = Literal["open", "timed out", "refused", "no route", "error"]
+PortState = Literal["open", "timed out", "refused", "no route", "error"]
 
-# What to send on standard input, which must then be held open: its end tells the program that
-# nobody waits any more.
+# Standard input to send and keep open: its end stops the program.
 HOLD = b"hold\n"
 
-# seconds of silence: TCP repeats its first packet after 1 and 3 (RFC 6298 with Linux's initial
-# second)
+# seconds without an answer: TCP retransmits after 1 and 3 (RFC 6298, Linux's initial second)
 PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Someone to probe, and the TCP ports that must be open there."""
+    """A node to probe, with its TCP ports that must be open."""
 
     name: str
     ip: str
@@ -39,23 +36,20 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortProbe:
-    """Connections from one node to another.
+    """Connections from `source` to `target`.
 
-    `ports` says per TCP port what became of a connection; `bulk` whether a megabyte came through
-    (`None`: no connection to try it on); `largest` is the largest IP packet in bytes that passed
-    unsplit (`None`: no datagram passed at all), `wanted` the one that should have (the interface's
-    MTU); `errors` are the system's words.
-
-    `heard` is whether anything of the target's arrived at the source: where nothing is answered, it
-    tells which way is blocked.
+    `ports` has the state of each TCP port, `bulk` whether a megabyte arrived (None: no connection),
+    `largest` the size in bytes of the largest unfragmented IP packet (None: no datagram arrived),
+    to compare with `mtu`; `errors` are system messages. `heard` tells whether anything from the
+    target arrived, and so which direction is blocked.
     """
 
     source: str = ""
     target: str = ""
-    ports: Mapping[int, Reached] = field(default_factory=dict)
+    ports: Mapping[int, PortState] = field(default_factory=dict)
     bulk: bool | None = None
     largest: int | None = None
-    wanted: int | None = None
+    mtu: int | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     heard: bool = False
 
@@ -66,7 +60,7 @@ class _Report:
     peers: Mapping[str, PortProbe]
 
 
-def probe(
+def probe_argv(
     *,
     node: str,
     ip: str,
@@ -78,22 +72,19 @@ def probe(
     deadline: float = 15.0,
     patience: float = PATIENCE,
 ) -> Argv:
-    """Listen at `ip` and knock at all peers; every node must run this at about the same time, with
-    one `high` and one `nonce`.
+    """Return the argv that listens at `ip` and connects to all peers; all nodes run it at the same
+    time, with equal `high` and `nonce`.
 
-    The node needs no file for it: the program travels as an argument. Send `HOLD` on standard
-    input, held open.
+    The program travels as an argument. Send `HOLD` on standard input and keep it open.
 
     Args:
-        node: our own name, as it is in the other nodes' `peers`.
-        listen: TCP ports to hold open here; those that are in use are left to whoever has them.
-        high: the port for everything that is not a plain probe of a fixed port: TCP and UDP, above
-            those in use.
-        mtu: bytes of the IP packet that should pass unsplit.
-        nonce: a word without spaces or `|` that only this run knows, so that a stranger's listener
-            is recognised.
-        deadline: seconds after which it ends, whatever is still open; give the command a few more.
-        patience: seconds without any answer after which a port is `timed out`.
+        node: this node's name in the `peers` of other nodes.
+        listen: TCP ports to listen on; ports in use are skipped.
+        high: the TCP and UDP port of all other tests, above the ports in use.
+        mtu: bytes of the IP packet that should pass unfragmented.
+        nonce: an identifier of this run without spaces or `|`, to recognise foreign listeners.
+        deadline: seconds until the program ends; the command needs a few more.
+        patience: seconds without an answer until a port counts as `timed out`.
     """
     request = {
         "node": node,
@@ -109,15 +100,13 @@ def probe(
     return (
         "python3",
         "-c",
-        agent_queries.source("pairs"),
+        agent_queries.program_source("pairs"),
         json.dumps(request, separators=(",", ":")),
     )
 
 
-def parse(answer: Answer) -> tuple[PortProbe, ...]:
-    """Read what a node saw of each peer; raises UnreadableAnswer, with the node's own words where
-    it could not begin.
-    """
+def parse_probes(answer: Answer) -> tuple[PortProbe, ...]:
+    """Parse a node's results for each peer; raises UnreadableAnswer."""
     line = answer.out.strip().rpartition("\n")[2]
     try:
         raw = untrusted.loads(line)
@@ -127,8 +116,8 @@ def parse(answer: Answer) -> tuple[PortProbe, ...]:
         raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
     if isinstance(error := raw.get("error"), str):
         raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
-    report = decode.fit(_Report, raw, "what the pair probe saw")
+    report = decode.validate(_Report, raw, "what the pair probe saw")
     return tuple(
-        replace(probe, source=answer.node, target=target, wanted=report.mtu)
+        replace(probe, source=answer.node, target=target, mtu=report.mtu)
         for target, probe in report.peers.items()
     )

@@ -1,10 +1,8 @@
-"""The YAML text of a file that a person wrote → plain values, with the line of every key.
+"""Parsing of YAML written by users into plain values, with the line of every key.
 
-Refuses what cannot be read before anything is interpreted.
-
-Plain words follow YAML 1.2's core schema, as editors do: `yes`, `on`, `2026-01-01` and `22:22` are
-text, and numbers are decimal. Nesting and the count of values after aliases are bounded, so that a
-small file cannot grow in memory.
+Plain scalars follow YAML 1.2's core schema, as in editors: `yes`, `on`, `2026-01-01` and `22:22`
+are text, and numbers are decimal. Depth and the number of values after alias expansion are bounded,
+so a small file cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -16,50 +14,46 @@ from pathlib import Path
 
 import yaml
 
-from launcher.inventory.mistakes import Mistake, Where, name, shown, spell
+from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, format_key, format_path
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
-_LONGEST_NUMBER = 20
+_MAX_NUMBER_LENGTH = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a file says: `data` is a mapping when it could be read, `lines` has the line of each key
-    and list item.
-    """
+    """A parsed file: `data` is None if unreadable; `lines` has the lines of keys and items."""
 
     data: dict[str, object] | None
-    lines: Mapping[Where, int]
+    lines: Mapping[YamlPath, int]
     mistakes: tuple[Mistake, ...]
 
-    def line(self, yaml_path: Where) -> int:
-        """Return the line of `where`, or of the nearest thing around it that is written down."""
+    def line_of(self, yaml_path: YamlPath) -> int:
+        """Return the line of a path, or of its nearest enclosing key."""
         while yaml_path and yaml_path not in self.lines:
             yaml_path = yaml_path[:-1]
         return self.lines.get(yaml_path, 1)
 
-    def told(self, mistakes: Iterable[Mistake]) -> list[tuple[int, str]]:
-        """Return the line and the words of each mistake, in the order of lines, each once."""
+    def sorted_messages(self, mistakes: Iterable[Mistake]) -> list[tuple[int, str]]:
+        """Return the distinct (line, message) pairs of the mistakes, sorted by line."""
         return sorted(
             {
-                (mistake.line or self.line(mistake.where), self._words(mistake))
+                (mistake.line or self.line_of(mistake.yaml_path), self._message(mistake))
                 for mistake in mistakes
             }
         )
 
-    def _words(self, mistake: Mistake) -> str:
-        yaml_path = mistake.where[:-1] if mistake.about_key else mistake.where
+    def _message(self, mistake: Mistake) -> str:
+        yaml_path = mistake.yaml_path[:-1] if mistake.about_key else mistake.yaml_path
         # `ray: 2.6` stands for `ray.version`: the path ends where the file does.
         while yaml_path and yaml_path not in self.lines:
             yaml_path = yaml_path[:-1]
-        return f"{spell(yaml_path)}: {mistake.text}" if yaml_path else mistake.text
+        return f"{format_path(yaml_path)}: {mistake.text}" if yaml_path else mistake.text
 
 
-class Written(float):
-    """A decimal number that remembers how it was written: `1.50` in `env` must reach the node as
-    `1.50`.
-    """
+class WrittenFloat(float):
+    """A decimal number that keeps its spelling: `1.50` in `env` must reach the node as `1.50`."""
 
     text: str
 
@@ -67,37 +61,37 @@ class Written(float):
         return self.text
 
 
-def parse(
+def parse_document(
     text: str, *, first_key: str = "cluster", example: str = "inventory/example.yaml"
 ) -> Document:
-    """Read YAML; mistakes are in the result.
+    """Parse YAML; mistakes are part of the result.
 
-    A file that is no YAML at all gives one mistake and no data.
+    A file that is not YAML yields one mistake and no data.
 
     Args:
-        text: what is in the file.
-        first: the key that such files start with.
-        example: the file that shows what to write.
+        text: the file's content.
+        first_key: the first key of such files.
+        example: the example file to recommend.
     """
     try:
-        root = _compose(text)
+        root = _compose_node(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        return _unreadable(
+        return _unreadable_document(
             line, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
         )
     except yaml.MarkedYAMLError as error:
-        return _unreadable(_line_of(error), _syntax(error))
+        return _unreadable_document(_error_line(error), _syntax_message(error))
     except RecursionError:
-        return _unreadable(1, f"nested more than {MAX_DEPTH} levels deep")
-    except (ValueError, OverflowError) as error:  # a bad \x or \U escape
-        return _unreadable(1, f"not valid YAML: {type(error).__name__}")
+        return _unreadable_document(1, f"nested more than {MAX_DEPTH} levels deep")
+    except (ValueError, OverflowError) as error:  # an invalid \x or \U escape
+        return _unreadable_document(1, f"not valid YAML: {type(error).__name__}")
     if root is None:
-        return _unreadable(1, f"the file is empty; `{example}` shows what to write")
-    return _convert(root, first_key)
+        return _unreadable_document(1, f"the file is empty; `{example}` shows what to write")
+    return _convert_node(root, first_key)
 
 
-def _compose(text: str) -> yaml.Node | None:
+def _compose_node(text: str) -> yaml.Node | None:
     loader = _Loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -106,31 +100,31 @@ def _compose(text: str) -> yaml.Node | None:
     return node
 
 
-def _convert(root: yaml.Node, first_key: str) -> Document:
-    reader = _Reader()
+def _convert_node(root: yaml.Node, first_key: str) -> Document:
+    reader = _NodeReader()
     try:
-        data = reader.value(root, (), 0)
-    except _TooBig as error:
-        return _unreadable(error.line, str(error))
+        data = reader.read_value(root, (), 0)
+    except _TooLarge as error:
+        return _unreadable_document(error.line, str(error))
     mistakes = reader.mistakes
     if not isinstance(data, dict):
-        text = f"should be a mapping that starts with `{first_key}:`, not {shown(data)}"
+        text = f"should be a mapping that starts with `{first_key}:`, not {describe_value(data)}"
         return Document(
-            data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(where=(), text=text))
+            data=None, lines=reader.lines, mistakes=(*mistakes, Mistake(yaml_path=(), text=text))
         )
     return Document(data=data, lines=reader.lines, mistakes=tuple(mistakes))
 
 
-def _unreadable(line: int, text: str) -> Document:
-    return Document(data=None, lines={}, mistakes=(Mistake(where=(), text=text, line=line),))
+def _unreadable_document(line: int, text: str) -> Document:
+    return Document(data=None, lines={}, mistakes=(Mistake(yaml_path=(), text=text, line=line),))
 
 
-def _line_of(error: yaml.MarkedYAMLError) -> int:
+def _error_line(error: yaml.MarkedYAMLError) -> int:
     mark = error.problem_mark or error.context_mark
     return mark.line + 1 if mark else 1
 
 
-def _syntax(error: yaml.MarkedYAMLError) -> str:
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or "it cannot be read"
     if "'\\t'" in problem:
         return "a tab is used where YAML wants spaces; indent with spaces"
@@ -154,8 +148,8 @@ _SIGNS_AND_DIGITS = list("-+.0123456789")
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    # No leading zero and no plus: `007` stays text, as a zero-padded name or an environment value
-    # should.
+    # Without leading zero or plus sign: `007` may be a name or an environment value, and stays
+    # text.
     ("int", r"^-?(?:0|[1-9][0-9]{0,17})$", _SIGNS_AND_DIGITS),
     ("float", r"^-?(?:0|[1-9][0-9]{0,17})?\.[0-9]{1,18}$", _SIGNS_AND_DIGITS),
     ("merge", r"^<<$", ["<"]),
@@ -163,56 +157,58 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _tag, re.compile(_pattern), _first)
 
 
-class _TooBig(Exception):
+class _TooLarge(Exception):
     def __init__(self, line: int, text: str) -> None:
         super().__init__(text)
         self.line = line
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Walks the node graph once; what it has seen so far is its state."""
+class _NodeReader:
+    """Walks the node graph once, collecting values, lines and mistakes."""
 
-    lines: dict[Where, int] = field(default_factory=dict)
+    lines: dict[YamlPath, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
-    count: int = 0
+    value_count: int = 0
 
-    def value(self, node: yaml.Node, yaml_path: Where, depth: int) -> object:
-        self._spend(node, depth)
-        self.lines.setdefault(yaml_path, _line(node))
+    def read_value(self, node: yaml.Node, yaml_path: YamlPath, depth: int) -> object:
+        self._count_value(node, depth)
+        self.lines.setdefault(yaml_path, _node_line(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, yaml_path, depth)
+            return self._read_mapping(node, yaml_path, depth)
         if isinstance(node, yaml.SequenceNode):
             return [
-                self.value(child, (*yaml_path, index), depth + 1)
+                self.read_value(child, (*yaml_path, index), depth + 1)
                 for index, child in enumerate(node.value)
             ]
-        return self._scalar(node, yaml_path)
+        return self._read_scalar(node, yaml_path)
 
-    def _mapping(self, node: yaml.MappingNode, yaml_path: Where, depth: int) -> dict[str, object]:
+    def _read_mapping(
+        self, node: yaml.MappingNode, yaml_path: YamlPath, depth: int
+    ) -> dict[str, object]:
         values: dict[str, object] = {}
-        for key_node, value_node, merged in self._pairs(node, yaml_path, depth):
+        for key_node, value_node, merged in self._merged_pairs(node, yaml_path, depth):
             if not isinstance(key_node, yaml.ScalarNode):
-                self._mistake(
+                self._add_mistake(
                     yaml_path, key_node, "a key should be one word, not a list or a mapping"
                 )
                 continue
             key = str(key_node.value)
             child_path = (*yaml_path, key)
             if key not in values:
-                self.lines[child_path] = _line(key_node)
-                values[key] = self.value(value_node, child_path, depth + 1)
+                self.lines[child_path] = _node_line(key_node)
+                values[key] = self.read_value(value_node, child_path, depth + 1)
             elif not merged:
                 first = self.lines[child_path]
-                self._mistake(child_path, key_node, f"written twice; the first is on line {first}")
+                self._add_mistake(
+                    child_path, key_node, f"written twice; the first is on line {first}"
+                )
         return values
 
-    def _pairs(
-        self, node: yaml.MappingNode, yaml_path: Where, depth: int
+    def _merged_pairs(
+        self, node: yaml.MappingNode, yaml_path: YamlPath, depth: int
     ) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
-        """Yield key, value and whether it was merged in: the mapping's own pairs first, for they
-        win over `<<`.
-        """
+        """Yield keys, values, and True for merged ones, after those that override them."""
         merges: list[yaml.Node] = []
         for key, value in node.value:
             if key.tag == _TAG + "merge":
@@ -220,19 +216,19 @@ class _Reader:
             else:
                 yield key, value, False
         for source in merges:
-            self._spend(source, depth)
+            self._count_value(source, depth)
             if not isinstance(source, yaml.MappingNode):
-                self._mistake(
+                self._add_mistake(
                     yaml_path,
                     source,
                     "`<<` should be followed by an alias to a mapping, such as `*defaults`",
                 )
                 continue
-            for key, value, _ in self._pairs(source, yaml_path, depth + 1):
-                self._spend(key, depth)
+            for key, value, _ in self._merged_pairs(source, yaml_path, depth + 1):
+                self._count_value(key, depth)
                 yield key, value, True
 
-    def _scalar(self, node: yaml.Node, yaml_path: Where) -> object:
+    def _read_scalar(self, node: yaml.Node, yaml_path: YamlPath) -> object:
         text, tag = str(node.value), str(node.tag).removeprefix(_TAG)
         try:
             if tag == "null":
@@ -240,34 +236,34 @@ class _Reader:
             if tag == "bool":
                 return {"true": True, "false": False}[text.lower()]
             if tag == "int":
-                return int(text) if len(text) < _LONGEST_NUMBER else text
+                return int(text) if len(text) < _MAX_NUMBER_LENGTH else text
             if tag == "float":
-                number = Written(text)
+                number = WrittenFloat(text)
                 number.text = text
                 return number
         except (KeyError, ValueError):
             tag = "?"
         if tag not in ("str", "merge"):
-            self._mistake(
-                yaml_path, node, f"the tag `{name(str(node.tag))}` is not used here; remove it"
+            self._add_mistake(
+                yaml_path,
+                node,
+                f"the tag `{format_key(str(node.tag))}` is not used here; remove it",
             )
         return text
 
-    def _spend(self, node: yaml.Node, depth: int) -> None:
-        self.count += 1
-        if self.count > MAX_VALUES:
-            raise _TooBig(_line(node), f"more than {MAX_VALUES} values")
+    def _count_value(self, node: yaml.Node, depth: int) -> None:
+        self.value_count += 1
+        if self.value_count > MAX_VALUES:
+            raise _TooLarge(_node_line(node), f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
-            raise _TooBig(_line(node), f"nested more than {MAX_DEPTH} levels deep")
+            raise _TooLarge(_node_line(node), f"nested more than {MAX_DEPTH} levels deep")
 
-    def _mistake(self, yaml_path: Where, node: yaml.Node, text: str) -> None:
-        self.mistakes.append(Mistake(where=yaml_path, text=text, line=_line(node)))
+    def _add_mistake(self, yaml_path: YamlPath, node: yaml.Node, text: str) -> None:
+        self.mistakes.append(Mistake(yaml_path=yaml_path, text=text, line=_node_line(node)))
 
 
 class UnusableFile(Exception):
-    """The file cannot be used, for a reason that `line` shows; `encoding` when its bytes are not
-    UTF-8.
-    """
+    """A file that cannot be used because of `line`; `encoding` if it is not UTF-8."""
 
     def __init__(self, text: str, *, line: int = 1, encoding: bool = False) -> None:
         super().__init__(text)
@@ -276,12 +272,12 @@ class UnusableFile(Exception):
 
 
 def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
-    """Return what is in the file at `path`; raises Unusable.
+    """Return the text of the file at `path`; raises UnusableFile.
 
     Args:
-        path: any path; what is not a regular file is refused before it is opened.
-        most: bytes that such a file may have.
-        kind: what the file is called, as in `which no inventory needs to be`.
+        path: any path; anything but a regular file is rejected unopened.
+        max_bytes: maximum size of the file.
+        kind: the file's name in messages, as in `which no inventory needs to be`.
     """
     try:
         if path.is_dir():
@@ -303,5 +299,5 @@ def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
         raise UnusableFile(text, line=line, encoding=True) from error
 
 
-def _line(node: yaml.Node) -> int:
+def _node_line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1

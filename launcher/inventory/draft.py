@@ -1,6 +1,4 @@
-"""An inventory between file and model: what the rules look at, and how much of a broken file can
-still be judged.
-"""
+"""The partially valid inventory that the rules check."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ from pathlib import Path
 
 from launcher.inventory import merge
 from launcher.inventory.document import Document
-from launcher.inventory.mistakes import Mistake, Where
-from launcher.inventory.partial_validation import validated
+from launcher.inventory.mistakes import Mistake, YamlPath
+from launcher.inventory.partial_validation import validate_parts
 from launcher.inventory.schema import InventoryFile
 
-# Stand-ins for required keys whose values could not be used, so that the rest is still checked.
+# Stand-ins for invalid values of required keys, so that the rest is checked.
 _STAND_INS: Mapping[str, object] = {
     "cluster": "x",
     "image": "x",
@@ -25,48 +23,42 @@ _STAND_INS: Mapping[str, object] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """`broken` holds the places that have a mistake already; no rule should complain about them
-    again.
-    """
+class InventoryDraft:
+    """A parsed inventory; rules should not report `invalid_paths` again."""
 
     file: InventoryFile
-    placed: list[merge.Placed]
+    nodes: list[merge.ExpandedNode]
     document: Document
-    broken: frozenset[Where]
+    invalid_paths: frozenset[YamlPath]
 
-    def line(self, *path: str | int) -> int:
-        """Return the line where `where` is written."""
-        return self.document.line(path)
+    def line_of(self, *path: str | int) -> int:
+        """Return the line of a path."""
+        return self.document.line_of(path)
 
-    def written(self, *path: str | int) -> bool:
-        """Return whether the file says something at `where`."""
+    def is_written(self, *path: str | int) -> bool:
+        """Return whether the file contains a path."""
         return path in self.document.lines
 
-    def sound(self, *path: str | int) -> bool:
-        """Return whether `where` and what is around it was read without a mistake."""
-        return not any(path[:length] in self.broken for length in range(1, len(path) + 1))
+    def is_valid(self, *path: str | int) -> bool:
+        """Return whether a path and its parents are valid."""
+        return not any(path[:length] in self.invalid_paths for length in range(1, len(path) + 1))
 
 
-def draft(document: Document, folder: Path) -> tuple[Draft | None, list[Mistake]]:
-    """Validate each value by itself.
-
-    With mistakes, the draft stands on what is left; it is None when too little is.
-    """
-    file, mistakes = validated(document.data, InventoryFile, _stand_in)
+def make_draft(document: Document, folder: Path) -> tuple[InventoryDraft | None, list[Mistake]]:
+    """Validate each value on its own; the draft is None if too little is valid."""
+    file, mistakes = validate_parts(document.data, InventoryFile, _stand_in)
     if file is None:
         return None, mistakes
-    broken = frozenset(mistake.where for mistake in mistakes)
-    return Draft(
-        file=file, placed=merge.place(file, folder), document=document, broken=broken
+    broken = frozenset(mistake.yaml_path for mistake in mistakes)
+    return InventoryDraft(
+        file=file, nodes=merge.expand_nodes(file, folder), document=document, invalid_paths=broken
     ), mistakes
 
 
-def _stand_in(yaml_path: Where) -> object:
+def _stand_in(yaml_path: YamlPath) -> object:
     key, section = yaml_path[-1], yaml_path[0]
     if isinstance(key, int):
-        # What is not taken out leaves the items behind it at their places, which later mistakes
-        # name.
+        # Keep the item, so that the indexes in later mistakes stay right.
         return {} if section in ("nodes", "mounts") and len(yaml_path) == 2 else None
     if key == "host" and section == "nodes":
         return f"unreadable-{yaml_path[1]}"

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments by name, as an inventory gives them to servers and batch jobs."""
+"""vLLM engine arguments by name, as in inventories for servers and batch jobs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Arguments that follow from a job, with what to write instead. Servers have them as keys of
-# `serve:`.
-OWNED = {
+# Arguments derived from a batch job, with the keys to use instead; servers have theirs in `serve:`.
+OWNED_ARGUMENTS = {
     "model": "write `model` at the top level",
     "tensor_parallel_size": "write `engine.tp`",
     "pipeline_parallel_size": "write `engine.pp`",
@@ -28,7 +27,7 @@ OWNED = {
     "convert": "it follows from the model and from `task`, which is written at the top level",
     "task": "write `task` at the top level",
 }
-SHORT = {
+SHORT_NAMES = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
     "tensor_parallel": "tensor_parallel_size",
@@ -40,17 +39,17 @@ def python_name(argument: str) -> str:
     return argument.removeprefix("--").replace("-", "_")
 
 
-def flags(args: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of `vllm serve` that say the same, as vLLM reads a configuration file."""
+def to_flags(args: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the equivalent flags of `vllm serve`, converted like vLLM's own configuration files."""
     for argument, value in args.items():
         name = python_name(argument).replace("_", "-")
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
         elif isinstance(value, list):
-            yield from (f"--{name}", *(_text(item) for item in value))
+            yield from (f"--{name}", *(_flag_value(item) for item in value))
         elif value is not None:
-            yield from (f"--{name}", _text(value))
+            yield from (f"--{name}", _flag_value(value))
 
 
-def _text(value: object) -> str:
+def _flag_value(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)

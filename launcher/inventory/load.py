@@ -1,6 +1,7 @@
-"""The door: a file in, a checked `Inventory` or every mistake at once out.
+"""Loading of inventories: a file becomes a validated `Inventory`, or one error with all its
+mistakes.
 
-Touches no network and no node.
+Uses neither the network nor nodes.
 """
 
 from __future__ import annotations
@@ -11,43 +12,41 @@ from launcher.core.domain import Inventory
 from launcher.core.errors import InventoryError
 from launcher.inventory import document, merge, mount_rules, node_rules, rules
 from launcher.inventory.document import Document
-from launcher.inventory.draft import Draft, draft
+from launcher.inventory.draft import InventoryDraft, make_draft
 from launcher.inventory.mistakes import Mistake
 
 MAX_BYTES = 256 * 1024
 
 
 def load(path: Path) -> Inventory:
-    """Read and check the inventory at `path`; raises InventoryError with one line per mistake,
-    sorted by line.
-    """
-    return loads(_read(path), path)
+    """Load and validate an inventory; raises InventoryError with all mistakes, sorted by line."""
+    return loads(_read_text(path), path)
 
 
 def loads(content: str, path: Path) -> Inventory:
-    """Check `content` as if it were the file at `path`, from whose folder relative paths start."""
-    parsed = document.parse(content)
+    """Validate `content` as the file at `path`; relative paths start in its folder."""
+    parsed = document.parse_document(content)
     if parsed.data is None:
-        raise _error(path, parsed, list(parsed.mistakes))
-    inventory_draft, mistakes = draft(parsed, path.parent.absolute())
+        raise _inventory_error(path, parsed, list(parsed.mistakes))
+    inventory_draft, mistakes = make_draft(parsed, path.parent.absolute())
     mistakes += parsed.mistakes
     if inventory_draft is not None:
-        mistakes += _broken_rules(inventory_draft)
+        mistakes += _apply_rules(inventory_draft)
     if mistakes or inventory_draft is None:
-        raise _error(path, parsed, mistakes)
-    return merge.inventory(inventory_draft.file, inventory_draft.placed, path)
+        raise _inventory_error(path, parsed, mistakes)
+    return merge.build_inventory(inventory_draft.file, inventory_draft.nodes, path)
 
 
-def _broken_rules(inventory_draft: Draft) -> list[Mistake]:
+def _apply_rules(inventory_draft: InventoryDraft) -> list[Mistake]:
     mistakes = [
         mistake
         for rule in (*rules.ALL, *mount_rules.ALL, *node_rules.ALL)
         for mistake in rule(inventory_draft)
     ]
-    return [mistake for mistake in mistakes if inventory_draft.sound(*mistake.where)]
+    return [mistake for mistake in mistakes if inventory_draft.is_valid(*mistake.yaml_path)]
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return document.read_file(path, max_bytes=MAX_BYTES, kind="inventory")
     except document.UnusableFile as error:
@@ -58,8 +57,8 @@ def _read(path: Path) -> str:
         raise InventoryError(f"`{path}` cannot be used", lines, hint=hint) from error
 
 
-def _error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
-    lines = parsed.told(mistakes)
+def _inventory_error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
+    lines = parsed.sorted_messages(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
     hint = "every key is explained in inventory/example.yaml; nothing was touched"
     return InventoryError(

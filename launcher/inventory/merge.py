@@ -1,6 +1,4 @@
-"""A valid inventory file → the nouns of `launcher.core.domain`: ranges expanded, cluster-wide
-values merged under nodes' own.
-"""
+"""Conversion of inventory files to `launcher.core.domain`, expanding and merging nodes."""
 
 from __future__ import annotations
 
@@ -14,60 +12,64 @@ from launcher.inventory.schema import InventoryFile, NodeSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A node and the item of `nodes` it comes from.
-
-    While mistakes are looked for, `ip` and `name` may be empty.
-    """
+class ExpandedNode:
+    """A node and the index of its entry; `ip` and `name` may be empty during validation."""
 
     entry: int
     node: domain.Node
 
 
-def place(file: InventoryFile, folder: Path) -> list[Placed]:
-    """Expand every entry of `nodes`. Ranges of unequal length leave gaps, which `rules` reports."""
-    placed = []
+def expand_nodes(file: InventoryFile, folder: Path) -> list[ExpandedNode]:
+    """Expand every entry of `nodes`; ranges of unequal length leave gaps for the rules."""
+    nodes = []
     for index, entry in enumerate(file.nodes):
-        names, ips = entry.name or entry.host, entry.ip or _addresses(entry.host)
+        names, ips = entry.name or entry.host, entry.ip or _literal_addresses(entry.host)
         rows = itertools.islice(
             itertools.zip_longest(entry.host, names, ips, fillvalue=""), len(entry.host)
         )
-        placed += [
-            Placed(entry=index, node=_node(file, entry, _ssh(file.ssh, entry.ssh, folder), *row))
+        nodes += [
+            ExpandedNode(
+                entry=index,
+                node=_merge_node(file, entry, _merge_ssh(file.ssh, entry.ssh, folder), *row),
+            )
             for row in rows
         ]
-    return placed
+    return nodes
 
 
-def inventory(file: InventoryFile, placed: list[Placed], path: Path) -> domain.Inventory:
-    """Put the checked parts together; the head is decided here."""
-    head = head_name(file, placed)
+def build_inventory(file: InventoryFile, nodes: list[ExpandedNode], path: Path) -> domain.Inventory:
+    """Build the inventory and choose its head."""
+    head = head_name(file, nodes)
     backend: domain.Backend = "mp" if file.ray.off else file.serve.backend
     settings = {item.name: getattr(file, item.name) for item in fields(domain.ClusterSettings)}
-    args = (*engine_args.flags(file.engine_args), *file.serve.args)
+    args = (*engine_args.to_flags(file.engine_args), *file.serve.args)
     settings["serve"] = replace(file.serve, backend=backend, args=args)
-    settings["secrets"] = {name: _secret(name, source) for name, source in file.secrets.items()}
+    settings["secrets"] = {
+        name: _fill_prompt(name, source) for name, source in file.secrets.items()
+    }
     return domain.Inventory(
         **settings,
         path=path,
-        nodes=tuple(replace(expanded.node, head=expanded.node.name == head) for expanded in placed),
+        nodes=tuple(replace(item.node, head=item.node.name == head) for item in nodes),
         fabric=file.network.fabric,
         require=file.network.require,
         private=file.network.private,
     )
 
 
-def head_name(file: InventoryFile, placed: list[Placed]) -> str:
-    """Name the head: what `head` says, else the node that says `head: true`, else the first."""
+def head_name(file: InventoryFile, nodes: list[ExpandedNode]) -> str:
+    """Return the name of the head: `head`, else the node with `head: true`, else the first node."""
     if file.head:
         return file.head
     return next(
-        (expanded.node.name for expanded in placed if file.nodes[expanded.entry].head),
-        placed[0].node.name,
+        (item.node.name for item in nodes if file.nodes[item.entry].head),
+        nodes[0].node.name,
     )
 
 
-def _node(file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *identity: str) -> domain.Node:
+def _merge_node(
+    file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *identity: str
+) -> domain.Node:
     host, name, ip = identity
     hca = file.network.hca if entry.network.hca is None else entry.network.hca
     return domain.Node(
@@ -88,7 +90,7 @@ def _node(file: InventoryFile, entry: NodeSection, ssh: domain.Ssh, *identity: s
     )
 
 
-def _addresses(hosts: tuple[str, ...]) -> tuple[str, ...]:
+def _literal_addresses(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(host if _is_address(host) else "" for host in hosts)
 
 
@@ -96,27 +98,27 @@ def _is_address(host: str) -> bool:
     return ":" in host or all(part.isdigit() for part in host.split("."))
 
 
-def _ssh(cluster: domain.Ssh, node_ssh: domain.Ssh, folder: Path) -> domain.Ssh:
+def _merge_ssh(cluster: domain.Ssh, node_ssh: domain.Ssh, folder: Path) -> domain.Ssh:
     overrides = {key: item for key, item in asdict(node_ssh).items() if item is not None}
     merged = replace(cluster, **overrides)
     return replace(
         merged,
-        identity=_from(folder, merged.identity),
-        known_hosts=_from(folder, merged.known_hosts),
+        identity=_resolve_path(folder, merged.identity),
+        known_hosts=_resolve_path(folder, merged.known_hosts),
     )
 
 
-def _from(folder: Path, path: str | None) -> str | None:
-    return None if path is None else str(folder / _expanded(Path(path)))
+def _resolve_path(folder: Path, path: str | None) -> str | None:
+    return None if path is None else str(folder / _expand_home(Path(path)))
 
 
-def _expanded(path: Path) -> Path:
+def _expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # no home to be found: the path fails where it is opened, with its name
+    except RuntimeError:  # no home folder: opening the path will fail with its name
         return path
 
 
-def _secret(name: str, source: domain.SecretSource) -> domain.SecretSource:
+def _fill_prompt(name: str, source: domain.SecretSource) -> domain.SecretSource:
     prompt = f"Value of {name}" if source.prompt == "" else source.prompt
     return replace(source, prompt=prompt)

@@ -1,6 +1,4 @@
-"""One mistake in a file: where it is and what to write instead; how paths and values are
-spelled.
-"""
+"""Mistakes in YAML files, and formatting of paths and values in messages."""
 
 from __future__ import annotations
 
@@ -9,46 +7,44 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-Where = tuple[str | int, ...]
+YamlPath = tuple[str | int, ...]
 
-_LONGEST = 60
+_MAX_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """`text` says what is wrong at `where`.
+    """A mistake at `yaml_path`.
 
-    `line` is set when it is not the line of `where`; `about_key` when `text` itself names the last
-    key of `where`; `unknown` when that is a key that nobody knows.
+    `line` overrides the path's line. `about_key` means that `text` names the last key itself,
+    `unknown` that this key does not exist.
     """
 
-    where: Where
+    yaml_path: YamlPath
     text: str
     line: int | None = None
     about_key: bool = False
     unknown: bool = False
 
 
-def spell(yaml_path: Where) -> str:
-    """Write a path as its reader would: `('nodes', 1, 'gpus')` → `nodes[1].gpus`."""
+def format_path(yaml_path: YamlPath) -> str:
+    """Format a path: `('nodes', 1, 'gpus')` → `nodes[1].gpus`."""
     text = ""
     for step in yaml_path:
         if isinstance(step, int):
             text += f"[{step}]"
         else:
-            text += f".{name(step)}" if text else name(step)
+            text += f".{format_key(step)}" if text else format_key(step)
     return text
 
 
-def name(key: str) -> str:
-    """Write a key so that it stays on one line and can be printed."""
+def format_key(key: str) -> str:
+    """Format a key as printable text on one line."""
     return _shorten(key) if key.isprintable() and key else json.dumps(_shorten(key))
 
 
-def shown(value: object) -> str:
-    """Write a value for the `not …` half of a message: text in quotes, collections by their
-    kind.
-    """
+def describe_value(value: object) -> str:
+    """Format a value for "not …" in messages: quoted text, or the kind of a collection."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -64,10 +60,10 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(text: str, candidates: Iterable[str]) -> str:
-    """Return ``; did you mean `near`?`` when one of `known` is close to `word`, else nothing."""
-    near = difflib.get_close_matches(text[:_LONGEST].lower(), list(candidates), n=1, cutoff=0.6)
+    """Return ``; did you mean `near`?`` for the candidate closest to `text`, if any is close."""
+    near = difflib.get_close_matches(text[:_MAX_LENGTH].lower(), list(candidates), n=1, cutoff=0.6)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"

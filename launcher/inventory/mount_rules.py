@@ -1,6 +1,4 @@
-"""Rules about places in the containers: Docker gives each to one mount, and some are vlaunch's
-own.
-"""
+"""Rules for mount points in the containers: unique targets that spare vlaunch's own."""
 
 from __future__ import annotations
 
@@ -8,14 +6,16 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from launcher.core.domain import Mount
-from launcher.inventory.draft import Draft
-from launcher.inventory.mistakes import Mistake, Where
+from launcher.inventory.draft import InventoryDraft
+from launcher.inventory.mistakes import Mistake, YamlPath
 
-# tools/containers.py: what every container has, whatever the inventory says. Nothing can be
-# mounted inside the first two: they are read-only, and Docker must make the directory that it
-# mounts on.
-_SEALED: Mapping[str, str] = {"/opt/vlaunch": "its programs", "/run/vlaunch/secrets": "the secrets"}
-_OWN: Mapping[str, str] = {
+# Mounts of all containers (tools/containers.py). The first two are read-only: Docker cannot create
+# mount points inside them.
+_SEALED: Mapping[str, str] = {
+    "/opt/vlaunch": "its programs",
+    "/run/vlaunch/secrets": "the secrets",
+}
+_OWN_MOUNTS: Mapping[str, str] = {
     **_SEALED,
     "/var/lib/vlaunch": "what it knows about servers",
     "/var/cache/vlaunch": "what engines compile",
@@ -24,33 +24,35 @@ _SHM = "/dev/shm"
 _HF_CACHE = "/root/.cache/huggingface"
 
 
-def mounts(draft: Draft) -> Iterator[Mistake]:
-    """Each place has one mount, and vlaunch's own are left alone."""
-    invalid = {where[1] for where in draft.broken if where[:1] == ("mounts",) and len(where) > 1}
+def mounts(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require unique mount targets outside vlaunch's own mounts."""
+    invalid = {
+        where[1] for where in draft.invalid_paths if where[:1] == ("mounts",) and len(where) > 1
+    }
     first_index: dict[str, int] = {}
     for index, mount in enumerate(draft.file.mounts):
         if index in invalid:
             continue
-        target = _clean(mount.target)
+        target = _normalize(mount.target)
         text = (
-            _root(target)
-            or _over_own(mount)
-            or _over_cache(draft, mount)
-            or _over_other(draft, target, first_index)
+            _covers_root(target)
+            or _covers_own(mount)
+            or _covers_cache(draft, mount)
+            or _covers_other(draft, target, first_index)
         )
         if text:
-            yield Mistake(where=("mounts", index), text=text)
+            yield Mistake(yaml_path=("mounts", index), text=text)
         first_index.setdefault(target, index)
 
 
-def cache(draft: Draft) -> Iterator[Mistake]:
-    """The Hugging Face cache has the same path in the containers as on its node."""
-    for yaml_path, hf_home in _homes(draft).items():
+def cache(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require an unused container path for the Hugging Face cache: it equals the node's."""
+    for yaml_path, hf_home in _hf_homes(draft).items():
         reserved_path = next(
             (
                 path
-                for path in (*_OWN, _SHM)
-                if hf_home == path or (path in _SEALED and _inside(hf_home, path))
+                for path in (*_OWN_MOUNTS, _SHM)
+                if hf_home == path or (path in _SEALED and _is_below(hf_home, path))
             ),
             None,
         )
@@ -59,68 +61,67 @@ def cache(draft: Draft) -> Iterator[Mistake]:
                 "should be another directory: the containers get it at the same path, and there"
                 f" `{reserved_path}` is taken"
             )
-            yield Mistake(where=yaml_path, text=text)
+            yield Mistake(yaml_path=yaml_path, text=text)
 
 
-def compiled(draft: Draft) -> Iterator[Mistake]:
-    """What one node compiles is no other's: it must not lie where all nodes may look for models."""
-    for expanded in draft.placed:
-        node_path: Where = ("nodes", expanded.entry, "cache_dir")
-        yaml_path = node_path if draft.written(*node_path) else ("cache_dir",)
-        if expanded.node.cache_dir is None or not draft.sound(*yaml_path):
+def compile_cache(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require a compile cache outside `hf_home`, which nodes may share."""
+    for item in draft.nodes:
+        node_path: YamlPath = ("nodes", item.entry, "cache_dir")
+        yaml_path = node_path if draft.is_written(*node_path) else ("cache_dir",)
+        if item.node.cache_dir is None or not draft.is_valid(*yaml_path):
             continue
-        hf_home, cache_dir = _clean(expanded.node.hf_home), _clean(expanded.node.cache_dir)
-        if cache_dir == hf_home or _inside(cache_dir, hf_home):
+        hf_home, cache_dir = _normalize(item.node.hf_home), _normalize(item.node.cache_dir)
+        if cache_dir == hf_home or _is_below(cache_dir, hf_home):
             text = (
                 f"should lie outside `hf_home` ({hf_home}), which nodes may share: what one"
                 " compiles is for itself alone"
             )
-            yield Mistake(where=yaml_path, text=text)
+            yield Mistake(yaml_path=yaml_path, text=text)
 
 
-ALL = (mounts, cache, compiled)
+ALL = (mounts, cache, compile_cache)
 
 
-def _root(target: str) -> str:
+def _covers_root(target: str) -> str:
     return "should not cover the container's root directory" if target == "/" else ""
 
 
-def _over_own(mount: Mount) -> str:
-    target = _clean(mount.target)
+def _covers_own(mount: Mount) -> str:
+    target = _normalize(mount.target)
     if target == _SHM:
         return (
             f"should be left to `shm`, which says what the containers have at {_SHM}; `shm: host`"
             " gives them the node's"
         )
-    for path, purpose in _OWN.items():
+    for path, purpose in _OWN_MOUNTS.items():
         if target == path:
             return f"should have another target: vlaunch mounts {purpose} at `{path}`"
-        if _inside(target, path):
+        if _is_below(target, path):
             return f"should have a target outside `{path}`, where vlaunch mounts {purpose}"
-        if mount.read_only and _inside(path, target):
-            return _sealing(path, f"vlaunch mounts {purpose}")
+        if mount.read_only and _is_below(path, target):
+            return _read_only_message(path, f"vlaunch mounts {purpose}")
     return ""
 
 
-def _over_cache(draft: Draft, mount: Mount) -> str:
-    source, target = _clean(mount.source), _clean(mount.target)
-    for yaml_path, hf_home in _homes(draft).items():
-        if target == hf_home:
-            line = f" (line {draft.line(*yaml_path)})" if draft.written(*yaml_path) else ""
+def _covers_cache(draft: InventoryDraft, mount: Mount) -> str:
+    source, target = _normalize(mount.source), _normalize(mount.target)
+    for yaml_path, home in _hf_homes(draft).items():
+        if target == home:
+            line = f" (line {draft.line_of(*yaml_path)})" if draft.is_written(*yaml_path) else ""
             return (
                 f"should have another target, or be left out: `hf_home`{line} is mounted at"
-                f" `{hf_home}`"
+                f" `{home}`"
             )
-        # `/data:/data:ro` around /data/huggingface works: what is mounted has the directory
-        # already.
+        # `/data:/data:ro` around /data/huggingface works: its source has the directory.
         if (
             mount.read_only
-            and _inside(hf_home, target)
-            and source + hf_home.removeprefix(target) != hf_home
+            and _is_below(home, target)
+            and source + home.removeprefix(target) != home
         ):
-            return _sealing(hf_home, "`hf_home` is mounted")
-    # Who sets HF_HOME wants something else than the launcher's.
-    if target == _HF_CACHE and not any("HF_HOME" in expanded.node.env for expanded in draft.placed):
+            return _read_only_message(home, "`hf_home` is mounted")
+    # HF_HOME overrides the launcher's cache.
+    if target == _HF_CACHE and not any("HF_HOME" in item.node.env for item in draft.nodes):
         return (
             "should be written as `hf_home`: that is where the containers look for models, and not"
             " here"
@@ -128,39 +129,39 @@ def _over_cache(draft: Draft, mount: Mount) -> str:
     return ""
 
 
-def _over_other(draft: Draft, target: str, first_index: Mapping[str, int]) -> str:
+def _covers_other(draft: InventoryDraft, target: str, first_index: Mapping[str, int]) -> str:
     if target not in first_index:
         return ""
-    line = draft.line("mounts", first_index[target])
+    line = draft.line_of("mounts", first_index[target])
     return f"should have a target of its own; `{target}` is used on line {line}"
 
 
-def _sealing(path: str, reason: str) -> str:
+def _read_only_message(path: str, reason: str) -> str:
     return (
         f"should be writable, or have another target: Docker must make `{path}` in it, where"
         f" {reason}"
     )
 
 
-def _homes(draft: Draft) -> dict[Where, str]:
-    """Return the Hugging Face caches that nodes have, by what says so."""
-    homes: dict[Where, str] = {}
-    for expanded in draft.placed:
-        node_path: Where = ("nodes", expanded.entry, "hf_home")
+def _hf_homes(draft: InventoryDraft) -> dict[YamlPath, str]:
+    """Return the Hugging Face caches of the nodes by the path of the setting."""
+    homes: dict[YamlPath, str] = {}
+    for item in draft.nodes:
+        node_path: YamlPath = ("nodes", item.entry, "hf_home")
         yaml_path = (
             node_path
-            if draft.written(*node_path) and draft.file.nodes[expanded.entry].hf_home
+            if draft.is_written(*node_path) and draft.file.nodes[item.entry].hf_home
             else ("hf_home",)
         )
-        if draft.sound(*node_path) and draft.sound(*yaml_path):
-            homes[yaml_path] = _clean(expanded.node.hf_home)
+        if draft.is_valid(*node_path) and draft.is_valid(*yaml_path):
+            homes[yaml_path] = _normalize(item.node.hf_home)
     return homes
 
 
-def _clean(path: str) -> str:
-    # normpath keeps two leading slashes, which Docker does not.
+def _normalize(path: str) -> str:
+    # Unlike Docker, normpath keeps two leading slashes.
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def _inside(path: str, parent: str) -> bool:
+def _is_below(path: str, parent: str) -> bool:
     return path.startswith(f"{parent}/")

@@ -1,4 +1,4 @@
-"""Validating a file value by value, and how much of a broken one can still be judged."""
+"""Value-by-value validation of a file, so that rules can check the valid part."""
 
 from __future__ import annotations
 
@@ -9,79 +9,74 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.inventory import words
-from launcher.inventory.mistakes import Mistake, Where
-from launcher.inventory.schema import reader
+from launcher.inventory.mistakes import Mistake, YamlPath
+from launcher.inventory.schema import type_adapter
 
 _ROUNDS = 6
 _File = TypeVar("_File")
-StandIn = Callable[[Where], object]
+StandIn = Callable[[YamlPath], object]
 
 
-def validated(
+def validate_parts(
     data: Any, root: type[_File], stand_in: StandIn
 ) -> tuple[_File | None, list[Mistake]]:
-    """Validate each value by itself.
-
-    With mistakes, the file stands on what is left; it is None when too little is.
+    """Validate each value on its own; the file is None if too little is valid.
 
     Args:
-        data: the file's mapping; it is mended in place.
-        root: what the file should be.
-        stand_in: returns what to put at a place whose value could not be used, None to take it out.
+        data: the file's mapping; repaired in place.
+        root: the type of the file.
+        stand_in: returns the replacement for an invalid value, or None to remove it.
     """
     mistakes: list[Mistake] = []
     for attempt in range(_ROUNDS):
         try:
-            return reader(root).validate_python(data), mistakes
+            return type_adapter(root).validate_python(data), mistakes
         except ValidationError as error:
-            new_mistakes = [words.mistake(detail, root) for detail in _errors(error)]
+            new_mistakes = [words.to_mistake(detail, root) for detail in _relevant_errors(error)]
             if attempt == 0:
                 mistakes = new_mistakes
             for mistake in new_mistakes:
-                _mend(data, mistake.where, stand_in)
+                _repair(data, mistake.yaml_path, stand_in)
     return None, mistakes
 
 
-def _errors(error: ValidationError) -> Iterator[ErrorDetails]:
-    """Pass over tuples that are called too short only because some of their items are wrong, which
-    is told of each.
-    """
+def _relevant_errors(error: ValidationError) -> Iterator[ErrorDetails]:
+    """Skip "too short" errors of tuples with invalid items: each item has its own error."""
     for detail in error.errors(include_url=False):
         if detail["type"] != "too_short" or len(detail["input"]) < detail["ctx"]["min_length"]:
             yield detail
 
 
-def _mend(data: Any, yaml_path: Where, stand_in: StandIn) -> None:
-    """Put a stand-in where a value could not be used, or take the value out."""
+def _repair(data: Any, yaml_path: YamlPath, stand_in: StandIn) -> None:
+    """Replace an invalid value by its stand-in, or remove it."""
     if not yaml_path:
         return
-    containers = _around(data, yaml_path)
+    containers = _enclosing_values(data, yaml_path)
     container, step = containers[-1], yaml_path[len(containers) - 1]
     if isinstance(container, list) and isinstance(step, str) and isinstance(containers[-2], dict):
-        # The list is short for a mapping, as in `read: [a, b]`: it is taken out as a whole.
+        # The list is a short form of a mapping, as in `read: [a, b]`: remove all of it.
         containers.pop()
         container, step = containers[-1], yaml_path[len(containers) - 1]
     parent_path = yaml_path[: len(containers) - 1]
     if isinstance(container, dict):
-        _put(container, str(step), stand_in((*parent_path, str(step))))
+        _set_or_delete(container, str(step), stand_in((*parent_path, str(step))))
     elif isinstance(container, list) and isinstance(step, int) and step < len(container):
-        # A list item that is no mapping is replaced as a whole; the next round fills in what it
-        # needs.
-        _put(container, step, stand_in((*parent_path, step)))
+        # Replace an item that is not a mapping; the next round adds its required keys.
+        _set_or_delete(container, step, stand_in((*parent_path, step)))
 
 
-def _around(data: Any, yaml_path: Where) -> list[Any]:
-    """Return the mappings and lists that lead to `where`, as far as there are any, from the top."""
+def _enclosing_values(data: Any, yaml_path: YamlPath) -> list[Any]:
+    """Return the mappings and lists on the way to a path, as far as they exist, from the top."""
     containers = [data]
     for step in yaml_path[:-1]:
-        child = _get(containers[-1], step)
+        child = _get_item(containers[-1], step)
         if not isinstance(child, (dict, list)):
             break
         containers.append(child)
     return containers
 
 
-def _put(container: Any, key: str | int, value: object) -> None:
+def _set_or_delete(container: Any, key: str | int, value: object) -> None:
     if value is not None:
         container[key] = value
     elif isinstance(container, dict):
@@ -90,7 +85,7 @@ def _put(container: Any, key: str | int, value: object) -> None:
         del container[key]
 
 
-def _get(data: Any, step: str | int) -> Any:
+def _get_item(data: Any, step: str | int) -> Any:
     if isinstance(data, dict):
         return data.get(str(step))
     if isinstance(data, list) and isinstance(step, int) and step < len(data):

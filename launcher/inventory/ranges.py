@@ -1,6 +1,4 @@
-"""Host ranges: `gpu[01-03,07]` → `gpu01 gpu02 gpu03 gpu07`, the notation of ClusterShell's node
-sets, bounded.
-"""
+"""Host ranges as in ClusterShell, of bounded size: `gpu[01-03,07]` → `gpu01 … gpu07`."""
 
 from __future__ import annotations
 
@@ -14,17 +12,17 @@ _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def expand(text: str) -> tuple[str, ...]:
-    """Return what `text` stands for, in order; zero padding is kept and several ranges multiply.
+def expand_range(text: str) -> tuple[str, ...]:
+    """Expand a range in order, keeping zero padding; several ranges multiply.
 
-    Raises ValueError, in words that start with "should", when the notation is wrong or gives more
-    than `MAX_NODES`.
+    Raises ValueError with a message that starts with "should" for invalid notation or more than
+    `MAX_NODES` names.
     """
-    if count(text) > MAX_NODES:
+    if count_names(text) > MAX_NODES:
         raise ValueError(f"should stand for at most {MAX_NODES} nodes")
     pieces = _RANGE.split(text)
     ranges = [
-        [number for part in inside.split(",") for number in _numbers(part)]
+        [number for part in inside.split(",") for number in _expand_part(part)]
         for inside in pieces[1::2]
     ]
     return tuple(
@@ -33,25 +31,23 @@ def expand(text: str) -> tuple[str, ...]:
     )
 
 
-def count(text: str) -> int:
-    """Return how many names `text` stands for, without making them; raises ValueError when the
-    notation is wrong.
-    """
+def count_names(text: str) -> int:
+    """Return the number of names without expanding them; raises ValueError for invalid notation."""
     pieces = _RANGE.split(text)
     if any("[" in piece or "]" in piece for piece in pieces[::2]):
         raise ValueError("should close each `[` with one `]`")
     return math.prod(
-        sum(last - first + 1 for first, last, _ in map(_span, inside.split(",")))
+        sum(last - first + 1 for first, last, _ in map(_parse_part, inside.split(",")))
         for inside in pieces[1::2]
     )
 
 
-def _numbers(part: str) -> list[str]:
-    first, last, width = _span(part)
+def _expand_part(part: str) -> list[str]:
+    first, last, width = _parse_part(part)
     return [str(number).zfill(width) for number in range(first, last + 1)]
 
 
-def _span(part: str) -> tuple[int, int, int]:
+def _parse_part(part: str) -> tuple[int, int, int]:
     match = _PART.fullmatch(part)
     if match is None:
         raise ValueError("should have numbers between `[` and `]`, such as [01-16] or [1,3-5]")

@@ -1,6 +1,6 @@
-"""Rules between the keys of the whole cluster, each a function that yields what is wrong.
+"""Rules between the keys of the whole cluster; each function yields mistakes.
 
-`node_rules` has the nodes', `mount_rules` those about places in the containers.
+See `node_rules` for nodes and `mount_rules` for paths in the containers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from math import prod
 
 from launcher.core import secret_patterns
 from launcher.core.domain import Argv
-from launcher.inventory.draft import Draft
-from launcher.inventory.engine_args import OWNED, SHORT, python_name
-from launcher.inventory.mistakes import Mistake, Where
+from launcher.inventory.draft import InventoryDraft
+from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_name
+from launcher.inventory.mistakes import Mistake, YamlPath
 
 # Ray's OBJECT_STORE_MINIMUM_MEMORY_BYTES (ray/_private/ray_constants.py).
-_SMALLEST_STORE = 75 * 2**20
-# app/audit.py, app/lock.py and tools/site.py: beside the clusters' folders
-# in `state_dir`.
-_OWN_FOLDERS = ("audit", "cache", "locks")
-_SHOWN_BY_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
-# Ranks and how experts are shared among them.
-_OF_EACH = ("data_parallel", "enable_expert_parallel")
-_OWNED_ENV = {
+_MIN_OBJECT_STORE = 75 * 2**20
+# Folders of app/audit.py, app/lock.py and tools/site.py in `state_dir`, next to the clusters'.
+_RESERVED_NAMES = ("audit", "cache", "locks")
+_VISIBLE_IN_PS = "a secret should not be an argument, which `ps` shows; use `secrets`"
+# Prefixes of arguments for ranks and expert parallelism.
+_PER_SERVER_PREFIXES = ("data_parallel", "enable_expert_parallel")
+_MANAGED_ENV = {
     "VLLM_HOST_IP": "the launcher sets it on each node from `ip`",
     "RAY_ADDRESS": "the launcher sets it from the head's `ip` and `ports.gcs`",
     "RAY_AUTH_MODE": "set `ray.token_auth` instead",
@@ -33,51 +32,52 @@ _OWNED_ENV = {
 }
 
 
-def name(draft: Draft) -> Iterator[Mistake]:
-    """A cluster's folder on the nodes has its name, and must not be one in which all clusters keep
-    something.
-    """
-    if draft.file.cluster in _OWN_FOLDERS:
+def name(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject cluster names that are folders shared by all clusters on a node."""
+    if draft.file.cluster in _RESERVED_NAMES:
         yield Mistake(
-            where=("cluster",),
+            yaml_path=("cluster",),
             text="should be another name: nodes have a folder of this name for all clusters",
         )
 
 
-def image_source(draft: Draft) -> Iterator[Mistake]:
-    """An image that nodes give each other has no digest there."""
+def image_source(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject digests for images copied between nodes, unknown to Docker (docs/images.md)."""
     if draft.file.image_source == "nodes" and "@" in draft.file.image:
         text = "should be named by a tag: with `image_source: nodes` Docker knows no digest of it"
-        yield Mistake(where=("image",), text=text)
+        yield Mistake(yaml_path=("image",), text=text)
 
 
-def ports(draft: Draft) -> Iterator[Mistake]:
-    """Each port is used once, and none lies among those of Ray's workers, which would take it at
-    random.
-    """
+def ports(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require distinct ports outside the range of Ray's workers, which take theirs at random."""
     numbers: dict[str, int] = asdict(draft.file.ports)
     low, high = numbers.pop("worker_min"), numbers.pop("worker_max")
     if low >= high:
-        yaml_path: Where = (
+        yaml_path: YamlPath = (
             "ports",
-            "worker_min" if draft.written("ports", "worker_min") else "worker_max",
+            "worker_min" if draft.is_written("ports", "worker_min") else "worker_max",
         )
         yield Mistake(
-            where=yaml_path, text=f"should leave a range of ports for workers, not {low} to {high}"
+            yaml_path=yaml_path,
+            text=f"should leave a range of ports for workers, not {low} to {high}",
         )
     names: dict[int, str] = {}
-    for name, number in sorted(numbers.items(), key=lambda item: draft.written("ports", item[0])):
+    for name, number in sorted(
+        numbers.items(), key=lambda item: draft.is_written("ports", item[0])
+    ):
         if number in names:
             yield Mistake(
-                where=("ports", name),
+                yaml_path=("ports", name),
                 text=f"should differ from `{names[number]}`; both are {number}",
             )
         names.setdefault(number, name)
         if low <= number <= high:
-            is_explicit = draft.written("ports", name) or not draft.written("ports", "worker_min")
+            is_explicit = draft.is_written("ports", name) or not draft.is_written(
+                "ports", "worker_min"
+            )
             port_path = ("ports", name if is_explicit else "worker_min")
             yield Mistake(
-                where=port_path,
+                yaml_path=port_path,
                 text=(
                     f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to"
                     f" {high}"
@@ -85,15 +85,14 @@ def ports(draft: Draft) -> Iterator[Mistake]:
             )
 
 
-def placement(draft: Draft) -> Iterator[Mistake]:
-    """TP times PP is the number of GPUs that one copy of the model takes, DP that of the copies;
-    there must be as many GPUs.
+def placement(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require GPUs for TP × PP × DP.
 
-    launcher/tools/placement.py judges the rest, which depends on the model and the backend.
+    launcher/tools/placement.py checks the rest, which depends on the model and the backend.
     """
-    if _gpus_unread(draft):
+    if _gpu_count_unknown(draft):
         return
-    serve, total = draft.file.serve, sum(expanded.node.gpus for expanded in draft.placed)
+    serve, total = draft.file.serve, sum(expanded.node.gpus for expanded in draft.nodes)
     sizes = {key: size for key, size in (("tp", serve.tp), ("pp", serve.pp)) if size}
     if prod(sizes.values()) <= total:
         sizes["dp"] = serve.dp
@@ -101,17 +100,17 @@ def placement(draft: Draft) -> Iterator[Mistake]:
     if needed > total:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items())
         text = f"should fit the cluster: {product} takes {needed} GPUs, and the nodes have {total}"
-        yield Mistake(where=("serve", _too_large(sizes, total)), text=text)
+        yield Mistake(yaml_path=("serve", _oversized_key(sizes, total)), text=text)
 
 
-def _gpus_unread(draft: Draft) -> bool:
-    """Tell whether a mistake in `nodes` leaves open how many GPUs there are."""
-    nodes = [yaml_path for yaml_path in draft.broken if yaml_path[:1] == ("nodes",)]
+def _gpu_count_unknown(draft: InventoryDraft) -> bool:
+    """Return whether mistakes in `nodes` leave the number of GPUs unknown."""
+    nodes = [yaml_path for yaml_path in draft.invalid_paths if yaml_path[:1] == ("nodes",)]
     return any(len(yaml_path) < 3 or yaml_path[-1] in ("gpus", "host") for yaml_path in nodes)
 
 
-def _too_large(sizes: Mapping[str, int], total: int) -> str:
-    """Return the size to change: DP where one copy fits, TP where it is too much by itself."""
+def _oversized_key(sizes: Mapping[str, int], total: int) -> str:
+    """Return the size to change: DP if one replica fits, TP if it alone is too large, else PP."""
     if "dp" in sizes:
         return "dp"
     if "tp" in sizes and ("pp" not in sizes or sizes["tp"] > total):
@@ -119,121 +118,122 @@ def _too_large(sizes: Mapping[str, int], total: int) -> str:
     return "pp"
 
 
-def ray(draft: Draft) -> Iterator[Mistake]:
-    """Without Ray nothing can be said of it."""
+def ray(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject Ray settings with `ray: none`."""
     if draft.file.ray.version != "none":
         return
-    if draft.written("serve", "backend") and draft.file.serve.backend == "ray":
-        text = f"cannot be ray with `ray: none` (line {draft.line('ray')}), with which it is mp"
-        yield Mistake(where=("serve", "backend"), text=text)
+    if draft.is_written("serve", "backend") and draft.file.serve.backend == "ray":
+        text = f"cannot be ray with `ray: none` (line {draft.line_of('ray')}), with which it is mp"
+        yield Mistake(yaml_path=("serve", "backend"), text=text)
     if draft.file.ray.object_store is not None:
-        yield Mistake(where=("ray", "object_store"), text="should be left out with `version: none`")
-
-
-def memory(draft: Draft) -> Iterator[Mistake]:
-    """Ray's object store has a least size, and lives in shared memory."""
-    store, shm = draft.file.ray.object_store, draft.file.shm
-    if store is not None and store < _SMALLEST_STORE:
         yield Mistake(
-            where=("ray", "object_store"), text="should be at least 75MiB, which Ray needs to start"
+            yaml_path=("ray", "object_store"), text="should be left out with `version: none`"
+        )
+
+
+def memory(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Check Ray's object store against its minimum and against shared memory."""
+    store, shm = draft.file.ray.object_store, draft.file.shm
+    if store is not None and store < _MIN_OBJECT_STORE:
+        yield Mistake(
+            yaml_path=("ray", "object_store"),
+            text="should be at least 75MiB, which Ray needs to start",
         )
     if store is not None and isinstance(shm, int) and store > shm:
         yield Mistake(
-            where=("ray", "object_store"),
-            text=f"should fit into `shm` (line {draft.line('shm')}), where Ray keeps it",
+            yaml_path=("ray", "object_store"),
+            text=f"should fit into `shm` (line {draft.line_of('shm')}), where Ray keeps it",
         )
 
 
-def network(draft: Draft) -> Iterator[Mistake]:
-    """RDMA needs a fabric that has it, and GPUs; devices are named for the fabric they belong
-    to.
-    """
-    yield from _devices(draft)
+def network(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Allow RDMA requirements only with an RDMA fabric and GPUs."""
+    yield from _check_devices(draft)
     required = draft.file.network.require
     if required not in ("rdma", "gdrdma"):
         return
     yaml_path = ("network", "require")
     if draft.file.accelerator == "cpu":
-        yield Mistake(where=yaml_path, text=f"cannot be {required} with `accelerator: cpu`")
+        yield Mistake(yaml_path=yaml_path, text=f"cannot be {required} with `accelerator: cpu`")
     elif _is_ethernet(draft):
         text = f"cannot be {required} with `fabric: ethernet`, which has no RDMA"
-        yield Mistake(where=yaml_path, text=text)
+        yield Mistake(yaml_path=yaml_path, text=text)
 
 
-def _devices(draft: Draft) -> Iterator[Mistake]:
+def _check_devices(draft: InventoryDraft) -> Iterator[Mistake]:
     for yaml_path, hca in _hcas(draft):
         if hca and draft.file.accelerator == "cpu":
             text = "should be left out with `accelerator: cpu`, whose backend (Gloo) uses no RDMA"
-            yield Mistake(where=yaml_path, text=text)
+            yield Mistake(yaml_path=yaml_path, text=text)
         elif hca and _is_ethernet(draft):
             text = "should come with `fabric: infiniband` or `fabric: roce` under `network`"
-            yield Mistake(where=yaml_path, text=text)
+            yield Mistake(yaml_path=yaml_path, text=text)
         if len(set(hca)) < len(hca):
-            yield Mistake(where=yaml_path, text="should name each device once")
+            yield Mistake(yaml_path=yaml_path, text="should name each device once")
 
 
-def _is_ethernet(draft: Draft) -> bool:
-    return draft.file.network.fabric == "ethernet" and draft.sound("network", "fabric")
+def _is_ethernet(draft: InventoryDraft) -> bool:
+    return draft.file.network.fabric == "ethernet" and draft.is_valid("network", "fabric")
 
 
-def environment(draft: Draft) -> Iterator[Mistake]:
-    """Nothing that looks like a secret is written in the file, and nothing is set that the launcher
-    must set itself.
-    """
+def environment(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject secrets in environments and arguments, and variables that vlaunch sets itself."""
     file = draft.file
-    environments: list[tuple[Where, Mapping[str, str]]] = [(("env",), file.env)]
+    environments: list[tuple[YamlPath, Mapping[str, str]]] = [(("env",), file.env)]
     environments += [(("nodes", index, "env"), entry.env) for index, entry in enumerate(file.nodes)]
     for yaml_path, env in environments:
         for name, value in env.items():
             if name in file.secrets:
-                line = draft.line("secrets", name)
+                line = draft.line_of("secrets", name)
                 yield Mistake(
-                    where=(*yaml_path, name),
+                    yaml_path=(*yaml_path, name),
                     text=f"should be removed; it is a secret (line {line})",
                 )
-            elif name in _OWNED_ENV:
+            elif name in _MANAGED_ENV:
                 yield Mistake(
-                    where=(*yaml_path, name), text=f"should be removed; {_OWNED_ENV[name]}"
+                    yaml_path=(*yaml_path, name), text=f"should be removed; {_MANAGED_ENV[name]}"
                 )
-            elif _looks_secret(name, value):
+            elif _is_secret_like(name, value):
                 advice = (
                     f"a secret should not be written here; use `secrets: {{{name}: {{env:"
                     f" {name}}}}}`"
                 )
-                yield Mistake(where=(*yaml_path, name), text=advice)
+                yield Mistake(yaml_path=(*yaml_path, name), text=advice)
     for index, argument in enumerate(file.serve.args):
         if argument.split("=")[0] == "--api-key":
             advice = (
                 "a key should not be an argument, which `ps` shows; use `secrets: {VLLM_API_KEY:"
                 " {env: VLLM_API_KEY}}`"
             )
-            yield Mistake(where=("serve", "args", index), text=advice)
+            yield Mistake(yaml_path=("serve", "args", index), text=advice)
         elif secret_patterns.VALUE.search(argument):
             yield Mistake(
-                where=("serve", "args", index),
-                text=_SHOWN_BY_PS,
+                yaml_path=("serve", "args", index),
+                text=_VISIBLE_IN_PS,
             )
 
 
-def secrets(draft: Draft) -> Iterator[Mistake]:
-    """Each secret has one source."""
+def secrets(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require exactly one source for each secret."""
     for name, source in draft.file.secrets.items():
-        unread = any(yaml_path[:2] == ("secrets", name) for yaml_path in draft.broken)
+        unread = any(yaml_path[:2] == ("secrets", name) for yaml_path in draft.invalid_paths)
         sources = [value for value in astuple(source) if value is not None]
         if len(sources) != 1 and not unread:
             yield Mistake(
-                where=("secrets", name),
+                yaml_path=("secrets", name),
                 text="should have exactly one of `env`, `file`, `command` and `prompt`",
             )
         if secret_patterns.VALUE.search(source.prompt or ""):
             text = "should be the question; the value is typed when it is asked for"
-            yield Mistake(where=("secrets", name, "prompt"), text=text)
-        if name in _OWNED_ENV:
-            yield Mistake(where=("secrets", name), text=f"should be removed; {_OWNED_ENV[name]}")
+            yield Mistake(yaml_path=("secrets", name, "prompt"), text=text)
+        if name in _MANAGED_ENV:
+            yield Mistake(
+                yaml_path=("secrets", name), text=f"should be removed; {_MANAGED_ENV[name]}"
+            )
 
 
-def logging(draft: Draft) -> Iterator[Mistake]:
-    """`docker inspect` shows the options of a log driver to everybody who may use Docker."""
+def logging(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject secrets in log options: `docker inspect` shows them to every Docker user."""
     for name, value in (draft.file.logging.options or {}).items():
         secret = name.endswith(("token", "secret", "password"))
         if secret or secret_patterns.VALUE.search(value):
@@ -241,42 +241,42 @@ def logging(draft: Draft) -> Iterator[Mistake]:
                 "a secret should not be written here; give it to Docker itself, in `log-opts` of"
                 " /etc/docker/daemon.json"
             )
-            yield Mistake(where=("logging", "options", name), text=text)
+            yield Mistake(yaml_path=("logging", "options", name), text=text)
 
 
-def arguments(draft: Draft) -> Iterator[Mistake]:
-    """Arguments are words: nothing splits them later."""
+def arguments(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject an option and its value in one item: arguments are never split."""
     for index, argument in enumerate(draft.file.serve.args):
         option, space, _ = argument.partition(" ")
         if space and option.startswith("-") and "=" not in option:
             yield Mistake(
-                where=("serve", "args", index),
+                yaml_path=("serve", "args", index),
                 text=f"should be two items: `{option}` and the value after it",
             )
 
 
-def engine_arguments(draft: Draft) -> Iterator[Mistake]:
-    """Engine arguments are written once, none is one that each server or job sets, and none holds
-    a secret.
-    """
+def engine_arguments(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Reject duplicate engine arguments, those that servers and jobs set, and secrets."""
     spellings: dict[str, str] = {}
     for spelling, value in draft.file.engine_args.items():
         name = python_name(spelling)
-        yaml_path: Where = ("engine_args", spelling)
+        yaml_path: YamlPath = ("engine_args", spelling)
         if name in spellings:
-            yield Mistake(where=yaml_path, text=f"is `{spellings[name]}` in another spelling")
-        elif SHORT.get(name, name) in OWNED or name.startswith(_OF_EACH):
+            yield Mistake(yaml_path=yaml_path, text=f"is `{spellings[name]}` in another spelling")
+        elif SHORT_NAMES.get(name, name) in OWNED_ARGUMENTS or name.startswith(
+            _PER_SERVER_PREFIXES
+        ):
             yield Mistake(
-                where=yaml_path, text="should be left out: each server and each job sets it"
+                yaml_path=yaml_path, text="should be left out: each server and each job sets it"
             )
         elif secret_patterns.VALUE.search(str(value)):
-            yield Mistake(where=yaml_path, text=_SHOWN_BY_PS)
+            yield Mistake(yaml_path=yaml_path, text=_VISIBLE_IN_PS)
         spellings.setdefault(name, spelling)
 
 
-def docker(draft: Draft) -> Iterator[Mistake]:
-    """There is no terminal for sudo to ask a password on."""
-    commands: list[tuple[Where, Argv]] = [(("docker",), draft.file.docker)]
+def docker(draft: InventoryDraft) -> Iterator[Mistake]:
+    """Require non-interactive sudo: it has no terminal for a password."""
+    commands: list[tuple[YamlPath, Argv]] = [(("docker",), draft.file.docker)]
     commands += [
         (("nodes", index, "docker"), entry.docker)
         for index, entry in enumerate(draft.file.nodes)
@@ -285,19 +285,19 @@ def docker(draft: Draft) -> Iterator[Mistake]:
     for yaml_path, argv in commands:
         if argv[0].startswith("-"):
             yield Mistake(
-                where=yaml_path,
+                yaml_path=yaml_path,
                 text=f"should start with a command, not with the option `{argv[0]}`",
             )
         elif argv[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(argv):
             yield Mistake(
-                where=yaml_path,
+                yaml_path=yaml_path,
                 text=(
                     "should use `sudo -n`: sudo without -n would wait for a password that nobody"
                     " can type"
                 ),
             )
         if any(first == second == "docker" for first, second in pairwise(argv)):
-            yield Mistake(where=yaml_path, text="should name docker once")
+            yield Mistake(yaml_path=yaml_path, text="should name docker once")
 
 
 ALL = (
@@ -317,14 +317,14 @@ ALL = (
 )
 
 
-def _hcas(draft: Draft) -> Iterator[tuple[Where, tuple[str, ...]]]:
+def _hcas(draft: InventoryDraft) -> Iterator[tuple[YamlPath, tuple[str, ...]]]:
     yield ("network", "hca"), draft.file.network.hca or ()
     for index, entry in enumerate(draft.file.nodes):
         yield ("nodes", index, "network", "hca"), entry.network.hca or ()
 
 
-def _looks_secret(name: str, value: str) -> bool:
+def _is_secret_like(name: str, value: str) -> bool:
     if secret_patterns.VALUE.fullmatch(value):
         return True
-    # Switches such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1 are no secrets.
+    # Switches such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1 are not secrets.
     return secret_patterns.NAME.search(name) is not None and len(value) >= 6

@@ -1,9 +1,8 @@
-"""The shape of an inventory file: every key, its type and its explanation.
+"""Schema of inventory files: keys, types and descriptions.
 
-What the file says as the nouns of `launcher.core.domain` do stands there: sections such as `Ports`,
-and the keys of the top level that are `ClusterSettings` and `NodeSettings`. Here is what the file
-writes otherwise. Rules between keys are in `rules`. `vlaunch schema` prints the JSON Schema of this
-model; `schema.json` beside this module is its output, for editors.
+Sections such as `Ports` and most top-level keys come from `launcher.core.domain`; this module adds
+those with a different form in the file. `rules` has rules between keys. `vlaunch schema` prints the
+JSON Schema; `schema.json` in this folder is a copy for editors.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, model_validator
 from pydantic.fields import FieldInfo
 
-from launcher.core.descriptions import descriptions
+from launcher.core.descriptions import field_descriptions
 from launcher.core.domain import (
     ClusterSettings,
     Connection,
@@ -27,13 +26,13 @@ from launcher.core.domain import (
     Ssh,
 )
 from launcher.core.values import (
+    ArgvItems,
     Bounds,
     EnvName,
     EnvValue,
     FromMapping,
     NodePath,
     NonEmpty,
-    Words,
     without_unset,
 )
 from launcher.inventory import values
@@ -42,10 +41,10 @@ _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_err
 
 
 class Section(BaseModel):
-    """A mapping in the file. A known key without a value counts as not written.
+    """A mapping in a file; keys without a value count as unset.
 
-    `entries` names the lists whose items have keys of the top level too, and what one item is
-    called.
+    `entries` maps list keys to the name of one item, for lists with items that share keys with the
+    top level.
     """
 
     entries: ClassVar[Mapping[str, str]] = {}
@@ -55,37 +54,35 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_unset(cls, value: Any) -> Any:
-        return without_unset(value, known(cls)) if isinstance(value, dict) else value
+        return without_unset(value, fields_of(cls)) if isinstance(value, dict) else value
 
 
 def is_section(annotation: Any) -> bool:
-    """Tell whether a type is a mapping with keys of its own."""
+    """Return whether a type is a mapping with fixed keys."""
     return isinstance(annotation, type) and (
         issubclass(annotation, Section) or is_dataclass(annotation)
     )
 
 
-def sections(annotation: Any) -> Iterator[type[Any]]:
-    """Find the sections that a type consists of, such as the one of a list's items."""
+def sections_in(annotation: Any) -> Iterator[type[Any]]:
+    """Yield the section types inside a type, such as that of a list's items."""
     if is_section(annotation):
         yield annotation
     for inner in get_args(annotation):
-        yield from sections(inner)
+        yield from sections_in(inner)
 
 
-def known(section: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section by the keys they have in the file, where a key may be a word
-    of Python's, such as `class`.
-    """
-    return _known(section)
+def fields_of(section: Any) -> Mapping[str, FieldInfo]:
+    """Return the fields of a section by key; a key may be a Python keyword such as `class`."""
+    return _fields_of(section)
 
 
 @cache
-def _known(section: Any) -> Mapping[str, FieldInfo]:
+def _fields_of(section: Any) -> Mapping[str, FieldInfo]:
     if issubclass(section, Section):
         return {item.alias or name: item for name, item in section.model_fields.items()}
     hints = get_type_hints(section, include_extras=True)
-    descriptions_by_field = descriptions(section)
+    descriptions_by_field = field_descriptions(section)
     return {
         item.name: FieldInfo(
             annotation=hints[item.name], description=descriptions_by_field.get(item.name)
@@ -94,13 +91,13 @@ def _known(section: Any) -> Mapping[str, FieldInfo]:
     }
 
 
-def reader(root: Any) -> TypeAdapter[Any]:
-    """Return what validates a file that is a `root`."""
-    return _reader(root)
+def type_adapter(root: Any) -> TypeAdapter[Any]:
+    """Return the validator of files of type `root`."""
+    return _type_adapter(root)
 
 
 @cache
-def _reader(root: Any) -> TypeAdapter[Any]:
+def _type_adapter(root: Any) -> TypeAdapter[Any]:
     marked: Any = FromMapping
     return TypeAdapter(marked[root] if is_dataclass(root) else root)
 
@@ -149,7 +146,7 @@ class NodeSection:
     """Overrides the cluster's `connection`."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
     """Overrides the cluster's `ssh`, key by key."""
-    docker: Words | None = None
+    docker: ArgvItems | None = None
     """Overrides the cluster's `docker`."""
     hf_home: NodePath | None = None
     """Overrides the cluster's `hf_home`."""
@@ -177,29 +174,29 @@ class InventoryFile(NodeSettings, ClusterSettings):
     nodes: Annotated[
         tuple[FromMapping[NodeSection], ...],
         Bounds(min_length=1),
-        BeforeValidator(values.few_enough),
+        BeforeValidator(values.limit_node_count),
     ]
     """The machines; the first is the head by default."""
 
 
 def json_schema(root: type[Any] = InventoryFile) -> dict[str, Any]:
-    """Return the schema of files that are a `root`; a test keeps `schema.json` in step with it."""
-    schema = reader(root).json_schema(mode="validation")
+    """Return the JSON Schema of files of type `root`; a test compares it with `schema.json`."""
+    schema = type_adapter(root).json_schema(mode="validation")
     shapes = {root.__name__: schema, **schema.get("$defs", {})}
-    for section in {root, *_inside(root)}:
+    for section in {root, *_nested_sections(root)}:
         shape = shapes[section.__name__]
         shape["description"] = " ".join(shape["description"].split())
-        for key, info in known(section).items():
+        for key, info in fields_of(section).items():
             if info.description:
-                # Pydantic's own keeps the line ends of the source.
+                # Pydantic's keeps the line breaks of the source.
                 key_shape = {**shape["properties"][key], "description": info.description}
                 shape["properties"][key] = dict(sorted(key_shape.items()))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _inside(section: type[Any]) -> Iterator[type[Any]]:
-    """Find the sections below one, at every depth."""
-    for info in known(section).values():
-        for inner in sections(info.annotation):
+def _nested_sections(section: type[Any]) -> Iterator[type[Any]]:
+    """Yield the sections below a section, at every depth."""
+    for info in fields_of(section).values():
+        for inner in sections_in(info.annotation):
             yield inner
-            yield from _inside(inner)
+            yield from _nested_sections(inner)

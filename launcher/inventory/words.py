@@ -1,6 +1,4 @@
-"""What pydantic found → what to tell the reader: plain words, the near miss of an unknown key,
-never a secret.
-"""
+"""Conversion of pydantic errors to plain messages: with similar keys, and never with a secret."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from launcher.core.values import Wrong
-from launcher.inventory.mistakes import Mistake, Where, did_you_mean, name, shown
-from launcher.inventory.schema import Section, known, sections
+from launcher.core.values import InvalidValue
+from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, did_you_mean, format_key
+from launcher.inventory.schema import Section, fields_of, sections_in
 
-_KINDS = {
+_EXPECTED_TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -34,121 +32,130 @@ _KINDS = {
 }
 
 
-def mistake(error: ErrorDetails, root: type[Any]) -> Mistake:
-    """Put one pydantic error of a file that is a `root` into words."""
-    yaml_path: Where = tuple(error["loc"])
+def to_mistake(error: ErrorDetails, root: type[Any]) -> Mistake:
+    """Convert a pydantic error of a file of type `root`."""
+    yaml_path: YamlPath = tuple(error["loc"])
     if yaml_path and yaml_path[-1] == "[key]":
         yaml_path = yaml_path[:-1]
     kind = error["type"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return Mistake(
-            where=yaml_path, text=_unknown(yaml_path, root), about_key=True, unknown=True
+            yaml_path=yaml_path,
+            text=_describe_unknown(yaml_path, root),
+            about_key=True,
+            unknown=True,
         )
     if kind == "missing":
-        return Mistake(where=yaml_path, text=_missing(yaml_path, root), about_key=True)
-    return Mistake(where=yaml_path, text=_wrong(error, yaml_path, root))
+        return Mistake(yaml_path=yaml_path, text=_describe_missing(yaml_path, root), about_key=True)
+    return Mistake(yaml_path=yaml_path, text=_describe_error(error, yaml_path, root))
 
 
-def _wrong(error: ErrorDetails, yaml_path: Where, root: type[Any]) -> str:
-    context: dict[str, Any] = {key: _whole(item) for key, item in error.get("ctx", {}).items()}
+def _describe_error(error: ErrorDetails, yaml_path: YamlPath, root: type[Any]) -> str:
+    context: dict[str, Any] = {key: _to_integer(item) for key, item in error.get("ctx", {}).items()}
     value = error["input"]
-    if isinstance(wrong := context.get("error"), Wrong):
-        return str(wrong) + (_but(value, yaml_path) if wrong.shown else "")
+    if isinstance(wrong := context.get("error"), InvalidValue):
+        return str(wrong) + (_not_value(value, yaml_path) if wrong.show_value else "")
     if error["type"] == "literal_error":
-        return _other_word(value, yaml_path, root)
-    expected = _KINDS.get(error["type"])
+        return _describe_literal_error(value, yaml_path, root)
+    expected = _EXPECTED_TYPES.get(error["type"])
     if expected is None:
         return error["msg"]
     if "secrets" in yaml_path and error["type"] == "dataclass_type":
         return (
-            f"should say where the value comes from, such as {{env: {name(str(yaml_path[-1]))}}}"
-            + _but(value, yaml_path)
+            "should say where the value comes from, such as {env: "
+            f"{format_key(str(yaml_path[-1]))}}}" + _not_value(value, yaml_path)
         )
-    text = f"should be {expected.format(**context)}" + _but(value, yaml_path)
+    text = f"should be {expected.format(**context)}" + _not_value(value, yaml_path)
     if error["type"] == "string_type" and isinstance(value, (int, float)):
         text += "; put it in quotes"
     return text
 
 
-def _other_word(value: object, yaml_path: Where, root: type[Any]) -> str:
-    options = _options(yaml_path, root)
+def _describe_literal_error(value: object, yaml_path: YamlPath, root: type[Any]) -> str:
+    options = _allowed_literals(yaml_path, root)
     suggestion = did_you_mean(value, options) if isinstance(value, str) else ""
-    return f"should be {_one_of(options)}" + _but(value, yaml_path) + suggestion
+    return f"should be {_join_options(options)}" + _not_value(value, yaml_path) + suggestion
 
 
-def _whole(value: object) -> object:
+def _to_integer(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _but(value: object, yaml_path: Where) -> str:
-    """The `not …` half.
+def _not_value(value: object, yaml_path: YamlPath) -> str:
+    """Return the "not …" part of a message.
 
-    Below `secrets` a value may be the secret itself, written in the wrong place.
+    Values below `secrets` may be misplaced secrets, so they are omitted.
     """
     if "secrets" in yaml_path and isinstance(value, (str, int, float)):
         return ", not a literal value"
-    return f", not {shown(value)}"
+    return f", not {describe_value(value)}"
 
 
-def _missing(yaml_path: Where, root: type[Any]) -> str:
-    field = known(_section(yaml_path[:-1], root)).get(str(yaml_path[-1]))
+def _describe_missing(yaml_path: YamlPath, root: type[Any]) -> str:
+    field = fields_of(_section_at(yaml_path[:-1], root)).get(str(yaml_path[-1]))
     described = (field.description or "") if field else ""
     suffix = f": {described.rstrip('.')}" if described else ""
     return f"`{yaml_path[-1]}` is missing{suffix}"
 
 
-def _unknown(yaml_path: Where, root: type[Any]) -> str:
-    section, key = _section(yaml_path[:-1], root), str(yaml_path[-1])
-    keys = list(known(section))
-    text = f"unknown key `{name(key)}`"
+def _describe_unknown(yaml_path: YamlPath, root: type[Any]) -> str:
+    section, key = _section_at(yaml_path[:-1], root), str(yaml_path[-1])
+    keys = list(fields_of(section))
+    text = f"unknown key `{format_key(key)}`"
     owners = (
-        [owner for owner in _homes(key, root) if owner not in root.entries]
+        [owner for owner in _owners(key, root) if owner not in root.entries]
         if section is root
         else []
     )
     if owners:
         return f"{text} here; it belongs under `{owners[0]}`"
-    if key in known(root):
+    if key in fields_of(root):
         alternatives = "".join(
-            f" or in {entry}" for owner, entry in root.entries.items() if owner in _homes(key, root)
+            f" or in {entry}"
+            for owner, entry in root.entries.items()
+            if owner in _owners(key, root)
         )
         return f"{text} here; it belongs at the top level{alternatives}"
     return text + (did_you_mean(key, keys) or f"; known here: {', '.join(keys)}")
 
 
-def _homes(key: str, root: type[Any]) -> Iterator[str]:
-    for section_name, field in known(root).items():
-        yield from (section_name for section in sections(field.annotation) if key in known(section))
+def _owners(key: str, root: type[Any]) -> Iterator[str]:
+    for section_name, field in fields_of(root).items():
+        yield from (
+            section_name for section in sections_in(field.annotation) if key in fields_of(section)
+        )
 
 
-def _section(yaml_path: Where, root: type[Any]) -> type[Any]:
-    """Find the section that the keys at `where` belong to, by walking the schema along the path."""
+def _section_at(yaml_path: YamlPath, root: type[Any]) -> type[Any]:
+    """Return the section at a path, by walking the schema."""
     section: type[Any] = root
     steps = iter(yaml_path)
     for step in steps:
-        field = known(section).get(step) if isinstance(step, str) else None
+        field = fields_of(section).get(step) if isinstance(step, str) else None
         if field is None:
             continue
-        subsection = next(sections(field.annotation), None)
+        subsection = next(sections_in(field.annotation), None)
         if subsection is None:
-            return Section  # what follows are names of the user's
+            return Section  # the rest are user-defined keys
         section = subsection
-        if _named(field.annotation):
+        if _has_user_keys(field.annotation):
             next(steps, None)
     return section
 
 
-def _named(annotation: Any) -> bool:
-    """Tell whether a field is a mapping from names of the user's."""
+def _has_user_keys(annotation: Any) -> bool:
+    """Return whether a field is a mapping with user-defined keys."""
     return typing.get_origin(annotation) in (dict, Mapping) or any(
-        _named(inner) for inner in typing.get_args(annotation)
+        _has_user_keys(inner) for inner in typing.get_args(annotation)
     )
 
 
-def _options(yaml_path: Where, root: type[Any]) -> list[str]:
-    """Return the words that are allowed at `where`, or in the list or mapping around it."""
+def _allowed_literals(yaml_path: YamlPath, root: type[Any]) -> list[str]:
+    """Return the literals allowed at a path, or in the nearest enclosing list or mapping."""
     for length in range(len(yaml_path), 0, -1):
-        field = known(_section(yaml_path[: length - 1], root)).get(str(yaml_path[length - 1]))
+        field = fields_of(_section_at(yaml_path[: length - 1], root)).get(
+            str(yaml_path[length - 1])
+        )
         if field is not None:
             return list(_literals(field.annotation))
     return []
@@ -162,5 +169,5 @@ def _literals(annotation: Any) -> Iterator[str]:
         yield from _literals(inner)
 
 
-def _one_of(options: list[str]) -> str:
+def _join_options(options: list[str]) -> str:
     return f"{', '.join(options[:-1])} or {options[-1]}"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.core.check import Finding, Status, failed, folded, passed, skipped, worst
+from launcher.core.check import Finding, Status, failed, fold_findings, passed, skipped, worst_status
 from launcher.core.domain import Node
-from launcher.hosts.check import Host, alike, each, surveyed, surveys
+from launcher.hosts.check import Host, uniform_value, per_host, per_survey, collect_surveys
 from launcher.tools.survey import Survey
 from tests.hosts.checks.spoiled import HEALTHY
 
@@ -29,7 +29,7 @@ def finding(node: str, status: Status = "fail", text: str = "no") -> Finding:
 )
 def test_the_worst_finding_decides(statuses: list[Status], most: Status) -> None:
     """A failure ends the wait; a wait is not a pass."""
-    assert worst([finding("a", status) for status in statuses]) == most
+    assert worst_status([finding("a", status) for status in statuses]) == most
 
 
 def test_nodes_that_say_the_same_are_one_line() -> None:
@@ -41,7 +41,7 @@ def test_nodes_that_say_the_same_are_one_line() -> None:
         finding("", text="cluster"),
     ]
 
-    assert [(each.node, each.text) for each in folded(same)] == [
+    assert [(each.node, each.text) for each in fold_findings(same)] == [
         ("gpu[02-03]", "no"),
         ("gpu04", "other"),
         ("", "cluster"),
@@ -75,9 +75,9 @@ def test_judges_of_a_single_node_become_one_of_all() -> None:
     def whole(node: Node, survey: Survey) -> Finding:
         return passed(node, survey.kernel)
 
-    assert [each_.status for each_ in each(unsurveyed)(spoiled)] == ["pass", "fail", "pass"]
-    assert [each_.status for each_ in surveyed(whole)(spoiled)] == ["pass", "skip", "pass"]
-    found, gaps = surveys(spoiled)
+    assert [each_.status for each_ in per_host(unsurveyed)(spoiled)] == ["pass", "fail", "pass"]
+    assert [each_.status for each_ in per_survey(whole)(spoiled)] == ["pass", "skip", "pass"]
+    found, gaps = collect_surveys(spoiled)
     assert (list(found), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])
 
 
@@ -85,7 +85,7 @@ def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
     """GPUs are judged on each node, and then the port on one of them."""
     said = [passed("n1"), passed("n2"), passed("n1")]
 
-    assert [each.node for each in folded(said)] == ["n[1-2]"]
+    assert [each.node for each in fold_findings(said)] == ["n[1-2]"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_odd_one_is_told_from_whom_it_differs(
     evidence = HEALTHY.seen()
     facts = {name: evidence.facts[name] for name in values}
 
-    judge = alike(
+    judge = uniform_value(
         lambda host: skipped(host, "unknown") if (one := values[host.name]) is None else one,
         lambda host, value, common, others: failed(host, f"{value}, {others} {common}"),
     )

@@ -30,20 +30,20 @@ class Cart:
     name: str
     sound: bool = True
     note: decode.Text = ""
-    count: decode.Whole = 0
+    count: decode.Integer = 0
     speed: decode.Number = 0.0
-    color: Annotated[str, decode.matches("[a-z]+"), decode.Or("none")] = "grey"
-    owner: Annotated[str, decode.shortened(4), decode.Or("")]
+    color: Annotated[str, decode.matches("[a-z]+"), decode.Default("none")] = "grey"
+    owner: Annotated[str, decode.truncate(4), decode.Default("")]
     tags: tuple[str, ...] = ()
-    good: tuple[Annotated[str, decode.DROPPED], ...] = ()
-    sizes: Mapping[str, Annotated[int, decode.DROPPED]] = field(default_factory=dict)
+    good: tuple[Annotated[str, decode.DROP_INVALID], ...] = ()
+    sizes: Mapping[str, Annotated[int, decode.DROP_INVALID]] = field(default_factory=dict)
     prices: Mapping[str, int] = field(default_factory=dict)
     wheel: Wheel | None = None
     wheels: tuple[Wheel, ...] = ()
 
 
 def cart(**said: Any) -> Cart:
-    return decode.read(Cart, json.dumps({"name": "a", "owner": "eve", **said}), "the cart")
+    return decode.parse_json(Cart, json.dumps({"name": "a", "owner": "eve", **said}), "the cart")
 
 
 def test_an_answer_becomes_its_dataclass() -> None:
@@ -103,7 +103,7 @@ def test_the_error_names_whose_it_is_and_the_field(said: dict[str, Any], misfit:
 def test_what_is_no_such_object_is_one_error(text: str) -> None:
     """Whatever is wrong with it; what was there is the evidence."""
     with pytest.raises(UnreadableAnswer, match=r"^the cart cannot be read: ") as caught:
-        decode.read(Cart, text, "the cart")
+        decode.parse_json(Cart, text, "the cart")
 
     assert len(caught.value.evidence) <= 300
     assert text[:2] in caught.value.evidence
@@ -113,23 +113,23 @@ def test_what_is_no_such_object_is_one_error(text: str) -> None:
 def test_a_number_that_nobody_can_count_with_is_refused(number: str) -> None:
     """Python takes them, in a field that nobody asked for as well."""
     with pytest.raises(UnreadableAnswer):
-        decode.read(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
+        decode.parse_json(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
 
 
 def test_halves_of_characters_become_question_marks() -> None:
     """Nobody can print them."""
-    assert decode.read(Cart, '{"name": "\\ud800", "owner": "b"}', "the cart").name == "?"
+    assert decode.parse_json(Cart, '{"name": "\\ud800", "owner": "b"}', "the cart").name == "?"
 
 
 def test_a_field_that_nobody_knows_is_passed_over() -> None:
     """A newer version wrote it; a closed shape refuses it, at any depth."""
     said = {"size": 1, "new": 2}
-    assert decode.fit(Wheel, said, "a wheel") == Wheel(size=1)
+    assert decode.validate(Wheel, said, "a wheel") == Wheel(size=1)
     assert cart(wheel=said).wheel == Wheel(size=1)
 
     for shape, given in ((Wheel, said), (Cart, {"name": "a", "owner": "b", "wheel": said})):
         with pytest.raises(UnreadableAnswer, match="new` cannot be 2"):
-            decode.fit(shape, given, "it", closed=True)
+            decode.validate(shape, given, "it", forbid_unknown=True)
 
 
 @pytest.mark.parametrize(("color", "read"), [("red", "red"), ("RED", "none"), (5, "none")])
@@ -141,7 +141,7 @@ def test_a_stand_in_takes_the_place_of_what_misfits(color: Any, read: str) -> No
 
 def test_a_field_that_only_has_a_stand_in_may_be_missing() -> None:
     """The dataclass itself asks for it."""
-    assert decode.fit(Cart, {"name": "a"}, "the cart").owner == ""
+    assert decode.validate(Cart, {"name": "a"}, "the cart").owner == ""
 
 
 def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
@@ -164,7 +164,7 @@ def test_items_that_misfit_are_dropped() -> None:
 
 def test_long_texts_are_shortened() -> None:
     """Lines of a text where they are too long to be looked at, and a text that has its own end."""
-    line = "x" * (untrusted.LONGEST + 1)
+    line = "x" * (untrusted.MAX_LINE_LENGTH + 1)
     found = cart(note=f"{line}\nend", owner="someone")
 
     assert (found.note, found.owner) == (f"{line[:-1]}\nend", "some")

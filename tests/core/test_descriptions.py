@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.core.descriptions import descriptions
+from launcher.core.descriptions import field_descriptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Rack(Shelf):
 
 def test_the_text_below_a_field_is_one_line() -> None:
     """A field without one has no description."""
-    assert descriptions(Shelf) == {"height": "How high it is, in metres."}
+    assert field_descriptions(Shelf) == {"height": "How high it is, in metres."}
 
 
 def test_fields_of_bases_are_described() -> None:
     """A class says what it adds."""
-    assert descriptions(Rack) == {"height": "How high it is, in metres.", "books": "Books on it."}
+    assert field_descriptions(Rack) == {"height": "How high it is, in metres.", "books": "Books on it."}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.core.domain import Answer, Inventory, Node, Secret, fold
-from launcher.inventory.ranges import expand
+from launcher.inventory.ranges import expand_range
 
 
 def node(name: str, *, head: bool = False, gpus: int = 1) -> Node:
@@ -49,7 +49,7 @@ def test_what_is_folded_can_be_written_in_an_inventory(numbers: list[int], padde
     """Unfolding with the inventory's own ranges gives the names back."""
     names = tuple(f"gpu{number:03}" if padded else f"gpu{number}" for number in sorted(numbers))
 
-    assert expand(fold(names)) == names
+    assert expand_range(fold(names)) == names
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import yaml
 
 from launcher.core.errors import RequestError
 from launcher.core.expectations import Expectations
-from launcher.core.expectations_read import DATA, FILES, load
+from launcher.core.expectations_read import DATA, FILES, load_expectations
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -60,7 +60,7 @@ def test_every_figure_of_ours_has_a_source(name: str) -> None:
 )
 def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str | None) -> None:
     """Each the entry of its own model, though one name is part of another."""
-    found = load().gpu(name)
+    found = load_expectations().gpu(name)
 
     assert (found.model if found else None) == model
 
@@ -76,7 +76,7 @@ def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str 
 )
 def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> None:
     """An unknown one is judged by what its link says."""
-    found = load().nic(name)
+    found = load_expectations().nic(name)
 
     assert found is not None
     assert found.model == model
@@ -85,7 +85,7 @@ def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> N
 
 def test_gpudirect_is_not_expected_where_there_is_none() -> None:
     """GB10 shares the host's memory; GeForce was never given it."""
-    ours = load()
+    ours = load_expectations()
 
     without = [each.model for each in ours.gpus if not each.gpudirect]
     assert "GB10" in without
@@ -106,10 +106,10 @@ def test_gpudirect_is_not_expected_where_there_is_none() -> None:
 )
 def test_what_cuda_reports_follows_the_size_in_the_name(name: str, gib: float | None) -> None:
     """Of two cards of a name the smaller one, unless the name says which."""
-    found = load().gpu(name)
+    found = load_expectations().gpu(name)
 
     assert found is not None
-    assert found.reported(name) == gib
+    assert found.reported_gib(name) == gib
 
 
 def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         "gpus:\n- {model: H100, driver: 999}\n- {model: H100 80GB HBM3e, memory: 94}\n"
         "nics:\n- {model: ConnectX-7, share: 0.8}\n"
     )
-    ours, mine = load(), load(path)
+    ours, mine = load_expectations(), load_expectations(path)
     before, after = ours.gpu("NVIDIA H100 PCIe"), mine.gpu("NVIDIA H100 PCIe")
 
     assert before is not None
@@ -159,7 +159,7 @@ def test_every_mistake_of_a_users_file_is_told_with_its_place(
     if text is not None:
         path.write_text(text)
     with pytest.raises(RequestError) as caught:
-        load(path)
+        load_expectations(path)
     lines = caught.value.evidence.splitlines()
 
     assert len(lines) == len(mistakes)

@@ -15,7 +15,7 @@ SHARED = {name: value for name, value in vars(patterns).items() if name.isupper(
 def test_a_pattern_is_used_on_both_sides(name: str) -> None:
     """One that only one of them needs stands with it."""
     assert any(SHARED[name] in each.pattern for each in symptoms.TABLE)
-    assert any(SHARED[name] in each.pattern for each in failures.KNOWN)
+    assert any(SHARED[name] in each.pattern for each in failures.KNOWN_FAILURES)
 
 
 def test_nothing_is_said_on_both_sides() -> None:
@@ -26,7 +26,7 @@ def test_nothing_is_said_on_both_sides() -> None:
             for each in table
             for alternative in _own(each.pattern).split("|")
         }
-        for table in (failures.KNOWN, symptoms.TABLE)
+        for table in (failures.KNOWN_FAILURES, symptoms.TABLE)
     )
 
     assert (mine & theirs) - {""} == set()

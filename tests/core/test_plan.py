@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core.plan import Plan, Stage, Step, in_waves
+from launcher.core.plan import Plan, Stage, Step, split_waves
 from launcher.core.transport import Command
 
 
@@ -14,14 +14,14 @@ def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
     """So that a node never has two commands at once, and fast nodes do not wait for one that has
     more to do.
     """
-    waves = in_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
+    waves = split_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
 
     assert [[each.title for each in wave] for wave in waves] == [
         ["a1", "b1", "c1"],
         ["a2", "c2"],
         ["a3"],
     ]
-    assert in_waves([]) == []
+    assert split_waves([]) == []
 
 
 def test_the_steps_of_a_plan_are_those_of_its_stages_in_order() -> None:

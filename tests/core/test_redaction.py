@@ -32,22 +32,22 @@ VALUE = "p\"ss wörd/+'=&hf_0123456789"
 def test_nothing_is_changed_before_anything_is_known() -> None:
     """And nothing again after it was forgotten."""
     assert redaction.redact(VALUE) == VALUE
-    redaction.learn(Secret(VALUE))
-    redaction.forget()
+    redaction.add_secrets(Secret(VALUE))
+    redaction.clear_secrets()
     assert redaction.redact(VALUE) == VALUE
 
 
 def test_the_longest_value_goes_first() -> None:
     """A value that contains another leaves nothing of itself behind."""
-    redaction.learn("secret")
-    redaction.learn("secret-and-more")
+    redaction.add_secrets("secret")
+    redaction.add_secrets("secret-and-more")
 
     assert redaction.redact("x=secret-and-more y=secret") == "x=*** y=***"
 
 
 def test_short_values_are_left_alone() -> None:
     """They would blank out ordinary words."""
-    redaction.learn("12345")
+    redaction.add_secrets("12345")
 
     assert redaction.redact("12345") == "12345"
 
@@ -70,14 +70,14 @@ def test_a_value_that_a_node_cut_in_two_is_hidden(text: str, clean: str) -> None
     """Eight characters of it or more: at the end of a line or of a text in JSON, or at the start
     of a text.
     """
-    redaction.learn("sk-0123456789abcdef")
+    redaction.add_secrets("sk-0123456789abcdef")
 
     assert redaction.redact(text) == clean
 
 
 def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
     """Its beginning is all of it."""
-    redaction.learn("abcdef")
+    redaction.add_secrets("abcdef")
 
     assert redaction.redact("abcd\nabcdef\n\nword") == "abcd\n***\n\nword"
 
@@ -98,7 +98,7 @@ def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
 )
 def test_a_value_is_found_however_it_is_written(written: str) -> None:
     """In JSON, in an address, in Python's own form, in base64."""
-    redaction.learn(VALUE)
+    redaction.add_secrets(VALUE)
     clean = redaction.redact(written)
 
     assert redaction.MASK in clean
@@ -114,7 +114,7 @@ def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
     """At most the characters that the neighbours share stay: two before and three behind."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(around + value.encode() + around).decode()
-        found = max((len(form) for form in redaction.forms(value) if form in text), default=0)
+        found = max((len(form) for form in redaction.encoded_forms(value) if form in text), default=0)
 
         assert found >= len(value.encode()) * 8 // 6 - 1 or found >= len(value)
 
@@ -125,18 +125,18 @@ def test_lines_from_nodes_are_clean_before_they_are_laid_out(
     """A table may break a value over lines, where nobody would find it any more; colours inside do
     not hide it.
     """
-    redaction.learn("hf_thisMustStayHidden")
+    redaction.add_secrets("hf_thisMustStayHidden")
 
-    assert untrusted.plain("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
+    assert untrusted.sanitize("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
 
 
 def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
     """Events, JSON, errors with evidence and hints, what goes around the text, and whoever writes
     lines.
     """
-    redaction.learn("hf_thisMustStayHidden")
+    redaction.add_secrets("hf_thisMustStayHidden")
     words = "say hf_thisMustStayHidden"
-    with redaction.guarded():
+    with redaction.redact_output():
         PlainLines().show(Event(kind="note", text=words))
         JsonLines().show(Event(kind="note", text="x", data={words: [words]}))
         terminal.show_error(VlaunchError(words, evidence=words, hint=words))
@@ -152,9 +152,9 @@ def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bytes_without_a_secret_pass_unchanged() -> None:
     """Archives go through standard output, too."""
-    redaction.learn("hf_thisMustStayHidden")
+    redaction.add_secrets("hf_thisMustStayHidden")
     raw = io.BytesIO()
-    redaction.Guarded(raw).write(bytes(range(256)))
+    redaction.RedactedStream(raw).write(bytes(range(256)))
 
     assert raw.getvalue() == bytes(range(256))
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from launcher.core import redaction
-from launcher.core.secret_patterns import clean
+from launcher.core.secret_patterns import redact_secrets
 from launcher.diagnose import log_files
 from launcher.diagnose.doctor import diagnose
 from launcher.tools import symptoms, vllm
-from launcher.tools.diagnosis import Told, log_of
+from launcher.tools.diagnosis import NodeReport, make_log
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSSH PRIVATE KEY-----"
 
@@ -47,7 +47,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSS
 )
 def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
     """What stood around it stays, so that a reader sees what it was."""
-    said = clean(text)
+    said = redact_secrets(text)
 
     assert secret in text
     assert secret not in said
@@ -72,7 +72,7 @@ def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
 )
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:
     """A bundle of asterisks helps nobody."""
-    assert clean(text) == text
+    assert redact_secrets(text) == text
 
 
 def test_json_stays_json() -> None:
@@ -83,16 +83,16 @@ def test_json_stays_json() -> None:
         "argv": "--token abcdefgh x",
     }
 
-    assert set(json.loads(clean(json.dumps(value)))) == {"api_key", "env", "argv"}
+    assert set(json.loads(redact_secrets(json.dumps(value)))) == {"api_key", "env", "argv"}
 
 
 def test_values_that_the_program_knows_go_first() -> None:
     """Whatever they look like."""
-    redaction.learn("plain words")
+    redaction.add_secrets("plain words")
     try:
-        assert clean("these plain words") == "these ***"
+        assert redact_secrets("these plain words") == "these ***"
     finally:
-        redaction.forget()
+        redaction.clear_secrets()
 
 
 # What people and generators put into passwords, and what JSON escapes.
@@ -111,19 +111,19 @@ def test_a_secret_in_nested_json_goes(password: str, depth: int) -> None:
     alone: object = {"x": [f"a {password} b"]}
     for _ in range(depth):
         text, alone = json.dumps(text), json.dumps(alone)
-    said = clean(str(text))
+    said = redact_secrets(str(text))
 
     assert said.endswith(str(text)[str(text).index("model") :])
     assert said.startswith(str(text)[: str(text).index("api_key")])
     assert [word for word in re.findall(r"\w{4,}", password) if word in said] == []
-    redaction.learn(password)
-    assert [word for word in re.findall(r"\w{4,}", password) if word in clean(str(alone))] == []
+    redaction.add_secrets(password)
+    assert [word for word in re.findall(r"\w{4,}", password) if word in redact_secrets(str(alone))] == []
 
 
 def test_a_key_without_an_end_takes_no_errors_with_it() -> None:
     """Its base64 goes, what stands behind it stays."""
     text = f"{KEY.partition('-----END')[0]}ValueError: no memory\n"
-    said = clean(text)
+    said = redact_secrets(text)
 
     assert said == "***\nValueError: no memory\n"
 
@@ -139,9 +139,9 @@ PIECES = (
 )  # fmt: skip
 
 
-def told(text: str) -> dict[str, Told]:
+def told(text: str) -> dict[str, NodeReport]:
     """Return what a node tells that has one log."""
-    return {"gpu01": Told(logs=(log_of("engine-1", "server x", text),))}
+    return {"gpu01": NodeReport(logs=(make_log("engine-1", "server x", text),))}
 
 
 def _seconds(read: Callable[[str], object], text: str) -> float:
@@ -159,11 +159,11 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
 @pytest.mark.parametrize(
     ("read", "most"),
     [
-        (clean, 60),
+        (redact_secrets, 60),
         (lambda text: list(log_files.split_logs(text, "log")), 60),
-        (symptoms.first, 200),
+        (symptoms.first_match, 200),
         (lambda text: diagnose(told(text), {}, rdma=True, now=0.0), 200),
-        (vllm.raised, 60),
+        (vllm.find_exception, 60),
     ],
     ids=["secrets", "log", "symptoms", "doctor", "cause"],
 )

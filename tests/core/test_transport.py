@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.core.domain import Answer
-from launcher.core.transport import Command, by_node
+from launcher.core.transport import Command, run_by_node
 from tests.fakes import FakeTransport
 
 
@@ -13,7 +13,7 @@ def test_answers_by_node_are_in_the_order_asked() -> None:
     words = (("n1", "a"), ("n2", "b"), ("n1", "c"))
     asked = [Command(node=node, argv=(word,)) for node, word in words]
 
-    found = by_node(transport, asked)
+    found = run_by_node(transport, asked)
 
     assert {node: [each.out for each in said] for node, said in found.items()} == {
         "n1": ["a", "c"],

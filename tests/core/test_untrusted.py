@@ -9,32 +9,32 @@ from launcher.core import redaction, untrusted
 
 def test_plain() -> None:
     """Nothing of a log line can draw on a terminal; tabs stay."""
-    assert untrusted.plain("\x1b[36m(pid=1)\x1b[0m a\tb\x07\r\x1b]0;title\x07") == "(pid=1) a\tb"
+    assert untrusted.sanitize("\x1b[36m(pid=1)\x1b[0m a\tb\x07\r\x1b]0;title\x07") == "(pid=1) a\tb"
 
 
 def test_an_unfinished_terminal_code_takes_no_other_line_with_it() -> None:
     """A title or a link without an end, as a log may hold it: the next line says what failed."""
     text = "a\x1b]8;;https://x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to\n"
 
-    assert untrusted.plain(text) == "a\ntorch.OutOfMemoryError: CUDA out of memory. Tried to\n"
+    assert untrusted.sanitize(text) == "a\ntorch.OutOfMemoryError: CUDA out of memory. Tried to\n"
 
 
 @pytest.mark.parametrize("place", range(-12, 2))
 def test_a_secret_is_replaced_before_a_part_of_it_is_cut_off(place: int) -> None:
     """Wherever the cut would be: a part is not recognised later."""
     secret = "hunter2-hunter2"
-    redaction.learn(secret)
+    redaction.add_secrets(secret)
     for size, cut in (
-        (untrusted.LONGEST, untrusted.cut),
-        (300, untrusted.shown),
-        (2000, untrusted.brief),
-        (8000, untrusted.brief),
+        (untrusted.MAX_LINE_LENGTH, untrusted.truncate),
+        (300, untrusted.excerpt),
+        (2000, untrusted.one_line),
+        (8000, untrusted.one_line),
     ):
         text = f"{'x' * (size + place)}{secret}{'y' * 9000}"
         assert not [at for at in range(3, 15) if secret[:at] in cut(text)], (size, cut)
     for size, ending in (
-        (300, untrusted.shown),
-        (2 << 20, untrusted.cut),
+        (300, untrusted.excerpt),
+        (2 << 20, untrusted.truncate),
     ):
         text = f"{'x' * 9000}\n{secret}{'y' * (size + place)}"
         left = ending(text, last=True)

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from launcher.app import terminal
-from launcher.core.check import Finding, worst
+from launcher.core.check import Finding, worst_status
 from launcher.hosts import checks_view
-from launcher.hosts.checks.catalogue import CATALOGUE, Result, run
+from launcher.hosts.checks.catalogue import CATALOGUE, CheckOutcome, run_checks
 from tests import golden
 from tests.hosts.checks.spoiled import Case
 
@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 
-def spoiled() -> list[Result]:
+def spoiled() -> list[CheckOutcome]:
     """Judge three nodes on which something is wrong in each way: a failure, a warning, a skip, and
     folded good news.
     """
@@ -45,16 +45,16 @@ def spoiled() -> list[Result]:
         for check in CATALOGUE
         if check.group in ("reach", "host", "ports", "rdma", "model")
     ]
-    return run(case.seen(), ids=wanted)
+    return run_checks(case.seen(), ids=wanted)
 
 
 def drawn(
-    results: list[Result], width: int, *, colour: bool = False, env: dict[str, str] | None = None
+    results: list[CheckOutcome], width: int, *, colour: bool = False, env: dict[str, str] | None = None
 ) -> str:
     """Render results as a console of this width prints them."""
     file = io.StringIO()
     to = Console(file=file, width=width, force_terminal=colour, highlight=False, _environ=env or {})
-    terminal.show(checks_view.render(results), to)
+    terminal.show(checks_view.render_results(results), to)
     return file.getvalue()
 
 
@@ -97,7 +97,7 @@ def test_a_skip_is_never_green() -> None:
     """It has its own word, its reason, and does not count as passed."""
     check = CATALOGUE[0]
     results = [
-        Result(
+        CheckOutcome(
             check=check, findings=(Finding(node="a", status="skip", text="no tool"),), status="skip"
         )
     ]
@@ -112,7 +112,7 @@ def test_a_skip_is_never_green() -> None:
 def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
     """Neither codes nor rich's markup in names, texts, evidence and fixes."""
     finding = Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE)
-    text = drawn([Result(check=CATALOGUE[0], findings=(finding,), status="fail")], 100)
+    text = drawn([CheckOutcome(check=CATALOGUE[0], findings=(finding,), status="fail")], 100)
 
     assert not {"\x1b", "\x07", "\x9b"} & set(text)
     assert text.count("red[bold]") == 4
@@ -122,27 +122,27 @@ def test_much_evidence_is_cut() -> None:
     """The whole is in the JSON."""
     lines = "\n".join(f"line {number}" for number in range(100))
     finding = Finding(node="a", status="fail", text="bad", evidence=lines)
-    results = [Result(check=CATALOGUE[0], findings=(finding,), status="fail")]
+    results = [CheckOutcome(check=CATALOGUE[0], findings=(finding,), status="fail")]
 
     assert drawn(results, 100).count("line ") == 6
-    assert json.dumps(checks_view.plain(results)).count("line ") == 100
+    assert json.dumps(checks_view.results_json(results)).count("line ") == 100
 
 
 def test_json_has_what_the_rows_have() -> None:
     """Folded alike; `passed` is false as soon as one check failed."""
     results = spoiled()
-    said = json.loads(json.dumps(checks_view.plain(results)))
+    said = json.loads(json.dumps(checks_view.results_json(results)))
     healthy = [
         replace(each, findings=(Finding(node="a", status="warn", text="x"),), status="warn")
         for each in results
     ]
 
     assert said["passed"] is False
-    assert checks_view.plain(healthy)["passed"] is True
+    assert checks_view.results_json(healthy)["passed"] is True
     assert sum(said["counts"].values()) == len(results)
     assert [each["id"] for each in said["checks"]] == [each.check.id for each in results]
     assert all(
-        each["status"] == worst(result.findings)
+        each["status"] == worst_status(result.findings)
         for each, result in zip(said["checks"], results, strict=True)
     )
     assert {"gpu[01-03]"} <= {

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from launcher.app.hooks import Hooks
-from launcher.app.progress import Silent
+from launcher.app.progress import SilentPrinter
 from launcher.app.session import Session
 from launcher.core import expectations_read
 from launcher.core.domain import Answer, Secret
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
 from launcher.hosts import evidence
-from launcher.hosts.check import Evidence, Hub
+from launcher.hosts.check import Evidence, HubAccess
 from launcher.hosts.checks import catalogue
 from launcher.inventory.load import loads
 from tests.fakes import FakeTransport
@@ -60,15 +60,15 @@ def gather(
         inventory=of.inventory,
         fleet=None,
         transport=transport,
-        to=Silent(),
+        printer=SilentPrinter(),
         hooks=Hooks(inventory=of.inventory, verb=""),
         missing=lost,  # type: ignore[arg-type]
     )
-    found = evidence.gather(
+    found = evidence.gather_evidence(
         session,
-        catalogue.select(only=ids),
+        catalogue.select_checks(only=ids),
         model=model,
-        known=expectations_read.load_for_user(),
+        expectations=expectations_read.load_for_user(),
         offline=offline,
     )
     return found, transport.commands
@@ -161,7 +161,7 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
 
     of.answer = breaking  # type: ignore[method-assign]
     found, _ = gather(of, model="org/m")
-    results = {result.check.id: result for result in catalogue.run(found)}
+    results = {result.check.id: result for result in catalogue.run_checks(found)}
 
     assert found.inside["gpu03"].error == "connection lost"
     assert "connection lost" in found.probes_missing["gpu03"]
@@ -195,17 +195,17 @@ def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.Mon
     """It is asked with the inventory's own; other secrets are not even fetched."""
     asked: list[tuple[str, Secret | None]] = []
 
-    def ask(model: str, token: Secret | None) -> Hub:
+    def ask(model: str, token: Secret | None) -> HubAccess:
         asked.append((model, token))
-        return Hub(status="ok")
+        return HubAccess(status="ok")
 
-    monkeypatch.setattr(evidence, "ask_hub", ask)
+    monkeypatch.setattr(evidence, "query_hub", ask)
     monkeypatch.setenv("THE_TOKEN", "hf_thisMustStayHidden")
     secret = "secrets: {HF_TOKEN: {env: THE_TOKEN}, OTHER: {command: 'exit 7'}}"
     found, commands = gather(world(secret), ["hf-token"], model="org/m", offline=False)
     gather(world(), ["hf-token"], model="org/m", offline=False)
 
-    assert found.hub == Hub(status="ok")
+    assert found.hub == HubAccess(status="ok")
     assert [(model, token and token.reveal()) for model, token in asked] == [
         ("org/m", "hf_thisMustStayHidden"),
         ("org/m", None),
@@ -308,7 +308,7 @@ def test_each_answer_has_a_status(
 ) -> None:
     """With the hub's own words where it has some."""
     served.code, served.headers = code, headers
-    said = evidence.ask_hub("org/m", token)
+    said = evidence.query_hub("org/m", token)
 
     assert (said.status, said.text) == (status, text)
     assert TOKEN.reveal() not in repr(said)
@@ -316,8 +316,8 @@ def test_each_answer_has_a_status(
 
 def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
     """To the model's page in the API; without a token there is no such header."""
-    evidence.ask_hub("org/m", TOKEN)
-    evidence.ask_hub("org/a b?c", None)
+    evidence.query_hub("org/m", TOKEN)
+    evidence.query_hub("org/a b?c", None)
 
     assert served.asked == [
         ("/api/models/org/m/revision/main", f"Bearer {TOKEN.reveal()}"),
@@ -328,7 +328,7 @@ def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
 def test_a_model_that_was_renamed_is_followed(served: HubServer) -> None:
     """On the same host, with the token: the hub sends on from the old name."""
     served.code, served.headers = 307, {"Location": "/api/models/new/m"}
-    evidence.ask_hub("org/m", TOKEN)
+    evidence.query_hub("org/m", TOKEN)
 
     assert served.asked[1] == ("/api/models/new/m", f"Bearer {TOKEN.reveal()}")
 
@@ -339,7 +339,7 @@ def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) 
         302,
         {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"},
     )
-    said = evidence.ask_hub("org/m", TOKEN)
+    said = evidence.query_hub("org/m", TOKEN)
 
     assert other.asked == [("/elsewhere", None)]
     assert said.status == "ok"
@@ -351,8 +351,8 @@ def test_another_login_on_this_machine_has_no_say(
     """The cluster's token is what is tried, and not one that `~/.netrc` has for the host."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password other\n", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    evidence.ask_hub("org/m", TOKEN)
-    evidence.ask_hub("org/m", None)
+    evidence.query_hub("org/m", TOKEN)
+    evidence.query_hub("org/m", None)
 
     assert [authorization for _, authorization in served.asked] == [
         f"Bearer {TOKEN.reveal()}",
@@ -365,7 +365,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    said = evidence.ask_hub("org/m", TOKEN)
+    said = evidence.query_hub("org/m", TOKEN)
 
     assert (said.status, said.text) == ("offline", "127.0.0.1: ConnectionError")
 
@@ -376,7 +376,7 @@ def test_a_hub_that_does_not_answer_is_given_up(
     """Within the deadline."""
     served.mute = threading.Event()
     monkeypatch.setattr(evidence, "_HUB_TIMEOUT", 0.2)
-    said = evidence.ask_hub("org/m", TOKEN)
+    said = evidence.query_hub("org/m", TOKEN)
 
     assert (said.status, said.text) == ("offline", "127.0.0.1: ReadTimeout")
 
@@ -385,7 +385,7 @@ def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
     """Sent on for ever."""
     served.code, served.headers = 302, {"Location": "/again"}
 
-    assert evidence.ask_hub("org/m", TOKEN).status == "offline"
+    assert evidence.query_hub("org/m", TOKEN).status == "offline"
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
 def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is named, and what it holds."""
     monkeypatch.setenv("HF_ENDPOINT", where)
-    said = evidence.ask_hub("org/m", TOKEN)
+    said = evidence.query_hub("org/m", TOKEN)
 
     assert said.status == "offline"
     assert where in said.text
@@ -403,11 +403,11 @@ def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("token", ["hf_ünïcode", "hf_日本", "hf_with\nbreak"])
 def test_a_token_that_no_header_can_carry(served: HubServer, token: str) -> None:
     """It is not accepted, and not shown."""
-    said = evidence.ask_hub("org/m", Secret(token))
+    said = evidence.query_hub("org/m", Secret(token))
 
     assert (said.status, token in said.text) == ("unauthorized", False)
 
 
 def test_a_path_needs_no_hub(served: HubServer) -> None:
     """Nobody is asked."""
-    assert (evidence.ask_hub("/models/m", TOKEN).status, served.asked) == ("not asked", [])
+    assert (evidence.query_hub("/models/m", TOKEN).status, served.asked) == ("not asked", [])

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from launcher.cli import main
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
@@ -83,7 +83,7 @@ class Hosts:
     def run(self, *words: str) -> Ran:
         """Run `vlaunch init` with these words."""
         self.capsys.readouterr()
-        code = run(["init", *words])
+        code = run_command(["init", *words])
         return Ran(code, *self.capsys.readouterr())
 
     def answer(self, command: Command) -> Answer | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import inside
-from launcher.hosts.inside import Inside
+from launcher.hosts.inside import ContainerView
 
 SAID = {
     "memlock": None,
@@ -28,9 +28,9 @@ SAID = {
 }
 
 
-def read(**changed: object) -> Inside:
+def read(**changed: object) -> ContainerView:
     """Return what an answer says."""
-    return inside.parse_look(
+    return inside.parse_view(
         Answer(node="a", code=0, out="warning: x\n" + json.dumps({**SAID, **changed}) + "\n")
     )
 
@@ -48,8 +48,8 @@ def test_a_container_that_cannot_be_asked_says_why() -> None:
     """No Python in the image, or no such container."""
     answer = Answer(node="a", code=127, err='exec: "python3": executable file not found in $PATH')
 
-    assert "python3" in inside.parse_look(answer).error
-    assert inside.parse_look(Answer(node="a", code=1)).error == "exit status 1"
+    assert "python3" in inside.parse_view(answer).error
+    assert inside.parse_view(Answer(node="a", code=1)).error == "exit status 1"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_container_that_cannot_be_asked_says_why() -> None:
 def test_another_answer_is_unreadable(out: str) -> None:
     """With what it was as evidence."""
     with pytest.raises(UnreadableAnswer):
-        inside.parse_look(Answer(node="a", code=0, out=out))
+        inside.parse_view(Answer(node="a", code=0, out=out))
 
 
 @given(
@@ -74,14 +74,14 @@ def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[st
     except UnreadableAnswer:
         return
 
-    assert isinstance(found, Inside)
+    assert isinstance(found, ContainerView)
 
 
 def test_the_program_runs_here() -> None:
     """With this machine's own Python, as root in a container's rights."""
-    argv = (sys.executable, *inside.look()[1:])
+    argv = (sys.executable, *inside.view_argv()[1:])
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    found = inside.parse_look(Answer(node="a", code=0, out=done.stdout))
+    found = inside.parse_view(Answer(node="a", code=0, out=done.stdout))
     status = Path("/proc/self/status").read_text()
     bits = int(status.partition("CapEff:")[2].split()[0], 16)
 

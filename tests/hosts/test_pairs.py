@@ -30,7 +30,7 @@ def probe(peers: int = 1) -> Argv:
         Peer(name=f"gpu{n:03}", ip=f"10.0.{n}.1", ports=tuple(range(6379, 6391)))
         for n in range(peers)
     ]
-    return pairs.probe(
+    return pairs.probe_argv(
         node="a",
         ip="10.0.0.9",
         peers=others,
@@ -75,12 +75,12 @@ def test_an_answer_is_read() -> None:
         ports={6379: "timed out", 27111: "open"},
         bulk=True,
         largest=1399,
-        wanted=1500,
+        mtu=1500,
         errors={6379: "x"},
         heard=True,
     )
 
-    assert pairs.parse(answer(said)) == (probe,)
+    assert pairs.parse_probes(answer(said)) == (probe,)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_answer_is_read() -> None:
 def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, words: str) -> None:
     """An address that is not the node's is the most likely one."""
     with pytest.raises(UnreadableAnswer, match=words):
-        pairs.parse(given)
+        pairs.parse_probes(given)
 
 
 @given(
@@ -119,7 +119,7 @@ def test_whatever_comes_back_only_the_tools_own_error_is_raised(
 ) -> None:
     """A node may be broken, or hostile."""
     try:
-        found = pairs.parse(answer({"mtu": 1500, "peers": {"b": {**SEEN, **seen}}, **outer}))
+        found = pairs.parse_probes(answer({"mtu": 1500, "peers": {"b": {**SEEN, **seen}}, **outer}))
     except UnreadableAnswer:
         return
 

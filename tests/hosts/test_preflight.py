@@ -15,7 +15,7 @@ from launcher.core.domain import Inventory
 from launcher.hosts import preflight
 from launcher.tools import model
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 from launcher.tools.survey import Nic, Survey
 from tests.conftest import Load
@@ -35,7 +35,7 @@ def seen(inventory: Inventory, *, up: bool = False, **survey: Any) -> dict[str, 
     world = World(inventory)
     if up:
         bring_up(inventory, world, {})
-    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
+    facts = probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
     known = Survey(**{"python": "3.12.3", "nics": (ETH0,), **survey})
     return {name: replace(each, survey=known) for name, each in facts.items()}
 
@@ -47,7 +47,7 @@ def without_image(facts: HostFacts) -> HostFacts:
 
 def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
     """Return what each node is asked, by its name."""
-    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
     return {each.node: json.loads(each.argv[-1]) for each in asked.commands}
 
 
@@ -56,7 +56,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
     directories.
     """
     inventory = load("network: {fabric: infiniband}")
-    asked = preflight.look_inside(Site(inventory, seen(inventory)))
+    asked = preflight.query_containers(Site(inventory, seen(inventory)))
 
     assert asked.missing == {}
     for command in asked.commands:
@@ -69,7 +69,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
 def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
     """What serves is what counts."""
     inventory = load()
-    asked = preflight.look_inside(Site(inventory, seen(inventory, up=True)))
+    asked = preflight.query_containers(Site(inventory, seen(inventory, up=True)))
 
     assert [each.argv[:3] for each in asked.commands] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
@@ -82,7 +82,7 @@ def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
     inventory = load(nodes=NODES)
     facts = seen(inventory)
     facts = {"gpu01": facts["gpu01"], "gpu02": without_image(facts["gpu02"])}
-    asked = preflight.look_inside(Site(inventory, facts))
+    asked = preflight.query_containers(Site(inventory, facts))
 
     assert [each.node for each in asked.commands] == ["gpu01"]
     assert asked.missing == {
@@ -96,8 +96,8 @@ def test_ports_between_nodes(load: Load) -> None:
     """
     inventory = load(nodes=NODES)
     head, worker = (
-        preflight.between(inventory.ports, inventory.head),
-        preflight.between(inventory.ports, inventory.workers[0]),
+        preflight.fixed_ports(inventory.ports, inventory.head),
+        preflight.fixed_ports(inventory.ports, inventory.workers[0]),
     )
 
     assert set(worker) == {6380, 6381, 10002, 29570}
@@ -121,15 +121,15 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     }
     assert asked["gpu01"]["ip"] == "10.0.0.11"
     assert asked["gpu01"]["listen"] == sorted(
-        preflight.between(inventory.ports, inventory.node("gpu01"))
+        preflight.fixed_ports(inventory.ports, inventory.node("gpu01"))
     )
     assert asked["gpu01"]["peers"][0]["ports"] == list(
-        preflight.between(inventory.ports, inventory.head)
+        preflight.fixed_ports(inventory.ports, inventory.head)
     )
-    for command in preflight.probe_ports(
+    for command in preflight.query_port_probes(
         Site(inventory, seen(inventory)), high=43210, nonce="f00d"
     ).commands:
-        assert (command.together, command.hold_stdin, command.stdin is not None) == (
+        assert (command.simultaneous, command.hold_stdin, command.stdin is not None) == (
             True,
             True,
             True,
@@ -156,7 +156,7 @@ def test_a_node_without_python_uses_the_images(
 ) -> None:
     """On the host's network, in the container that is there, else in a throw-away one."""
     inventory = load()
-    asked = preflight.probe_ports(
+    asked = preflight.query_port_probes(
         Site(inventory, seen(inventory, up=up, python=python)), high=43210, nonce="f00d"
     )
 
@@ -172,7 +172,7 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     facts = seen(inventory)
     facts["gpu03"] = replace(facts["gpu03"], addresses=())
     facts["gpu04"] = replace(without_image(facts["gpu04"]), survey=Survey(python=""))
-    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
 
     assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
     assert asked.missing == {
@@ -188,7 +188,7 @@ def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
     inventory = load()
     facts = seen(inventory)
     facts["gpu02"] = replace(facts["gpu02"], addresses=())
-    asked = preflight.probe_ports(Site(inventory, facts), high=43210, nonce="f00d")
+    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
 
     assert (asked.commands, list(asked.missing)) == ((), ["gpu02"])
 
@@ -201,9 +201,9 @@ def test_the_high_port_is_free_everywhere(load: Load) -> None:
     facts["gpu01"] = replace(facts["gpu01"], listening=frozenset({("0.0.0.0", 40001)}))
     facts["gpu02"] = replace(facts["gpu02"], listening=frozenset({("10.0.0.12", 40002)}))
 
-    assert preflight.high_port(facts, [40001, 40002, 40003]) == 40003
-    assert preflight.high_port(facts, [40001, 40002]) == 40001
-    assert preflight.high_port({"gpu01": replace(facts["gpu01"], listening=None)}, [40001]) == 40001
+    assert preflight.pick_high_port(facts, [40001, 40002, 40003]) == 40003
+    assert preflight.pick_high_port(facts, [40001, 40002]) == 40001
+    assert preflight.pick_high_port({"gpu01": replace(facts["gpu01"], listening=None)}, [40001]) == 40001
 
 
 def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
@@ -212,15 +212,15 @@ def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
     down, up = seen(inventory), seen(inventory, up=True)
     name = "org/$(id)"
 
-    assert [each.argv[:2] for each in model.query(Site(inventory, down), name, hosts=True)] == [
+    assert [each.argv[:2] for each in model.query_scans(Site(inventory, down), name, hosts=True)] == [
         ("sh", "-c")
     ] * 2
-    assert [each.argv[:3] for each in model.query(Site(inventory, up), name, hosts=True)] == [
+    assert [each.argv[:3] for each in model.query_scans(Site(inventory, up), name, hosts=True)] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),
     ]
-    assert model.query(Site(inventory, down), name, hosts=True)[0].argv[-2:] == (
+    assert model.query_scans(Site(inventory, down), name, hosts=True)[0].argv[-2:] == (
         name,
         "/data/huggingface",
     )
-    assert model.query(Site(inventory), name, hosts=True) == []
+    assert model.query_scans(Site(inventory), name, hosts=True) == []

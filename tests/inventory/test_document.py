@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from launcher.inventory import document
-from launcher.inventory.document import MAX_VALUES, Document, Written, parse
+from launcher.inventory.document import MAX_VALUES, Document, WrittenFloat, parse_document
 from launcher.inventory.load import load
 from tests.inventory.conftest import GOOD, mistake_of
 
 
 def _parse(text: str) -> Document:
-    return parse(textwrap.dedent(text).lstrip("\n"))
+    return parse_document(textwrap.dedent(text).lstrip("\n"))
 
 
 def _only_mistake(text: str) -> str:
-    read = parse(text)
+    read = parse_document(text)
     (mistake,) = read.mistakes
 
     assert read.data is None
@@ -38,15 +38,15 @@ def test_values_and_the_line_of_each_key_and_item() -> None:
     """)
 
     assert document.data == {"a": 1, "b": ["x", {"c": {"d": "text"}}]}
-    assert document.line(("a",)) == 1
-    assert document.line(("b",)) == 2
-    assert document.line(("b", 1, "c")) == 4
-    assert document.line(("b", 1, "c", "d")) == 5
+    assert document.line_of(("a",)) == 1
+    assert document.line_of(("b",)) == 2
+    assert document.line_of(("b", 1, "c")) == 4
+    assert document.line_of(("b", 1, "c", "d")) == 5
 
 
 def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
     """A missing key is reported where it is missing."""
-    assert _parse("a: 1\nb: {c: 2}\n").line(("b", "d", 3)) == 2
+    assert _parse("a: 1\nb: {c: 2}\n").line_of(("b", "d", 3)) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
 )
 def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str) -> None:
     """`NO` is a country, `007` a padded number and `22:22` two ports."""
-    assert {"a": word} == parse(f"a: {word}").data
+    assert {"a": word} == parse_document(f"a: {word}").data
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str)
 )
 def test_plain_words_of_yaml_1_2(word: str, value: object) -> None:
     """The core schema's words mean what editors think they mean."""
-    assert {"a": value} == parse(f"a: {word}").data
+    assert {"a": value} == parse_document(f"a: {word}").data
 
 
 def test_decimal_numbers_remember_how_they_are_written() -> None:
     """`1.50` must not reach a program as `1.5`."""
-    data = parse("a: 1.50").data
+    data = parse_document("a: 1.50").data
 
     assert data is not None
     number = data["a"]
-    assert isinstance(number, Written)
+    assert isinstance(number, WrittenFloat)
     assert (number, number.text) == (1.5, "1.50")
 
 
 def test_numbers_too_long_to_be_meant_as_such_stay_text() -> None:
     """And do not reach Python's own limit on digits."""
-    assert parse(f"a: {'9' * 5000}").data == {"a": "9" * 5000}
+    assert parse_document(f"a: {'9' * 5000}").data == {"a": "9" * 5000}
 
 
 def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
@@ -107,7 +107,7 @@ def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
     """)
 
     (mistake,) = document.mistakes
-    assert (mistake.line, mistake.where, mistake.text) == (
+    assert (mistake.line, mistake.yaml_path, mistake.text) == (
         4,
         ("a", "b"),
         "written twice; the first is on line 2",
@@ -130,7 +130,7 @@ def test_merge_keys_fill_in_what_is_not_written() -> None:
 
 def test_merging_what_is_no_mapping_is_a_mistake() -> None:
     """`<<: 5` says nothing."""
-    (mistake,) = parse("a: {<<: 5}").mistakes
+    (mistake,) = parse_document("a: {<<: 5}").mistakes
 
     assert "alias to a mapping" in mistake.text
 
@@ -141,7 +141,7 @@ def test_merging_what_is_no_mapping_is_a_mistake() -> None:
 )
 def test_tags_are_mistakes_or_harmless(text: str) -> None:
     """Nothing is ever constructed from a tag."""
-    document = parse(text)
+    document = parse_document(text)
 
     assert document.data is not None
     assert not isinstance(document.data["a"], int)
@@ -149,7 +149,7 @@ def test_tags_are_mistakes_or_harmless(text: str) -> None:
 
 def test_a_key_that_is_a_list_is_a_mistake() -> None:
     """Keys are words."""
-    (mistake,) = parse("? [a, b]\n: 1\n").mistakes
+    (mistake,) = parse_document("? [a, b]\n: 1\n").mistakes
 
     assert "a key should be one word" in mistake.text
 

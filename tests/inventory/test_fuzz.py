@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from launcher.core.domain import Inventory
 from launcher.core.errors import InventoryError
 from launcher.inventory.load import loads
-from launcher.inventory.schema import InventoryFile, known
+from launcher.inventory.schema import InventoryFile, fields_of
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "inventory").glob("*.yaml"))
 _NODE_KEYS = ["host", "name", "ip", "gpus", "head", "env", "network"]
-_KEYS = sorted({*known(InventoryFile), *_NODE_KEYS, "interface", "hca", "<<"})
+_KEYS = sorted({*fields_of(InventoryFile), *_NODE_KEYS, "interface", "hca", "<<"})
 _values = fuzz.values(_KEYS, ["gpu[1-2]", "10.0.0.[1-2]", "[", "host"])
 
 

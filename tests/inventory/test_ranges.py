@@ -25,7 +25,7 @@ def test_ranges_expand_in_order_and_keep_their_padding(
     text: str, expected: tuple[str, ...]
 ) -> None:
     """The notation is the one that output uses."""
-    assert expected == ranges.expand(text)
+    assert expected == ranges.expand_range(text)
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,23 @@ def test_ranges_expand_in_order_and_keep_their_padding(
 def test_a_range_that_cannot_be_read_says_what_it_should_be(text: str) -> None:
     """Each message completes "host: …"."""
     with pytest.raises(ValueError, match=r"^should "):
-        ranges.expand(text)
+        ranges.expand_range(text)
 
 
 @pytest.mark.parametrize("text", ["g[1-1025]", "g[0-999999999]", "g[1-100]h[1-100]", "g[1-9]" * 4])
 def test_ranges_are_bounded_before_they_are_expanded(text: str) -> None:
     """A typing error does not fill the memory."""
     with pytest.raises(ValueError, match="1024 nodes"):
-        ranges.expand(text)
+        ranges.expand_range(text)
 
 
 def test_the_largest_range_is_allowed() -> None:
     """The bound itself is inside."""
-    assert len(ranges.expand("g[1-1024]")) == 1024
+    assert len(ranges.expand_range("g[1-1024]")) == 1024
 
 
 def test_what_output_folds_can_be_pasted_into_an_inventory() -> None:
     """`fold` and `expand` speak one notation."""
     names = ("gpu01", "gpu02", "gpu04", "gpu05")
 
-    assert names == ranges.expand(fold(names))
+    assert names == ranges.expand_range(fold(names))

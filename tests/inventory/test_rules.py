@@ -141,7 +141,7 @@ def test_what_is_refused_here_could_not_be_placed_later(
         )
         refused = bool(mistakes(f"serve: {{{sizes}}}"))
         try:
-            placement.choose(inventory, tp, pp, dp=dp, backend=backend)
+            placement.choose_placement(inventory, tp, pp, dp=dp, backend=backend)
         except PlacementError as error:
             assert refused or "GPUs, the cluster has" not in str(error), sizes
         else:

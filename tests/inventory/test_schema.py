@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 import launcher.inventory
-from launcher.core.values import Bounds, FromMapping, Read, User
-from launcher.inventory.schema import InventoryFile, Section, json_schema, known
+from launcher.core.values import Bounds, FromMapping, Converter, User
+from launcher.inventory.schema import InventoryFile, Section, json_schema, fields_of
 
 GOOD: dict[str, Any] = {
     "cluster": "a",
@@ -36,7 +36,7 @@ class Noun:
     name.
     """
     share: Annotated[float, Bounds(gt=0, le=2)] = 1.0
-    count: Annotated[int, Read(_read, int | str)] | None = None
+    count: Annotated[int, Converter(_read, int | str)] | None = None
     words: tuple[str, ...] = ()
 
 
@@ -79,8 +79,8 @@ def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str,
 
 def test_what_is_written_under_a_field_explains_it() -> None:
     """To editors, and where a key is missing."""
-    assert known(Noun)["user"].description == "Login name."
-    assert list(known(Noun)) == ["user", "share", "count", "words"]
+    assert fields_of(Noun)["user"].description == "Login name."
+    assert list(fields_of(Noun)) == ["user", "share", "count", "words"]
 
 
 def test_editors_know_the_bounds() -> None:
@@ -97,7 +97,7 @@ def test_a_key_that_a_base_class_has_is_explained_too() -> None:
 
     assert keys["image"]["description"].startswith("vLLM image")
     assert keys["hf_home"]["description"].startswith("Hugging Face cache")
-    assert list(known(InventoryFile))[:2] == ["cluster", "image"]
+    assert list(fields_of(InventoryFile))[:2] == ["cluster", "image"]
 
 
 def _valid(inventory: object) -> bool:

@@ -1,8 +1,7 @@
-"""The shell programs that run on nodes, one file each, and how a file becomes the text that is
-sent.
+"""Shell programs that run on nodes, one file each.
 
-Each of them also runs where it lies (`cd launcher/core/shell && sh ./lock_look.sh '' lab`), and
-shellcheck sees it as it is.
+Each also runs from this folder (`cd launcher/core/shell && sh ./lock_look.sh '' lab`), and
+shellcheck checks it unchanged.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _QUOTED = re.compile(r'"\$\(cat \./(\w+)\.sh\)"')
 
 
 @cache
-def program(name: str) -> str:
-    """Return the program `NAME.sh` as the text that is sent to a node.
+def program_text(name: str) -> str:
+    """Return `NAME.sh` as the text sent to a node.
 
-    The comment that it begins with stays here. A node has none of the other files, so they come
-    along: `. ./OTHER.sh`, on a line of its own, becomes what that file says, and
-    `"$(cat ./OTHER.sh)"` becomes the same as one quoted word.
+    Drops its leading comment and includes other files, which nodes do not have: `. ./OTHER.sh` on a
+    line of its own becomes that file's text, `"$(cat ./OTHER.sh)"` the same text as one quoted
+    argument.
     """
     lines = (_FOLDER / f"{name}.sh").read_text(encoding="utf-8").splitlines(keepends=True)
     text = "".join(dropwhile(lambda line: line.startswith("#"), lines)).lstrip("\n")
-    text = _SOURCED.sub(lambda match: program(match[1]), text)
-    return _QUOTED.sub(lambda match: shlex.quote(program(match[1]).rstrip("\n")), text)
+    text = _SOURCED.sub(lambda match: program_text(match[1]), text)
+    return _QUOTED.sub(lambda match: shlex.quote(program_text(match[1]).rstrip("\n")), text)

@@ -1,4 +1,4 @@
-"""Addresses, interfaces and names of nodes: declared ones are there, alike, and found in time."""
+"""Checks of addresses, interfaces and name resolution."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from collections.abc import Sequence
 
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory
-from launcher.hosts.check import UNSURVEYED, Check, Evidence, Host, alike, each, one_node
+from launcher.hosts.check import (
+    NOT_SURVEYED,
+    Check,
+    Evidence,
+    Host,
+    per_host,
+    skip_single_node,
+    uniform_value,
+)
 from launcher.tools.host import Address
 from launcher.tools.survey import LOOKUP_DEADLINE, Lookup, Nic
 
 _NO_IP = "`ip` is not installed; addresses were not compared"
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-_SLOW = 1.0  # seconds; a name in /etc/hosts or of a server near by takes milliseconds
-_MANY = 8  # nodes whose lines for /etc/hosts a fix still shows
+_SLOW = 1.0  # seconds; a name in /etc/hosts or of a near server takes milliseconds
+_MAX_NODES_IN_FIX = 8  # nodes listed in the fix for /etc/hosts
 
 
-def _address(host: Host) -> Finding | None:
+def _judge_address(host: Host) -> Finding | None:
     node, addresses = host.node, host.facts.addresses
     if addresses is None:
         return skipped(node, _NO_IP)
     declared = ipaddress.ip_address(node.ip)
-    match = next((address for address in addresses if _parsed(address.ip) == declared), None)
+    match = next((address for address in addresses if _parse_ip(address.ip) == declared), None)
     listing = "\n".join(
         f"{address.interface} {address.ip}" for address in addresses if address.interface != "lo"
     )
@@ -49,15 +57,15 @@ def _address(host: Host) -> Finding | None:
     return None
 
 
-def _parsed(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address without the scope that `ip` writes behind link-local ones."""
+def _parse_ip(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parse an address without the scope that `ip` appends to link-local ones."""
     return ipaddress.ip_address(ip.partition("%")[0])
 
 
-def _unique(host: Host) -> Finding:
+def _judge_unique_address(host: Host) -> Finding:
     if host.facts.addresses is None:
         return skipped(host, _NO_IP)
-    # Whoever has an address that the inventory gives to another node is the one to look at.
+    # The fault is on the node with another node's address.
     for owner in host.inventory.nodes:
         for address in host.facts.addresses:
             if owner.name != host.name and address.ip == owner.ip:
@@ -90,10 +98,10 @@ def _other_subnet(host: Host, network: str, common: str, others: str) -> Finding
 
 
 def _network(address: Address) -> str:
-    return str(ipaddress.ip_interface(f"{_parsed(address.ip)}/{address.prefix}").network)
+    return str(ipaddress.ip_interface(f"{_parse_ip(address.ip)}/{address.prefix}").network)
 
 
-def _one_nic(host: Host) -> Finding:
+def _judge_nics_per_subnet(host: Host) -> Finding:
     if host.facts.addresses is None:
         return skipped(host, _NO_IP)
     interfaces: dict[str, dict[str, str]] = {}
@@ -114,15 +122,15 @@ def _one_nic(host: Host) -> Finding:
 
 
 def _in_subnet(address: Address) -> bool:
-    """True for an address through which an interface that is up reaches other hosts directly."""
-    parsed = _parsed(address.ip)
+    """True for an address through which an active interface reaches other hosts directly."""
+    parsed = _parse_ip(address.ip)
     if parsed.is_loopback or parsed.is_link_local:
         return False
     return address.up and address.prefix < parsed.max_prefixlen
 
 
 def nic_of(host: Host) -> Nic | None:
-    """Return the interface that has the node's address."""
+    """Return the interface with the node's address."""
     nics = host.survey.nics if host.survey is not None else None
     name = host.facts.interface_of(host.node.ip)
     return next((nic for nic in nics or () if nic.name == name), None)
@@ -130,10 +138,10 @@ def nic_of(host: Host) -> Nic | None:
 
 def _mtu(host: Host) -> int | Finding:
     nic = nic_of(host)
-    return _not_surveyed(host) if nic is None else nic.mtu
+    return _skip_unsurveyed(host) if nic is None else nic.mtu
 
 
-def _not_surveyed(host: Host) -> Finding:
+def _skip_unsurveyed(host: Host) -> Finding:
     return skipped(host, f"the interface with {host.node.ip} was not surveyed")
 
 
@@ -152,7 +160,7 @@ def _other_mtu(host: Host, mtu: int, common: int, others: str) -> Finding:
 def _speed(host: Host) -> int | Finding:
     nic = nic_of(host)
     if nic is None:
-        return _not_surveyed(host)
+        return _skip_unsurveyed(host)
     return nic.speed or skipped(host, f"`{nic.name}` tells no speed (a virtual one)")
 
 
@@ -160,16 +168,16 @@ def _other_speed(host: Host, speed: int, common: int, others: str) -> Finding:
     nic = host.facts.interface_of(host.node.ip)
     return warned(
         host,
-        f"`{nic}` runs at {_bits(speed)}, while {others} has {_bits(common)}",
+        f"`{nic}` runs at {_bitrate(speed)}, while {others} has {_bitrate(common)}",
         fix=f"look at `sudo ethtool {nic}` on {host.name}: cable, switch port, what was negotiated",
     )
 
 
-def _bits(mbits: int) -> str:
+def _bitrate(mbits: int) -> str:
     return f"{mbits / 1000:g} Gbit/s" if mbits >= 1000 else f"{mbits} Mbit/s"
 
 
-def _hostname(host: Host) -> Finding:
+def _judge_hostname(host: Host) -> Finding:
     """Judge that a node's own name resolves to an address on the cluster's network."""
     node, resolved = host.node, host.survey.own_names if host.survey else None
     if resolved is None:
@@ -206,28 +214,26 @@ def _hostname(host: Host) -> Finding:
 
 def _within(address: str, networks: Sequence[str]) -> bool:
     try:
-        parsed = _parsed(address)
+        parsed = _parse_ip(address)
     except ValueError:
         return False
     return any(parsed in ipaddress.ip_network(network) for network in networks)
 
 
-def _interface(host: Host) -> Finding:
+def _judge_interface(host: Host) -> Finding:
     node, facts = host.node, host.facts
     names = {address.interface for address in facts.addresses or ()}
     if facts.survey is not None and facts.survey.nics:
         names = {nic.name for nic in facts.survey.nics}
-    set_variables = {
-        variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)
-    }
-    if not set_variables:
+    values = {variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)}
+    if not values:
         return passed(
             node, "no variable names an interface; vlaunch gives the one with the node's address"
         )
     if not names:
         return skipped(node, "its interfaces were not asked")
-    for variable, value in set_variables.items():
-        if unmatched := _unmatched(variable, value, names):
+    for variable, value in values.items():
+        if unmatched := _unmatched_names(variable, value, names):
             carrier = facts.interface_of(node.ip) or "the right one"
             return failed(
                 node,
@@ -238,15 +244,13 @@ def _interface(host: Host) -> Finding:
                     f" {carrier} under {node.name}'s own `env:`"
                 ),
             )
-    return passed(
-        node, ", ".join(f"{variable}={value}" for variable, value in set_variables.items())
-    )
+    return passed(node, ", ".join(f"{variable}={value}" for variable, value in values.items()))
 
 
-def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
-    """Return what a variable names that is not there; what it excludes (`^`) need not be.
+def _unmatched_names(variable: str, value: str, names: set[str]) -> list[str]:
+    """Return the names in a variable that match no interface; exclusions (`^`) may.
 
-    NCCL takes prefixes unless the value starts with `=`; Gloo and TensorPipe take whole names.
+    NCCL takes prefixes unless the value starts with `=`; Gloo and TensorPipe take full names.
     """
     if value.startswith("^"):
         return []
@@ -256,16 +260,16 @@ def _unmatched(variable: str, value: str, names: set[str]) -> list[str]:
     return [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names)]
 
 
-def _names_none(inventory: Inventory) -> str:
+def _skip_without_variables(inventory: Inventory) -> str:
     is_set = any(node.env.get(variable) for node in inventory.nodes for variable in _VARIABLES)
     reason = "env: names no interface; vlaunch gives each node the one with its address"
     return "" if is_set else reason
 
 
-def _lookups(host: Host) -> Finding:
+def _judge_lookups(host: Host) -> Finding:
     survey = host.survey
     if survey is None:
-        return skipped(host, UNSURVEYED)
+        return skipped(host, NOT_SURVEYED)
     if survey.lookups is None:
         return skipped(host, "`getent` is not installed; no name was looked up")
     slow = [lookup for lookup in survey.lookups if not lookup.answered or lookup.seconds >= _SLOW]
@@ -274,15 +278,17 @@ def _lookups(host: Host) -> Finding:
     outcome = f"took {max(lookup.seconds for lookup in slow):.0f} s"
     if unanswered := [lookup for lookup in slow if not lookup.answered]:
         outcome = f"got no answer within {LOOKUP_DEADLINE} s"
-    text = f"looking up {_sought(unanswered or slow)} {outcome}"
-    return warned(host, text, evidence="\n".join(survey.asks), fix=_hosts_lines(host.evidence))
+    text = f"looking up {_describe_lookups(unanswered or slow)} {outcome}"
+    return warned(
+        host, text, evidence="\n".join(survey.resolver_lines), fix=_hosts_file_fix(host.evidence)
+    )
 
 
-def _sought(slow: Sequence[Lookup]) -> str:
-    """Return in words what was looked up, the same on all nodes with the same trouble."""
+def _describe_lookups(slow: Sequence[Lookup]) -> str:
+    """Describe the lookups, equally for all nodes with the same problem."""
     parts = []
     for kind, label in (("reverse", "the name of"), ("forward", "the address of")):
-        if targets := sorted({lookup.what for lookup in slow if lookup.kind == kind}):
+        if targets := sorted({lookup.subject for lookup in slow if lookup.kind == kind}):
             suffix = f" and {len(targets) - 3} more" if len(targets) > 3 else ""
             parts.append(f"{label} {', '.join(targets[:3])}{suffix}")
     if any(lookup.kind == "own" for lookup in slow):
@@ -290,10 +296,10 @@ def _sought(slow: Sequence[Lookup]) -> str:
     return " and ".join(parts)
 
 
-def _hosts_lines(evidence: Evidence) -> str:
+def _hosts_file_fix(evidence: Evidence) -> str:
     nodes = evidence.inventory.nodes
     instruction = "a line `ADDRESS NAME` for each node in /etc/hosts"
-    if len(nodes) <= _MANY:
+    if len(nodes) <= _MAX_NODES_IN_FIX:
         hostnames = {host.name: host.facts.hostname for host in evidence.reached}
         lines = " ".join(f"'{node.ip} {hostnames.get(node.name) or node.name}'" for node in nodes)
         instruction = f"`printf '%s\\n' {lines} | sudo tee -a /etc/hosts`"
@@ -308,16 +314,16 @@ CHECKS = (
         id="address",
         what="the declared address is on the declared interface",
         why="Ray, NCCL and Gloo bind to it; a wrong one hangs the start without a message",
-        judge=each(_address),
+        judge=per_host(_judge_address),
         group="network",
     ),
     Check(
         id="address-unique",
         what="no two nodes have the same address",
         why="packets for one of them reach the other, now and then",
-        judge=each(_unique),
+        judge=per_host(_judge_unique_address),
         group="network",
-        skip_reason=one_node,
+        skip_reason=skip_single_node,
     ),
     Check(
         id="subnet",
@@ -326,9 +332,9 @@ CHECKS = (
             "addresses of different networks were mixed up more often than they were meant to be"
             " routed"
         ),
-        judge=alike(_subnet, _other_subnet),
+        judge=uniform_value(_subnet, _other_subnet),
         group="network",
-        skip_reason=one_node,
+        skip_reason=skip_single_node,
     ),
     Check(
         id="one-nic-per-subnet",
@@ -337,7 +343,7 @@ CHECKS = (
             "Linux answers for either address on either interface, so that traffic takes another"
             " card than the one chosen"
         ),
-        judge=each(_one_nic),
+        judge=per_host(_judge_nics_per_subnet),
         group="network",
     ),
     Check(
@@ -347,7 +353,7 @@ CHECKS = (
             "Gloo and other libraries offer peers the address of the own name; 127.0.1.1 makes them"
             " wait for themselves"
         ),
-        judge=each(_hostname),
+        judge=per_host(_judge_hostname),
         group="network",
     ),
     Check(
@@ -357,9 +363,9 @@ CHECKS = (
             "the name of one node's interface, given to all, lets NCCL or Gloo find no interface on"
             " another"
         ),
-        judge=each(_interface),
+        judge=per_host(_judge_interface),
         group="network",
-        skip_reason=_names_none,
+        skip_reason=_skip_without_variables,
     ),
     Check(
         id="mtu",
@@ -368,14 +374,16 @@ CHECKS = (
             "where one side sends larger packets than the other takes, transfers hang though pings"
             " pass"
         ),
-        judge=alike(_mtu, _other_mtu, lambda host, mtu: passed(host, f"mtu {mtu}")),
+        judge=uniform_value(_mtu, _other_mtu, lambda host, mtu: passed(host, f"mtu {mtu}")),
         group="network",
     ),
     Check(
         id="link-speed",
         what="the links run at one speed",
         why="a link that fell back to a lower speed holds up every collective",
-        judge=alike(_speed, _other_speed, lambda host, speed: passed(host, _bits(speed))),
+        judge=uniform_value(
+            _speed, _other_speed, lambda host, speed: passed(host, _bitrate(speed))
+        ),
         group="network",
     ),
     Check(
@@ -385,7 +393,7 @@ CHECKS = (
             "a name server that does not answer holds up each connection of torch's store and each"
             " sudo for 10 s, and Ray's start for half a minute"
         ),
-        judge=each(_lookups),
+        judge=per_host(_judge_lookups),
         group="network",
     ),
 )

@@ -1,6 +1,4 @@
-"""The catalogue of `vlaunch check`: every check in order, which of them to run, and what came of
-it.
-"""
+"""The catalogue of `vlaunch check`: all checks in order, their selection and results."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from launcher.core.check import Finding, Status, skipped, worst
+from launcher.core.check import Finding, Status, skipped, worst_status
 from launcher.core.errors import RequestError
 from launcher.hosts.check import GROUPS, Check, Evidence
 from launcher.hosts.checks import (
@@ -26,10 +24,8 @@ from launcher.hosts.checks import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What came of one check: a finding for each node (or one for the cluster), and the worst of
-    their statuses.
-    """
+class CheckOutcome:
+    """Result of one check: its findings per node (or for the cluster), and the worst status."""
 
     check: Check
     findings: tuple[Finding, ...]
@@ -44,8 +40,8 @@ CATALOGUE: tuple[Check, ...] = tuple(
     )
 )
 _BY_ID = {check.id: check for check in CATALOGUE}
-# What `up` judges again before it writes anything, in this order: without a GPU it does not matter
-# whether Docker can expose one.
+# Checks that `up` repeats before any change, in this order: without GPUs, Docker's GPU support does
+# not matter.
 ESSENTIAL = tuple(
     _BY_ID[check]
     for check in (
@@ -55,16 +51,16 @@ ESSENTIAL = tuple(
 )
 
 
-def select(
+def select_checks(
     only: Collection[str] = (), skip: Collection[str] = (), group: Collection[str] = ()
 ) -> tuple[Check, ...]:
-    """Return the checks to run, in the catalogue's order; raises RequestError for an id or group
-    that is not there.
+    """Return the selected checks in catalogue order; raises RequestError for an unknown id or
+    group.
 
-    `only` and `group` add up; with neither, all checks run. `skip` takes away from what is left.
+    `only` and `group` add up; without either, all checks are selected. `skip` removes checks.
     """
-    _known("check", (*only, *skip), _BY_ID)
-    _known("group", group, GROUPS)
+    _require_known("check", (*only, *skip), _BY_ID)
+    _require_known("group", group, GROUPS)
     selected = [
         check
         for check in CATALOGUE
@@ -73,36 +69,42 @@ def select(
     return tuple(check for check in selected if check.id not in skip)
 
 
-def run(evidence: Evidence, ids: Collection[str] | None = None) -> list[Result]:
-    """Judge the checks with these ids (all by default), in the catalogue's order.
+def run_checks(evidence: Evidence, ids: Collection[str] | None = None) -> list[CheckOutcome]:
+    """Run the checks with these ids (default: all) in catalogue order, each with at least one
+    finding.
 
-    Every check gets at least one finding.
-
-    A check that does not apply is one SKIP with its reason. A node that was not reached, or that
-    failed a check that another one needs, is a SKIP there.
+    A check that does not apply yields one SKIP with the reason; so does an unreachable node, or one
+    that failed a required check.
     """
     cache: dict[str, list[Finding]] = {}
     return [
-        Result(check=check, findings=tuple(findings), status=worst(findings))
+        CheckOutcome(check=check, findings=tuple(findings), status=worst_status(findings))
         for check in CATALOGUE
         if ids is None or check.id in ids
-        for findings in [_findings(check, evidence, cache)]
+        for findings in [_cached_findings(check, evidence, cache)]
     ]
 
 
-def _findings(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> list[Finding]:
-    """Return what came of a check; `known` keeps it for the checks that need it."""
+def _cached_findings(
+    check: Check, evidence: Evidence, cache: dict[str, list[Finding]]
+) -> list[Finding]:
+    """Return a check's findings, from `cache` if it ran already for another check."""
     if check.id not in cache:
-        cache[check.id] = _judged(check, evidence, cache)
+        cache[check.id] = _judge_check(check, evidence, cache)
     return cache[check.id]
 
 
-def _judged(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> list[Finding]:
+def _judge_check(
+    check: Check, evidence: Evidence, cache: dict[str, list[Finding]]
+) -> list[Finding]:
     if reason := check.skip_reason(evidence.inventory):
         return [skipped("", reason)]
-    blocked = _blocked(check, evidence, cache)
+    blocked = _blocked_nodes(check, evidence, cache)
     facts = {name: host_facts for name, host_facts in evidence.facts.items() if name not in blocked}
-    findings = [_told(check, finding) for finding in check.judge(replace(evidence, facts=facts))]
+    findings = [
+        _with_default_text(check, finding)
+        for finding in check.judge(replace(evidence, facts=facts))
+    ]
     judged_nodes = {finding.node for finding in findings}
     findings += [
         skipped(name, reason) for name, reason in blocked.items() if name not in judged_nodes
@@ -113,10 +115,10 @@ def _judged(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -
     return sorted(findings, key=lambda finding: order.get(finding.node, len(order)))
 
 
-def _blocked(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) -> dict[str, str]:
-    """Return the nodes that a check cannot judge, with the reason: not reached, or they failed what
-    it needs.
-    """
+def _blocked_nodes(
+    check: Check, evidence: Evidence, cache: dict[str, list[Finding]]
+) -> dict[str, str]:
+    """Return the nodes that a check cannot judge: unreachable, or a required check failed."""
     if check.id == "ssh":
         return {}
     blocked = {
@@ -126,20 +128,20 @@ def _blocked(check: Check, evidence: Evidence, cache: dict[str, list[Finding]]) 
     }
     for required_id in check.needs:
         reason = f"it failed `{required_id}`, without which this cannot be judged"
-        for finding in _findings(_BY_ID[required_id], evidence, cache):
+        for finding in _cached_findings(_BY_ID[required_id], evidence, cache):
             if finding.status == "fail" and finding.node:
                 blocked.setdefault(finding.node, reason)
     return blocked
 
 
-def _told(check: Check, finding: Finding) -> Finding:
-    """Give a green finding without words those of its check."""
+def _with_default_text(check: Check, finding: Finding) -> Finding:
+    """Use the check's title as the text of a PASS without one."""
     if finding.status == "pass" and not finding.text:
         return replace(finding, text=check.what)
     return finding
 
 
-def _known(kind: str, ids: Iterable[str], valid: Collection[str]) -> None:
+def _require_known(kind: str, ids: Iterable[str], valid: Collection[str]) -> None:
     unknown = [name for name in ids if name not in valid]
     if not unknown:
         return

@@ -1,4 +1,4 @@
-"""Images and containers: one identity, Ray and Python, GPUs, RDMA devices and rights."""
+"""Checks of images and containers: identity, versions, GPUs, RDMA devices and rights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from dataclasses import replace
 from launcher.core import untrusted
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Answer, Node, fold
-from launcher.hosts.check import Check, Evidence, Host, Judge, alike, each, no_rdma
-from launcher.hosts.inside import Inside
+from launcher.hosts.check import (
+    Check,
+    Evidence,
+    Host,
+    Judge,
+    per_host,
+    skip_without_rdma,
+    uniform_value,
+)
+from launcher.hosts.inside import ContainerView
 from launcher.tools import symptoms
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]
 _RECREATE = "run `vlaunch down` and `vlaunch up`"
-# CUresult (cuda.h), which nvidia-smi does not notice: the cause and the fix.
-_CUDA = {
+# CUresult codes (cuda.h) that nvidia-smi does not notice, with causes and fixes.
+_CUDA_ERRORS = {
     802: (
         "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
         "start it: `sudo systemctl start nvidia-fabricmanager` on {node}; its version must be the"
@@ -33,11 +41,11 @@ _CUDA = {
 }
 
 
-def same_identity(evidence: Evidence) -> Sequence[Finding]:
-    """Judge that the inventory's image is on every node, with the same layers and configuration."""
+def judge_image_identity(evidence: Evidence) -> Sequence[Finding]:
+    """Judge that every node has the inventory's image, with equal layers and configuration."""
     image = evidence.inventory.image
     images = {host.name: host.facts.images.get(image) for host in evidence.reached}
-    present = {name: image_facts for name, image_facts in images.items() if image_facts is not None}
+    present = {name: facts for name, facts in images.items() if facts is not None}
     findings = [
         failed(
             name,
@@ -51,16 +59,14 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
         if name not in present
     ]
     groups: dict[str, list[str]] = {}
-    for name, image_facts in present.items():
-        groups.setdefault(image_facts.identity, []).append(name)
+    for name, facts in present.items():
+        groups.setdefault(facts.identity, []).append(name)
     majority, *others = sorted(groups.values(), key=len, reverse=True) or [[]]
     findings += [
         failed(
             name,
             f"{image} is another image than on {fold(majority)}",
-            evidence="\n".join(
-                f"{name}: {image_facts.id[:19]}" for name, image_facts in present.items()
-            ),
+            evidence="\n".join(f"{name}: {facts.id[:19]}" for name, facts in present.items()),
             fix=(
                 f"bring one to all: `vlaunch image copy {image} --from {majority[0]}`; or give the"
                 " image by digest in the inventory"
@@ -72,38 +78,37 @@ def same_identity(evidence: Evidence) -> Sequence[Finding]:
     return findings or [passed(host) for host in evidence.reached]
 
 
-def _image(evidence: Evidence) -> Sequence[Finding]:
-    """Judge the image where it is; a node that has not pulled it yet has nothing to compare."""
+def _judge_image(evidence: Evidence) -> Sequence[Finding]:
+    """Judge the image on nodes that have it; others are skipped."""
     image = evidence.inventory.image
     images = {host.name: host.facts.images.get(image) for host in evidence.reached}
     with_image = {
         name: facts for name, facts in evidence.facts.items() if images.get(name) is not None
     }
-    findings = same_identity(replace(evidence, facts=with_image))
+    findings = judge_image_identity(replace(evidence, facts=with_image))
     odd = {finding.node: finding for finding in findings if finding.status != "pass"}
     return [
         skipped(name, f"{image} is not on this node yet: `vlaunch up` fetches it")
-        if image_facts is None
-        else odd.get(name)
-        or passed(name, f"{image} is {image_facts.id.removeprefix('sha256:')[:12]}")
-        for name, image_facts in images.items()
+        if facts is None
+        else odd.get(name) or passed(name, f"{image} is {facts.id.removeprefix('sha256:')[:12]}")
+        for name, facts in images.items()
     ]
 
 
 def judge_versions(nodes: Sequence[Node], ray_version: str, python_version: str) -> _AnswersJudge:
-    """Return the judge of what `python3 -c` printed in each node's image: `{"ray": …, "python":
-    …}`.
-    """
+    """Return the judge of the JSON versions that images print: `{"ray": …, "python": …}`."""
     expected = {"ray": ray_version, "python": python_version}
-    return lambda answers: [_versions(node, answers[node.name][0], expected) for node in nodes]
+    return lambda answers: [
+        _judge_versions(node, answers[node.name][0], expected) for node in nodes
+    ]
 
 
 def judge_gpus(nodes: Sequence[Node]) -> _AnswersJudge:
-    """Return the judge of `docker.try_gpus` in a container that asked for the declared GPUs."""
-    return lambda answers: [_gpus(node, answers[node.name][0]) for node in nodes]
+    """Return the judge of `docker.try_gpus` in a container with the declared GPUs."""
+    return lambda answers: [_judge_gpus(node, answers[node.name][0]) for node in nodes]
 
 
-def _versions(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
+def _judge_versions(node: Node, answer: Answer, expected: Mapping[str, str]) -> Finding:
     try:
         reported = untrusted.loads(answer.out.strip().splitlines()[-1]) if answer.ok else None
     except (ValueError, IndexError):
@@ -112,14 +117,14 @@ def _versions(node: Node, answer: Answer, expected: Mapping[str, str]) -> Findin
         return passed(node, f"Ray {expected['ray']}, Python {expected['python']}")
     text = f"the image does not run Ray {expected['ray']} and Python {expected['python']}"
     evidence = str(reported) if reported else answer.tail
-    return failed(node, text, evidence=evidence, fix=_pull_again(node.name))
+    return failed(node, text, evidence=evidence, fix=_pull_again_fix(node.name))
 
 
-def _pull_again(name: str) -> str:
+def _pull_again_fix(name: str) -> str:
     return f"remove the image on {name} with `docker rmi --force` and run `vlaunch up` again"
 
 
-def _gpus(node: Node, answer: Answer) -> Finding:
+def _judge_gpus(node: Node, answer: Answer) -> Finding:
     gpu_count = sum(line.startswith("GPU ") for line in answer.out.splitlines())
     cuda = re.search(r"^cuInit (\d{1,4})$", answer.out, re.MULTILINE)
     if gpu_count == node.gpus and cuda is not None:
@@ -130,7 +135,7 @@ def _gpus(node: Node, answer: Answer) -> Finding:
             f"CUDA does not start (cuInit: {code})",
             "look at `sudo dmesg | grep NVRM` on {node}",
         )
-        text, fix = _CUDA.get(code, unknown_error)
+        text, fix = _CUDA_ERRORS.get(code, unknown_error)
         return failed(node, text, fix=fix.format(node=node.name))
     if gpu_count == node.gpus and "libcuda.so" in answer.err:
         return warned(
@@ -143,21 +148,21 @@ def _gpus(node: Node, answer: Answer) -> Finding:
     text = f"a container sees {gpu_count} GPUs, {node.gpus} declared"
     if gpu_count == node.gpus:
         text, fix = "the GPUs could not be tried", f"try it on {node.name}: `nvidia-smi`"
-    if symptom := symptoms.first(answer.err + "\n" + answer.out):
+    if symptom := symptoms.first_match(answer.err + "\n" + answer.out):
         text, fix = symptom.cause, symptom.fix
     return failed(node, text, evidence=answer.tail, fix=fix)
 
 
-def _inside(judge: Callable[[str, Inside], Finding]) -> Judge:
+def _per_container(judge: Callable[[str, ContainerView], Finding]) -> Judge:
     def one(host: Host) -> Finding:
-        inside = _view(host)
+        inside = _container_view(host)
         return inside if isinstance(inside, Finding) else judge(host.name, inside)
 
-    return each(one)
+    return per_host(one)
 
 
-def _view(host: Host) -> Inside | Finding:
-    """Return what is known of a node's container, or a SKIP with its reason."""
+def _container_view(host: Host) -> ContainerView | Finding:
+    """Return the view of a node's container, or a SKIP with the reason."""
     inside = host.evidence.inside.get(host.name)
     if inside is None:
         reason = "no container was looked into"
@@ -165,12 +170,12 @@ def _view(host: Host) -> Inside | Finding:
             reason = "the image is not on this node yet: run `vlaunch up`"
         return skipped(host, host.evidence.inside_missing.get(host.name) or reason)
     if inside.error:
-        error = untrusted.shown(inside.error.strip().splitlines()[-1])
+        error = untrusted.excerpt(inside.error.strip().splitlines()[-1])
         return skipped(host, f"a container could not be looked into: {error}")
     return inside
 
 
-def _devices(name: str, inside: Inside) -> Finding:
+def _judge_devices(name: str, inside: ContainerView) -> Finding:
     if inside.infiniband:
         return passed(name, f"/dev/infiniband has {len(inside.infiniband)} devices")
     return failed(
@@ -180,7 +185,7 @@ def _devices(name: str, inside: Inside) -> Finding:
     )
 
 
-def _memlock(name: str, inside: Inside) -> Finding:
+def _judge_memlock(name: str, inside: ContainerView) -> Finding:
     if inside.memlock_unlimited:
         return passed(name, "memory may be locked without limit")
     if inside.memlock is None:
@@ -195,7 +200,7 @@ def _memlock(name: str, inside: Inside) -> Finding:
     )
 
 
-def _ipc_lock(name: str, inside: Inside) -> Finding:
+def _judge_ipc_lock(name: str, inside: ContainerView) -> Finding:
     if inside.ipc_lock is None:
         return skipped(name, "the container's capabilities are not known")
     if inside.ipc_lock:
@@ -207,7 +212,7 @@ def _ipc_lock(name: str, inside: Inside) -> Finding:
     )
 
 
-def _libibverbs(name: str, inside: Inside) -> Finding:
+def _judge_libibverbs(name: str, inside: ContainerView) -> Finding:
     if inside.libibverbs:
         return passed(name, inside.libibverbs)
     return failed(
@@ -220,20 +225,22 @@ def _libibverbs(name: str, inside: Inside) -> Finding:
     )
 
 
-def _one_version(program: str, version: Callable[[Inside], str], missing_text: str) -> Judge:
-    """Make the judge of a version that must be one in all containers."""
+def _uniform_version(
+    program: str, version: Callable[[ContainerView], str], missing_text: str
+) -> Judge:
+    """Make the judge of a version that must be equal in all containers."""
 
     def value(host: Host) -> str | Finding:
-        inside = _view(host)
+        inside = _container_view(host)
         if isinstance(inside, Finding):
             return inside
         return version(inside) or skipped(host, missing_text.format(ray=host.inventory.ray.version))
 
     def differs(host: Host, version: str, common: str, others: str) -> Finding:
         text = f"{program} {version}, while {others} has {common}"
-        return failed(host, text, fix=_pull_again(host.name))
+        return failed(host, text, fix=_pull_again_fix(host.name))
 
-    return alike(value, differs, lambda host, version: passed(host, f"{program} {version}"))
+    return uniform_value(value, differs, lambda host, version: passed(host, f"{program} {version}"))
 
 
 CHECKS = (
@@ -241,36 +248,36 @@ CHECKS = (
         id="rdma-container",
         what="the containers have the RDMA devices",
         why="without /dev/infiniband in the container NCCL uses TCP and does not say so",
-        judge=_inside(_devices),
+        judge=_per_container(_judge_devices),
         group="rdma",
-        skip_reason=no_rdma,
+        skip_reason=skip_without_rdma,
         needs=("docker", "rdma-devices"),
     ),
     Check(
         id="memlock",
         what="the containers may lock memory without limit",
         why="RDMA registers memory by locking it: `ibv_reg_mr … Cannot allocate memory` otherwise",
-        judge=_inside(_memlock),
+        judge=_per_container(_judge_memlock),
         group="rdma",
-        skip_reason=no_rdma,
+        skip_reason=skip_without_rdma,
         needs=("docker",),
     ),
     Check(
         id="ipc-lock",
         what="the containers have the capability IPC_LOCK",
         why="NCCL ends with an unhandled system error at its start without it, and gives no reason",
-        judge=_inside(_ipc_lock),
+        judge=_per_container(_judge_ipc_lock),
         group="rdma",
-        skip_reason=no_rdma,
+        skip_reason=skip_without_rdma,
         needs=("docker",),
     ),
     Check(
         id="libibverbs",
         what="the image has libibverbs",
         why="NCCL loads it at run time, and uses TCP where it is not there",
-        judge=_inside(_libibverbs),
+        judge=_per_container(_judge_libibverbs),
         group="rdma",
-        skip_reason=no_rdma,
+        skip_reason=skip_without_rdma,
         needs=("docker",),
     ),
     Check(
@@ -280,7 +287,7 @@ CHECKS = (
             "a tag can move between two pulls, and ranks of different builds fail in ways that do"
             " not say so"
         ),
-        judge=_image,
+        judge=_judge_image,
         group="image",
         needs=("docker",),
     ),
@@ -288,7 +295,7 @@ CHECKS = (
         id="ray-version",
         what="the containers have one version of Ray",
         why="Ray lets no node join whose version differs",
-        judge=_one_version(
+        judge=_uniform_version(
             "Ray", lambda inside: inside.ray, "the image has no Ray; `vlaunch up` adds {ray}"
         ),
         group="image",
@@ -298,7 +305,7 @@ CHECKS = (
         id="python-version",
         what="the containers have one version of Python",
         why="Ray lets no node join whose Python differs, for pickled functions would not be read",
-        judge=_one_version(
+        judge=_uniform_version(
             "Python", lambda inside: inside.python, "the container did not tell its Python"
         ),
         group="image",

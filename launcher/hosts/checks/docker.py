@@ -1,4 +1,4 @@
-"""Docker: sudo before it, the daemon, GPUs, storage, cgroups, and privileged containers."""
+"""Checks of Docker: sudo, daemon, GPUs, storage, cgroups and privileged containers."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ import re
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
 from launcher.hosts.check import (
-    UNSURVEYED,
+    NOT_SURVEYED,
     Check,
     Host,
-    alike,
-    each,
-    not_nvidia,
+    per_host,
+    per_survey,
+    skip_unless_nvidia,
     ssh_command,
-    surveyed,
+    uniform_value,
 )
 from launcher.tools.host import DEADLINE
 from launcher.tools.survey import Survey
 
-# What containers may read and write, under its present and its former name (container-selinux).
+# SELinux types that containers may access, by current and former name (container-selinux).
 _CONTAINER_LABELS = ("container_file_t", "svirt_sandbox_file_t", "nfs_t", "cifs_t", "fusefs_t")
-_OLDEST = (19, 3)  # the first with `--gpus`
-_GOOD = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
-# In sudo's own words, versions 1.8 to 1.9.
-_PASSWORD = (
+_MIN_VERSION = (19, 3)  # the first with `--gpus`
+_COPY_ON_WRITE = ("overlay2", "overlayfs", "btrfs", "zfs", "fuse-overlayfs")
+# Messages of sudo 1.8 to 1.9.
+_PASSWORD_MESSAGES = (
     "a password is required",
     "a terminal is required",
     "is not in the sudoers file",
     "is not allowed to execute",
     "may not run sudo",
 )
-_TERMINAL = "you must have a tty"
+_TERMINAL_MESSAGE = "you must have a tty"
 
 
-def _sudo(host: Host) -> Finding:
+def _judge_sudo(host: Host) -> Finding:
     if host.facts.docker_version is None:
-        if (refusal := _refused(host)) is not None:
+        if (refusal := _sudo_refusal(host)) is not None:
             return refusal
-        if "docker" in host.facts.late:
+        if "docker" in host.facts.timed_out_parts:
             return skipped(host, "sudo was not done in time: see `docker`")
     if host.node.docker[:1] != ("sudo",):
         return passed(host, "sudo is not used")
     return passed(host, f"`{' '.join(host.node.docker)}` asks for no password")
 
 
-def _refused(host: Host) -> Finding | None:
-    """Return what is wrong where sudo refused, None where it did not."""
-    node, (output, user) = host.node, _docker_said(host)
+def _sudo_refusal(host: Host) -> Finding | None:
+    """Return the finding if sudo refused to run Docker, else None."""
+    node, (output, user) = host.node, _docker_output(host)
     output_lower, command = output.lower(), " ".join(node.docker)
-    if _TERMINAL in output_lower:
+    if _TERMINAL_MESSAGE in output_lower:
         text = f"sudo runs `{command}` only from a terminal (`requiretty` in sudoers)"
         rule = f"Defaults:{user} !requiretty"
-    elif any(message in output_lower for message in _PASSWORD):
+    elif any(message in output_lower for message in _PASSWORD_MESSAGES):
         text = f"`{command}` may not be run by `{user}` without a password"
         rule = f"{user} ALL=(root) NOPASSWD: /usr/bin/docker"
     else:
@@ -61,28 +61,28 @@ def _refused(host: Host) -> Finding | None:
     return failed(node, text, evidence=output, fix=fix)
 
 
-def _docker_said(host: Host) -> tuple[str, str]:
-    """Return what Docker, or sudo in front of it, said on a node, and to whom."""
-    messages = host.facts.said
+def _docker_output(host: Host) -> tuple[str, str]:
+    """Return the output of Docker (or of sudo) and the SSH user."""
+    messages = host.facts.part_errors
     user = host.facts.user or host.node.ssh.user or "USER"
     return messages.get("docker", "") or messages.get("info", ""), user
 
 
-def _no_sudo(inventory: Inventory) -> str:
+def _skip_without_sudo(inventory: Inventory) -> str:
     used = any(node.docker[:1] == ("sudo",) for node in inventory.nodes)
     return "" if used else "docker: is called without sudo"
 
 
-def _docker(host: Host) -> Finding | None:
+def _judge_docker(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
     if facts.podman:
         return skipped(node, "Podman answers in its place: see `docker-engine`")
     if facts.docker_version is not None:
         return None
-    output, user = _docker_said(host)
+    output, user = _docker_output(host)
     output_lower = output.lower()
-    if "docker" in facts.late:
-        return _late(host, output)
+    if "docker" in facts.timed_out_parts:
+        return _docker_timeout(host, output)
     if "permission denied" in output_lower:
         return failed(
             node,
@@ -93,9 +93,9 @@ def _docker(host: Host) -> Finding | None:
                 f" docker {user}` on {node.name}"
             ),
         )
-    if (refusal := _refused(host)) is not None:
+    if (refusal := _sudo_refusal(host)) is not None:
         return refusal
-    # It is another matter when the program finds no socket.
+    # A missing socket is a different fault.
     if "not found" in output_lower or (
         "no such file" in output_lower and "docker.sock" not in output_lower
     ):
@@ -113,10 +113,8 @@ def _docker(host: Host) -> Finding | None:
     )
 
 
-def _late(host: Host, output: str) -> Finding:
-    """Say of a Docker that was not ready in time what was asked, and how to see what takes so long;
-    sudo looks the node's own name up before it runs anything.
-    """
+def _docker_timeout(host: Host, output: str) -> Finding:
+    """Judge a Docker that timed out, maybe because sudo resolves the node's own name."""
     node, command = host.node, " ".join(host.node.docker)
     text = f"`{command} version` did not answer within {DEADLINE} s"
     fix = f"see what takes so long: `{ssh_command(node)} time {command} version`"
@@ -134,8 +132,8 @@ def _late(host: Host, output: str) -> Finding:
     return failed(node, text, evidence=output, fix=fix)
 
 
-def _engine(host: Host) -> Finding | None:
-    """Refuse what answers as Docker and is not the daemon that containers of a cluster need."""
+def _judge_engine(host: Host) -> Finding | None:
+    """Reject Podman and rootless daemons."""
     node, facts = host.node, host.facts
     setting = "`docker: [sudo, -n, /usr/bin/docker, --host, unix:///var/run/docker.sock]`"
     if facts.podman:
@@ -158,7 +156,7 @@ def _engine(host: Host) -> Finding | None:
     return None
 
 
-def _selinux(host: Host) -> Finding | None:
+def _judge_selinux(host: Host) -> Finding | None:
     labels = host.facts.selinux
     if not labels or "selinux" not in host.facts.security:
         return passed(host, "SELinux is not enforced for containers")
@@ -176,7 +174,7 @@ def _selinux(host: Host) -> Finding | None:
     )
 
 
-def _gpu_runtime(host: Host) -> Finding | None:
+def _judge_gpu_runtime(host: Host) -> Finding | None:
     facts = host.facts
     if host.inventory.accelerator != "nvidia" or facts.docker_version is None:
         return None
@@ -193,12 +191,12 @@ def _gpu_runtime(host: Host) -> Finding | None:
     )
 
 
-def _version(host: Host) -> Finding:
+def _judge_version(host: Host) -> Finding:
     version = host.facts.docker_version
     match = re.match(r"(\d+)\.(\d+)", version or "")
     if match is None:
         return skipped(host, f"Docker's version cannot be read: {version or 'it did not answer'}")
-    if (int(match[1]), int(match[2])) < _OLDEST:
+    if (int(match[1]), int(match[2])) < _MIN_VERSION:
         return failed(
             host,
             f"Docker {version} is older than 19.03, the first with `--gpus`",
@@ -207,11 +205,11 @@ def _version(host: Host) -> Finding:
     return passed(host, f"Docker {version}")
 
 
-def _storage(node: Node, survey: Survey) -> Finding:
+def _judge_storage(node: Node, survey: Survey) -> Finding:
     driver = survey.docker_storage
     if not driver:
         return skipped(node, "Docker did not say how it stores images")
-    if driver in _GOOD:
+    if driver in _COPY_ON_WRITE:
         return passed(node, driver)
     return warned(
         node,
@@ -227,13 +225,13 @@ def _storage(node: Node, survey: Survey) -> Finding:
 
 def _cgroup(host: Host) -> str | Finding:
     if host.survey is None:
-        return skipped(host, UNSURVEYED)
+        return skipped(host, NOT_SURVEYED)
     return host.survey.docker_cgroup or skipped(host, "Docker did not name its cgroup driver")
 
 
 def _other_cgroup(host: Host, driver: str, common: str, others: str) -> Finding:
-    fix = _fix(host.name, common)
-    if _word(driver) == _word(common):
+    fix = _cgroup_fix(host.name, common)
+    if _driver_name(driver) == _driver_name(common):
         fix = (
             f"boot {host.name} with the others' cgroup version:"
             " `systemd.unified_cgroup_hierarchy=` of its kernel's command line"
@@ -242,37 +240,35 @@ def _other_cgroup(host: Host, driver: str, common: str, others: str) -> Finding:
 
 
 def _usual_cgroup(host: Host, driver: str) -> Finding:
-    """Warn of the driver `systemd`: which toolkits are free of its fault cannot be told from
-    outside.
-    """
-    if _word(driver) != "systemd" or host.inventory.accelerator != "nvidia":
+    """Warn about the `systemd` driver: it is unknown which toolkit versions have the fault."""
+    if _driver_name(driver) != "systemd" or host.inventory.accelerator != "nvidia":
         return passed(host, driver)
     return warned(
         host,
         "with cgroup driver `systemd`, `systemctl daemon-reload` can take GPUs from running"
         " containers",
-        fix=_fix(host.name, "cgroupfs"),
+        fix=_cgroup_fix(host.name, "cgroupfs"),
     )
 
 
-def _word(driver: str) -> str:
-    """Return the driver without the version of cgroups behind it: `systemd v2`."""
+def _driver_name(driver: str) -> str:
+    """Return the cgroup driver without its version: `systemd v2` → `systemd`."""
     return driver.partition(" ")[0]
 
 
-def _fix(name: str, driver: str) -> str:
+def _cgroup_fix(name: str, driver: str) -> str:
     return (
-        f'on {name}, put `"exec-opts": ["native.cgroupdriver={_word(driver)}"]` into'
+        f'on {name}, put `"exec-opts": ["native.cgroupdriver={_driver_name(driver)}"]` into'
         " /etc/docker/daemon.json and run `sudo systemctl restart docker`"
     )
 
 
-def _unprivileged(inventory: Inventory) -> str:
-    """Say why there is nothing to warn of."""
+def _skip_unprivileged(inventory: Inventory) -> str:
+    """Return the reason to skip: no privileged containers."""
     return "" if inventory.privileged else "privileged: false, as it should be"
 
 
-def _privileged(host: Host) -> Finding:
+def _warn_privileged(host: Host) -> Finding:
     return warned(
         host,
         "`privileged: true` gives its container every device and every right of root's",
@@ -288,15 +284,15 @@ CHECKS = (
         id="sudo",
         what="sudo starts docker without a password",
         why="nobody is there to type one while a cluster comes up",
-        judge=each(_sudo),
-        skip_reason=_no_sudo,
+        judge=per_host(_judge_sudo),
+        skip_reason=_skip_without_sudo,
         group="reach",
     ),
     Check(
         id="docker",
         what="Docker answers",
         why="every part of the cluster is a container",
-        judge=each(_docker),
+        judge=per_host(_judge_docker),
         group="docker",
         needs=("sudo",),
     ),
@@ -304,14 +300,14 @@ CHECKS = (
         id="docker-engine",
         what="the daemon is Docker, run by root",
         why="rootless daemons and Podman give containers another network and other answers",
-        judge=each(_engine),
+        judge=per_host(_judge_engine),
         group="docker",
     ),
     Check(
         id="selinux",
         what="SELinux lets containers use the mounted folders",
         why="containers that may not read their files end at once, without a word of SELinux",
-        judge=each(_selinux),
+        judge=per_host(_judge_selinux),
         group="docker",
         needs=("docker",),
     ),
@@ -319,8 +315,8 @@ CHECKS = (
         id="gpu-runtime",
         what="Docker can hand out GPUs",
         why="without it containers do not start: could not select device driver",
-        judge=each(_gpu_runtime),
-        skip_reason=not_nvidia,
+        judge=per_host(_judge_gpu_runtime),
+        skip_reason=skip_unless_nvidia,
         group="docker",
         needs=("docker",),
     ),
@@ -328,7 +324,7 @@ CHECKS = (
         id="docker-version",
         what="Docker is new enough",
         why="GPUs are handed out with `docker run --gpus`",
-        judge=each(_version),
+        judge=per_host(_judge_version),
         group="docker",
         needs=("docker",),
     ),
@@ -336,7 +332,7 @@ CHECKS = (
         id="docker-storage",
         what="Docker stores images on a copy-on-write driver",
         why="an image of 20 GiB is copied for each layer and each container otherwise",
-        judge=surveyed(_storage),
+        judge=per_survey(_judge_storage),
         group="docker",
         needs=("docker",),
     ),
@@ -347,7 +343,7 @@ CHECKS = (
             "nodes that differ in it fail differently, and under systemd a reload can detach GPUs"
             " from containers"
         ),
-        judge=alike(_cgroup, _other_cgroup, _usual_cgroup),
+        judge=uniform_value(_cgroup, _other_cgroup, _usual_cgroup),
         group="docker",
         needs=("docker",),
     ),
@@ -358,8 +354,8 @@ CHECKS = (
             "who gets into a privileged container is root on its node, and Ray runs whatever a job"
             " says"
         ),
-        judge=each(_privileged),
+        judge=per_host(_warn_privileged),
         group="docker",
-        skip_reason=_unprivileged,
+        skip_reason=_skip_unprivileged,
     ),
 )

@@ -1,4 +1,4 @@
-"""GPUs: there and of one model, without hardware trouble, with a driver for the image's CUDA."""
+"""Checks of GPUs: number, model, hardware errors and drivers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from dataclasses import dataclass
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
 from launcher.hosts.check import (
-    UNSURVEYED,
+    NOT_SURVEYED,
     Check,
     Evidence,
     Host,
-    alike,
-    cpu_has_none,
-    each,
-    not_nvidia,
+    per_host,
+    skip_on_cpu,
+    skip_unless_nvidia,
+    uniform_value,
 )
 
 _MIB_PER_GB = 1e9 / 1024**2
-# Xids that an application brings about by itself (NVIDIA, Xid catalog); the others are the
-# driver's, the GPU's or the slot's.
-_OF_APPLICATIONS = {13, 31, 43, 45}
+# Xids caused by applications (NVIDIA Xid catalog); others are faults of the driver, the GPU or the
+# slot.
+_APPLICATION_XIDS = {13, 31, 43, 45}
 # Oldest driver branch for each major version of CUDA
 # (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
-NEEDS = {11: 450, 12: 525, 13: 580}
+MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
 _IMEX = "/dev/nvidia-caps-imex-channels"
-_IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"  # of NVIDIA's hook: libnvidia-container pull request 242
-_CDI = (29, 2)  # the first Docker whose `--gpus` uses CDI instead of the hook: moby pull 50228
+_IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"  # NVIDIA's hook: libnvidia-container pull request 242
+_CDI_DOCKER_VERSION = (
+    29,
+    2,
+)  # first version with CDI for `--gpus`: moby pull 50228
 
 
-def _accelerator(host: Host) -> Finding | None:
+def _judge_accelerator(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
     declared = f"{', '.join(node.gpu_ids) or node.gpus} declared"
     if host.inventory.accelerator == "amd":
@@ -42,10 +45,10 @@ def _accelerator(host: Host) -> Finding | None:
             return failed(
                 node,
                 f"{visible} AMD GPUs visible, {declared}",
-                evidence=facts.said.get("gpus", ""),
+                evidence=facts.part_errors.get("gpus", ""),
                 fix="correct `gpus:` in the inventory, or load the driver: `sudo modprobe amdgpu`",
             )
-        return _privileged(host, visible)
+        return _judge_privileged(host, visible)
     if facts.lost_gpus:
         lost = len(facts.lost_gpus)
         return failed(
@@ -61,13 +64,13 @@ def _accelerator(host: Host) -> Finding | None:
         return failed(
             node,
             "no NVIDIA GPU visible",
-            evidence=facts.said.get("gpus", "`nvidia-smi` gave no GPU"),
+            evidence=facts.part_errors.get("gpus", "`nvidia-smi` gave no GPU"),
             fix=(
                 "install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the"
                 " inventory"
             ),
         )
-    if len(facts.used(node)) < node.gpus:
+    if len(facts.used_gpus(node)) < node.gpus:
         fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
         return failed(
             node,
@@ -75,13 +78,11 @@ def _accelerator(host: Host) -> Finding | None:
             evidence=", ".join(gpu.name for gpu in facts.gpus),
             fix=f"set {fewer} for {node.name}, or find the missing GPU: `nvidia-smi -L`",
         )
-    return _privileged(host, len(facts.gpus))
+    return _judge_privileged(host, len(facts.gpus))
 
 
-def _privileged(host: Host, visible: int) -> Finding | None:
-    """Refuse a privileged container for some of a node's GPUs: no option of Docker's limits which
-    ones it sees, and Ray and vLLM count from the first one.
-    """
+def _judge_privileged(host: Host, visible: int) -> Finding | None:
+    """Reject a privileged container for some GPUs: it sees all, and Ray counts from the first."""
     node = host.node
     if not host.inventory.privileged or node.gpus == visible:
         return None
@@ -95,34 +96,34 @@ def _privileged(host: Host, visible: int) -> Finding | None:
     )
 
 
-def _models(host: Host) -> tuple[str, ...] | Finding:
+def _gpu_models(host: Host) -> tuple[str, ...] | Finding:
     """Return the models of a node's declared GPUs."""
     if host.facts.gpus is None:
         nvidia = host.inventory.accelerator == "nvidia"
         unnamed = "the models of AMD GPUs are not asked"
         return skipped(host, "`nvidia-smi` gave no GPU" if nvidia else unnamed)
-    return tuple(sorted({gpu.name for gpu in host.facts.used(host.node)}))
+    return tuple(sorted({gpu.name for gpu in host.facts.used_gpus(host.node)}))
 
 
 def _other_models(host: Host, _: object, common: Sequence[str], others: str) -> Finding:
-    text = f"{_counted(host)}, while {others} has {' and '.join(common)}"
+    text = f"{_describe_gpus(host)}, while {others} has {' and '.join(common)}"
     fix = f"use nodes with one model of GPU, or leave {host.name} out of the inventory"
     return failed(host, text, fix=fix)
 
 
-def _counted(host: Host) -> str:
-    counts = Counter(gpu.name for gpu in host.facts.used(host.node))
+def _describe_gpus(host: Host) -> str:
+    counts = Counter(gpu.name for gpu in host.facts.used_gpus(host.node))
     text = "; ".join(f"{count} × {model}" for model, count in counts.items())
     return text or "no GPU is declared"
 
 
 def _usual_models(host: Host, models: Sequence[str]) -> Finding:
-    """Judge that GPUs are of one model, and the first has the memory its model is sold with."""
-    text, expected = _counted(host), host.expected_gpu
+    """Judge that GPUs are of one model with its full memory."""
+    text, expected = _describe_gpus(host), host.expected_gpu
     if len(models) > 1:
         fix = f"lower `gpus:` of {host.name} to those of one model"
         return warned(host, f"{text}: GPUs of several models", fix=fix)
-    gpu = next(iter(host.facts.used(host.node)), None)
+    gpu = next(iter(host.facts.used_gpus(host.node)), None)
     if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
         return passed(host, text)
     if gpu.memory_total >= 0.9 * expected.memory * _MIB_PER_GB:
@@ -134,11 +135,11 @@ def _usual_models(host: Host, models: Sequence[str]) -> Finding:
     )
 
 
-def _errors(host: Host) -> Finding:
+def _judge_errors(host: Host) -> Finding:
     node, survey = host.node, host.survey
     if survey is None:
-        return skipped(host, UNSURVEYED)
-    used_indexes = {gpu.index for gpu in host.facts.used(node)}
+        return skipped(host, NOT_SURVEYED)
+    used_indexes = {gpu.index for gpu in host.facts.used_gpus(node)}
     unused_indexes = {gpu.index for gpu in host.facts.gpus or ()} - used_indexes
     counts = ", ".join(
         f"GPU {gpu.index}: {gpu.ecc_errors}"
@@ -147,7 +148,7 @@ def _errors(host: Host) -> Finding:
     )
     if counts:
         text, lines = f"uncorrected memory errors ({counts})", "\n".join(survey.xid or ())
-        return failed(node, text, evidence=lines, fix=_replace(node))
+        return failed(node, text, evidence=lines, fix=_replace_fix(node))
     if survey.xid is None:
         return skipped(
             node,
@@ -158,7 +159,7 @@ def _errors(host: Host) -> Finding:
             ),
         )
     if survey.xid:
-        return _reported(node, survey.xid)
+        return _judge_xids(node, survey.xid)
     if not survey.gpus:
         return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
     if all(gpu.ecc_errors is None for gpu in survey.gpus):
@@ -166,14 +167,14 @@ def _errors(host: Host) -> Finding:
     return passed(node, "no uncorrected memory error and no Xid")
 
 
-def _reported(node: Node, lines: Sequence[str]) -> Finding:
-    """Judge the Xids in a kernel's log: a failure, unless applications brought them all about."""
-    serious = [line for line in lines if _xid(line) not in _OF_APPLICATIONS]
+def _judge_xids(node: Node, lines: Sequence[str]) -> Finding:
+    """Judge the Xids in a kernel log: a failure, unless applications caused them all."""
+    serious = [line for line in lines if _xid_code(line) not in _APPLICATION_XIDS]
     shown = serious or lines
-    codes = ", ".join(sorted({str(_xid(line) or "?") for line in shown}))
+    codes = ", ".join(sorted({str(_xid_code(line) or "?") for line in shown}))
     text, evidence = f"the driver reported Xid {codes} since the node booted", "\n".join(shown[-5:])
     if serious:
-        return failed(node, text, evidence=evidence, fix=_replace(node))
+        return failed(node, text, evidence=evidence, fix=_replace_fix(node))
     return warned(
         node,
         f"{text}, which applications bring about",
@@ -182,25 +183,25 @@ def _reported(node: Node, lines: Sequence[str]) -> Finding:
     )
 
 
-def _replace(node: Node) -> str:
+def _replace_fix(node: Node) -> str:
     return (
         f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; when it comes back,"
         " have the GPU replaced (https://docs.nvidia.com/deploy/xid-errors/)"
     )
 
 
-def _xid(line: str) -> int | None:
+def _xid_code(line: str) -> int | None:
     match = re.search(r"Xid \([^)]*\): (\d+)", line)
     return int(match[1]) if match else None
 
 
-def _mig(host: Host) -> Finding:
-    """Judge that no declared GPU is in MIG mode: alone on its node, one still works, in part."""
+def _judge_mig(host: Host) -> Finding:
+    """Judge MIG mode of the declared GPUs: a single instance still works."""
     if host.survey is None:
-        return skipped(host, UNSURVEYED)
+        return skipped(host, NOT_SURVEYED)
     if not host.survey.gpus:
         return skipped(host, "`nvidia-smi` reported no MIG mode")
-    declared = {gpu.index for gpu in host.facts.used(host.node)}
+    declared = {gpu.index for gpu in host.facts.used_gpus(host.node)}
     mig_gpus = [str(gpu.index) for gpu in host.survey.gpus if gpu.mig and gpu.index in declared]
     if not mig_gpus:
         return passed(host, "no GPU is in MIG mode")
@@ -216,14 +217,14 @@ def _mig(host: Host) -> Finding:
     )
 
 
-def _fabric(host: Host) -> Finding:
+def _judge_fabric(host: Host) -> Finding:
     nvlink = host.survey.nvlink if host.survey else None
     if nvlink is None:
-        return skipped(host, UNSURVEYED)
+        return skipped(host, NOT_SURVEYED)
     unready = sorted({state for state in nvlink.states if state != "Completed"})
     if not nvlink.states and not nvlink.switches:
         return passed(host, "no NVSwitch")
-    # GPUs before Hopper have no state; then the service's is all there is.
+    # GPUs before Hopper have no fabric state, only the service has.
     stopped = not nvlink.states and nvlink.service not in ("active", "")
     if not unready and not stopped:
         return passed(host, "Fabric Manager has set the NVLink fabric up")
@@ -237,9 +238,7 @@ def _fabric(host: Host) -> Finding:
 
 
 def image_cuda(host: Host) -> str:
-    """Return the CUDA version of the inventory's image as its environment says it, or nothing when
-    it is not known.
-    """
+    """Return the CUDA version in the image's environment; empty if unknown."""
     image = host.facts.images.get(host.inventory.image)
     if image is None:
         return ""
@@ -248,12 +247,10 @@ def image_cuda(host: Host) -> str:
 
 
 def tag_cuda(image: str) -> str:
-    """Return the CUDA version that an image's name tells, or nothing: vLLM's own tags without a
-    suffix, and `-cu129`.
+    """Return the CUDA version implied by an image's name; empty if unknown.
 
-    vLLM's image is built with CUDA 13 since 0.20
-    (https://github.com/NVIDIA/Model-Optimizer/pull/2042); its other builds name their version in a
-    suffix.
+    vLLM's images use CUDA 13 since 0.20 (https://github.com/NVIDIA/Model-Optimizer/pull/2042);
+    other builds name theirs in a suffix such as `-cu129`.
     """
     tag = image.partition("@")[0]
     suffix = re.search(r"-cu(\d\d)(\d)(?![\d.])", tag)
@@ -264,31 +261,37 @@ def tag_cuda(image: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cuda:
-    """The image's CUDA, empty where it is not known; where the image is on no node (`there`), only
-    its tag can tell.
-    """
+class _ImageCuda:
+    """The image's CUDA version, empty if unknown; without the image, from its tag."""
 
     version: str
-    there: bool
+    image_present: bool
 
     @property
     def major(self) -> int:
-        """The major version, 0 where it is not known."""
+        """The major version, 0 if unknown."""
         match = re.match(r"\d+", self.version)
         return int(match[0]) if match else 0
 
 
-def _driver(host: Host) -> str | Finding:
+def _driver_version(host: Host) -> str | Finding:
     if not host.facts.gpus:
         return skipped(host, "`nvidia-smi` gave no driver version")
-    version, cuda, expected = host.facts.gpus[0].driver, _cuda(host.evidence), host.expected_gpu
+    version, cuda, expected = (
+        host.facts.gpus[0].driver,
+        _image_cuda(host.evidence),
+        host.expected_gpu,
+    )
     branch = re.match(r"\d+", version)
     if branch is None:
         return skipped(host, f"the driver's version cannot be read: {version}")
-    required = NEEDS.get(cuda.major)
+    required = MIN_DRIVERS.get(cuda.major)
     if required is not None and int(branch[0]) < required:
-        source = " of the image, which" if cuda.there else ", which the image's tag tells and which"
+        source = (
+            " of the image, which"
+            if cuda.image_present
+            else ", which the image's tag tells and which"
+        )
         fix, image = f"install driver {required} or newer on {host.name}", host.inventory.image
         if re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v[\d.]+", image) and cuda.major == 13:
             fix += f", or set `image: {image}-cu129`"
@@ -308,12 +311,14 @@ def _driver(host: Host) -> str | Finding:
     return version
 
 
-def _cuda(evidence: Evidence) -> _Cuda:
-    """Return the image's CUDA, from its environment on the first node that tells it."""
+def _image_cuda(evidence: Evidence) -> _ImageCuda:
+    """Return the image's CUDA version from the first node that reports it."""
     image = evidence.inventory.image
     if not any(host.facts.images.get(image) for host in evidence.reached):
-        return _Cuda(version=tag_cuda(image), there=False)
-    return _Cuda(version=next(filter(None, map(image_cuda, evidence.reached)), ""), there=True)
+        return _ImageCuda(version=tag_cuda(image), image_present=False)
+    return _ImageCuda(
+        version=next(filter(None, map(image_cuda, evidence.reached)), ""), image_present=True
+    )
 
 
 def _other_driver(host: Host, version: str, common: str, others: str) -> Finding:
@@ -322,32 +327,30 @@ def _other_driver(host: Host, version: str, common: str, others: str) -> Finding
 
 
 def _usual_driver(host: Host, version: str) -> Finding:
-    cuda = _cuda(host.evidence)
+    cuda = _image_cuda(host.evidence)
     if cuda.version:
-        source = "of the image" if cuda.there else "by the image's tag"
+        source = "of the image" if cuda.image_present else "by the image's tag"
         return passed(host, f"driver {version}, for CUDA {cuda.version} {source}")
     unknown = "the image is not here yet, so its CUDA is not known"
-    if cuda.there:
+    if cuda.image_present:
         unknown = "the image does not say its CUDA"
     return skipped(host, f"driver {version}; {unknown}")
 
 
-def _no_imex(inventory: Inventory) -> str:
-    """Say why there is nothing to share."""
+def _skip_imex(inventory: Inventory) -> str:
+    """Return the reason to skip the IMEX check."""
     if len(inventory.nodes) == 1:
         return "one node shares memory with nobody"
-    return not_nvidia(inventory)
+    return skip_unless_nvidia(inventory)
 
 
-def _imex(host: Host) -> Finding:
-    """Judge that a container has the channel by which GPUs of several nodes share memory (GB200
-    NVL72).
-    """
+def _judge_imex(host: Host) -> Finding:
+    """Judge the IMEX channel of containers, for memory sharing between nodes (GB200 NVL72)."""
     gpu = next(iter(host.facts.gpus or ()), None)
     if gpu is None or not re.search(r"\bGB[23]00\b", gpu.name):
         return skipped(host, "no GPU here has NVLink to other nodes")
     if host.survey is None or host.survey.imex is None:
-        return skipped(host, UNSURVEYED)
+        return skipped(host, NOT_SURVEYED)
     if not host.survey.imex:
         return warned(
             host,
@@ -373,7 +376,7 @@ def _imex(host: Host) -> Finding:
     if _IMEX_VARIABLE not in host.node.env:
         return warned(host, "its IMEX channel is not given to the container", fix=fix)
     version = re.match(r"(\d+)\.(\d+)", host.facts.docker_version or "")
-    if version is None or (int(version[1]), int(version[2])) < _CDI:
+    if version is None or (int(version[1]), int(version[2])) < _CDI_DOCKER_VERSION:
         return passed(host, f"{channels}, which {_IMEX_VARIABLE} asks for")
     text = f"Docker {version[0]} does not read {_IMEX_VARIABLE} where it hands out GPUs through CDI"
     return warned(host, text, fix=fix)
@@ -386,8 +389,8 @@ ACCELERATOR = Check(
         "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour"
         " and then fail"
     ),
-    judge=each(_accelerator),
-    skip_reason=cpu_has_none,
+    judge=per_host(_judge_accelerator),
+    skip_reason=skip_on_cpu,
     group="accelerator",
 )
 CHECKS = (
@@ -399,9 +402,9 @@ CHECKS = (
             "the slowest and smallest GPU sets the pace and the memory for all, and kernels differ"
             " between models"
         ),
-        judge=alike(_models, _other_models, _usual_models),
+        judge=uniform_value(_gpu_models, _other_models, _usual_models),
         group="accelerator",
-        skip_reason=cpu_has_none,
+        skip_reason=skip_on_cpu,
         needs=("accelerator",),
     ),
     Check(
@@ -411,9 +414,9 @@ CHECKS = (
             "a process uses one MIG instance at most, and instances have no NVLink or peer access:"
             " ranks see fewer GPUs than Ray counts"
         ),
-        judge=each(_mig),
+        judge=per_host(_judge_mig),
         group="accelerator",
-        skip_reason=not_nvidia,
+        skip_reason=skip_unless_nvidia,
         needs=("accelerator",),
     ),
     Check(
@@ -423,9 +426,9 @@ CHECKS = (
             "behind NVSwitches CUDA does not start without Fabric Manager (error 802), although"
             " `nvidia-smi` lists the GPUs"
         ),
-        judge=each(_fabric),
+        judge=per_host(_judge_fabric),
         group="accelerator",
-        skip_reason=not_nvidia,
+        skip_reason=skip_unless_nvidia,
         needs=("accelerator",),
     ),
     Check(
@@ -435,9 +438,9 @@ CHECKS = (
             "a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours"
             " later"
         ),
-        judge=each(_errors),
+        judge=per_host(_judge_errors),
         group="accelerator",
-        skip_reason=not_nvidia,
+        skip_reason=skip_unless_nvidia,
         needs=("accelerator",),
     ),
     Check(
@@ -447,18 +450,18 @@ CHECKS = (
             "an older driver ends every process that touches a GPU: unsupported display driver /"
             " cuda driver combination"
         ),
-        judge=alike(_driver, _other_driver, _usual_driver),
+        judge=uniform_value(_driver_version, _other_driver, _usual_driver),
         group="accelerator",
-        skip_reason=not_nvidia,
+        skip_reason=skip_unless_nvidia,
         needs=("accelerator",),
     ),
     Check(
         id="imex",
         what="GPUs whose NVLink reaches other nodes may use it",
         why="without an IMEX channel in the container NCCL takes the slower network between nodes",
-        judge=each(_imex),
+        judge=per_host(_judge_imex),
         group="accelerator",
-        skip_reason=_no_imex,
+        skip_reason=_skip_imex,
         needs=("accelerator",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Hosts: the login, the clock, disks, shared memory, and what a logout or a reboot would end."""
+"""Checks of hosts: SSH, clocks, disks, shared memory, and effects of a logout or reboot."""
 
 from __future__ import annotations
 
@@ -10,42 +10,40 @@ from launcher.core import sizes
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Node
 from launcher.hosts.check import (
-    UNSURVEYED,
+    NOT_SURVEYED,
     Check,
     Evidence,
     Host,
-    each,
-    not_nvidia,
+    collect_surveys,
+    per_host,
+    per_survey,
+    skip_unless_nvidia,
     ssh_command,
-    surveyed,
-    surveys,
 )
 from launcher.tools import certificates
 from launcher.tools.site import Site
 from launcher.tools.survey import Survey
 
-# Seconds. The probe itself blurs a clock by its round trip; above the second bound logs and token
-# expiry tell nonsense.
-_WARN, _FAIL = 2.0, 30.0
-_SYSTEM_USERS = 999  # systemd leaves users up to SYSTEM_UID_MAX alone
+# Seconds. The probe's round trip blurs clocks; above the second bound, logs and token expiry break.
+_WARN_SKEW, _FAIL_SKEW = 2.0, 30.0
+_SYSTEM_USERS = 999  # systemd exempts users up to SYSTEM_UID_MAX
 _GIB = 1024**3
-# Room to work with: logs, what vLLM compiles, and Ray where it is put on top of the image.
-_ROOM = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
-# An image that must be pulled: vllm/vllm-openai is 28.6 GB unpacked
-# (https://github.com/vllm-project/vllm/pull/22377); the CPU build has no CUDA libraries, and a
-# tenth of that.
-_IMAGE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
-# Programs take a MiB, secrets a few bytes; what servers write down grows.
-_STATE = 64 * 1024**2
-# Free space is told in steps, so that nodes that differ by a few files are told once.
+# Space for logs, compile caches, and Ray on top of the image.
+_MIN_FREE = {"nvidia": 5 * _GIB, "amd": 5 * _GIB, "cpu": 1 * _GIB}
+# Unpacked image: vllm/vllm-openai has 28.6 GB (https://github.com/vllm-project/vllm/pull/22377),
+# the CPU build without CUDA a tenth.
+_IMAGE_SIZE = {"nvidia": 30 * _GIB, "amd": 30 * _GIB, "cpu": 3 * _GIB}
+# Programs take a MiB, secrets a few bytes; server records grow.
+_MIN_STATE = 64 * 1024**2
+# Free space is reported in steps, so that similar nodes fold.
 _STEPS = (1, 5, 10, 20, 50, 100, 200, 500, 1024, 2048, 5120, 10_240)
-# Ray's defaults: three tenths of the free memory, at most 200 GB and 0.95 of /dev/shm, but 10 GB
-# even where /dev/shm is smaller (DEFAULT_OBJECT_STORE_MEMORY_PROPORTION,
-# DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES, REQUIRE_SHM_SIZE_THRESHOLD in Ray's source).
-_SHARE, _MOST, _LEAST_CAP, _OF_SHM = 0.3, 200 * 10**9, 10**10, 0.95
+# Ray's defaults: 0.3 of the free memory, at most 200 GB and 0.95 of /dev/shm, but 10 GB even with a
+# smaller /dev/shm (DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES,
+# REQUIRE_SHM_SIZE_THRESHOLD).
+_STORE_SHARE, _MAX_STORE, _MIN_STORE_CAP, _SHM_SHARE = 0.3, 200 * 10**9, 10**10, 0.95
 
 
-def _ssh(evidence: Evidence) -> Sequence[Finding]:
+def _judge_ssh(evidence: Evidence) -> Sequence[Finding]:
     findings = []
     for node in evidence.inventory.nodes:
         if node.name in evidence.facts:
@@ -63,8 +61,8 @@ def _ssh(evidence: Evidence) -> Sequence[Finding]:
     return findings
 
 
-def _skew(evidence: Evidence) -> Sequence[Finding]:
-    surveys_by_node, findings = surveys(evidence)
+def _judge_skew(evidence: Evidence) -> Sequence[Finding]:
+    surveys_by_node, findings = collect_surveys(evidence)
     skews = {
         name: survey.skew for name, survey in surveys_by_node.items() if survey.skew is not None
     }
@@ -73,20 +71,20 @@ def _skew(evidence: Evidence) -> Sequence[Finding]:
     ]
     if not skews:
         return findings
-    # Of two that disagree, the one nearer to this machine's is taken to be right.
+    # Of two clocks, trust the one nearer to this machine's.
     reference = median_low(skews.values()) if len(skews) > 2 else min(skews.values(), key=abs)
     for name, skew in skews.items():
         offset = skew - reference
-        if abs(offset) <= _WARN:
+        if abs(offset) <= _WARN_SKEW:
             agrees = "its clock agrees with the others"
             findings.append(passed(name, agrees if len(skews) > 1 else "its clock was read"))
             continue
-        judge = warned if abs(offset) <= _FAIL else failed
+        judge = warned if abs(offset) <= _FAIL_SKEW else failed
         direction = "ahead of" if offset > 0 else "behind"
         fix = f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where"
         text = f"its clock is {abs(offset):.0f} s {direction} the other nodes'"
         findings.append(judge(name, text, fix=f"{fix} chrony runs"))
-    if abs(reference) > _WARN:
+    if abs(reference) > _WARN_SKEW:
         direction = "behind" if reference > 0 else "ahead of"
         text = f"this machine's clock is {abs(reference):.0f} s {direction} the nodes'"
         fix = "set this machine's clock: `sudo timedatectl set-ntp true`"
@@ -94,7 +92,7 @@ def _skew(evidence: Evidence) -> Sequence[Finding]:
     return findings
 
 
-def _synced(node: Node, survey: Survey) -> Finding:
+def _judge_time_sync(node: Node, survey: Survey) -> Finding:
     if survey.synced is None:
         return skipped(node, "no time daemon was found that could say so")
     if survey.synced:
@@ -103,10 +101,10 @@ def _synced(node: Node, survey: Survey) -> Finding:
     return warned(node, "nothing keeps its clock", fix=fix)
 
 
-def _remove_ipc(host: Host) -> Finding:
+def _judge_remove_ipc(host: Host) -> Finding:
     node, survey, user = host.node, host.survey, host.facts.user
     if survey is None:
-        return skipped(node, UNSURVEYED)
+        return skipped(node, NOT_SURVEYED)
     if host.inventory.shm != "host":
         return passed(node, "the containers have shared memory of their own")
     if survey.remove_ipc is None or survey.uid is None:
@@ -127,7 +125,7 @@ def _remove_ipc(host: Host) -> Finding:
     )
 
 
-def _next_boot(node: Node, survey: Survey) -> Finding:
+def _judge_next_boot(node: Node, survey: Survey) -> Finding:
     if survey.next_kernel_has_driver is None:
         return skipped(node, "which kernel boots next, and what modules it has, is not known")
     if survey.next_kernel_has_driver:
@@ -143,7 +141,7 @@ def _next_boot(node: Node, survey: Survey) -> Finding:
     )
 
 
-def _shm(host: Host) -> Finding:
+def _judge_shm(host: Host) -> Finding:
     """Judge that Ray's object store fits into shared memory."""
     survey, shm, requested = host.survey, host.inventory.shm, host.inventory.ray.object_store
     memory = survey.memory if survey is not None else None
@@ -161,13 +159,16 @@ def _shm(host: Host) -> Finding:
     if size is None:
         return skipped(host, "the size of /dev/shm is not known")
     free = size
-    # While the cluster runs, what is taken is its own.
+    # A running cluster's usage is its own.
     running = any(container.running for container in host.facts.containers)
     if shm == "host" and survey is not None and survey.shm_free is not None and not running:
         free = survey.shm_free
-    store = object_store(requested, memory or 0, size)
+    store = object_store_size(requested, memory or 0, size)
     if store < free:
-        return passed(host, f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}")
+        return passed(
+            host,
+            f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}",
+        )
     suggested = max(int(free * 0.5) // 1024**2, 75)
     return failed(
         host,
@@ -180,26 +181,24 @@ def _shm(host: Host) -> Finding:
     )
 
 
-def object_store(requested: int | None, memory: int, shm: int) -> int:
-    """Return the bytes that Ray's object store takes on a node with so much memory and shared
-    memory.
-    """
+def object_store_size(requested: int | None, memory: int, shm: int) -> int:
+    """Return the size in bytes of Ray's object store for this memory and shared memory."""
     if requested is not None:
         return requested
-    return int(min(memory * _SHARE, _MOST, max(_LEAST_CAP, shm * _OF_SHM)))
+    return int(min(memory * _STORE_SHARE, _MAX_STORE, max(_MIN_STORE_CAP, shm * _SHM_SHARE)))
 
 
 def _gib(size: int) -> str:
     return f"{size / _GIB:.1f} GiB"
 
 
-def _disk(host: Host) -> Finding:
-    node, facts, min_free = host.node, host.facts, _ROOM[host.inventory.accelerator]
-    missing, model_text = _model_size(host)
+def _judge_disk(host: Host) -> Finding:
+    node, facts, min_free = host.node, host.facts, _MIN_FREE[host.inventory.accelerator]
+    missing, model_text = _missing_model_bytes(host)
     home = str(PurePosixPath(node.hf_home).parent)
-    # Nothing must be pulled: an image that vlaunch made of the inventory's counts.
+    # Images derived from the inventory's count too.
     has_image = any(image is not None for image in facts.images.values()) or bool(facts.containers)
-    docker_need = min_free if has_image else max(min_free, _IMAGE[host.inventory.accelerator])
+    docker_need = min_free if has_image else max(min_free, _IMAGE_SIZE[host.inventory.accelerator])
     free, docker_free = facts.disk_free, facts.docker_disk_free
     if free is not None and free < missing + min_free:
         purpose = " for the model" if missing else ""
@@ -212,8 +211,8 @@ def _disk(host: Host) -> Finding:
         purpose = "" if has_image else " to pull the image"
         return failed(
             node,
-            f"{_gib(docker_free)} free under Docker's own directory, {docker_need / _GIB:.0f} GiB"
-            f" needed{purpose}",
+            f"{_gib(docker_free)} free under Docker's own directory, {docker_need / _GIB:.0f}"
+            f" GiB needed{purpose}",
             fix=(
                 "free some space (`docker image prune -a` removes images that no container uses), "
                 "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
@@ -234,10 +233,8 @@ def _disk(host: Host) -> Finding:
     return passed(node, f"{image}, more than {threshold} free under {home}; {model_text}")
 
 
-def _model_size(host: Host) -> tuple[int, str]:
-    """Return the bytes of the model that a node lacks, as far as another node's files tell its
-    size, with the words for it.
-    """
+def _missing_model_bytes(host: Host) -> tuple[int, str]:
+    """Return the missing bytes of the model (0 if other nodes do not tell) and a description."""
     evidence = host.evidence
     if not evidence.model:
         return 0, "no model is named, so its size is not known"
@@ -245,24 +242,24 @@ def _model_size(host: Host) -> tuple[int, str]:
     missing = full_size - sum((evidence.files.get(host.name) or {}).values())
     if full_size and not missing:
         return 0, "the model is here"
-    # A path is filled by hand, and need not be on the disk of the Hugging Face home.
+    # Users fill paths themselves, maybe on another disk than the Hugging Face home.
     if not full_size or evidence.model.startswith("/"):
         return 0, "the model's size is not known"
     return missing, f"the model needs {missing / _GIB:.0f} GiB more"
 
 
-def _certificates(evidence: Evidence) -> list[Finding]:
+def _judge_certificates(evidence: Evidence) -> list[Finding]:
     texts = [host.facts.certificates for host in evidence.reached]
-    expiry = certificates.ends(texts)
+    expiry = certificates.earliest_expiry(texts)
     if expiry is None:
         return [skipped("", "there are none: the cluster is not up")]
-    if certificates.warning(texts, evidence.now):
+    if certificates.expiry_warning(texts, evidence.now):
         text = f"the first ends on {expiry:%Y-%m-%d}"
         return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
     return [passed("", f"until {expiry:%Y-%m-%d}")]
 
 
-def _state_dir(host: Host) -> Finding:
+def _judge_state_dir(host: Host) -> Finding:
     node, state = host.node, host.facts.state
     path = Site(host.inventory, host.evidence.facts).state_dir(node)
     if state is None:
@@ -275,16 +272,16 @@ def _state_dir(host: Host) -> Finding:
         user = host.facts.user or node.ssh.user or "the login"
         fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {alternative}"
         return failed(node, f"{path} cannot be written to by `{user}`", fix=fix)
-    if state.free < _STATE:
+    if state.free < _MIN_STATE:
         fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {alternative}"
-        text = f"{state.free / 2**20:.0f} MiB free for {path}, {_STATE / 2**20:.0f} MiB needed"
+        text = f"{state.free / 2**20:.0f} MiB free for {path}, {_MIN_STATE / 2**20:.0f} MiB needed"
         return failed(node, text, fix=fix)
     return passed(node, "the state directory can be written to")
 
 
-def _cache_dir(host: Host) -> Finding:
-    """Judge where engines keep what they compile; that it is not there yet is no fault."""
-    cache = host.facts.compiled
+def _judge_cache_dir(host: Host) -> Finding:
+    """Judge the file system of the compile cache; a missing folder is fine."""
+    cache = host.facts.compile_cache
     if cache is None:
         return skipped(host, "the file system of `cache_dir` is not known")
     if cache.remote:
@@ -298,7 +295,7 @@ def _cache_dir(host: Host) -> Finding:
         )
     if cache.size is None or cache.size < sizes.MIB:
         return passed(host, f"{cache.kind}, nothing compiled yet")
-    return passed(host, f"{cache.kind}, {sizes.told(cache.size)} compiled")
+    return passed(host, f"{cache.kind}, {sizes.format_size(cache.size)} compiled")
 
 
 CHECKS = (
@@ -309,7 +306,7 @@ CHECKS = (
             "nothing is known of a node that does not answer, and the cluster cannot be whole"
             " without it"
         ),
-        judge=_ssh,
+        judge=_judge_ssh,
         group="reach",
     ),
     Check(
@@ -319,14 +316,14 @@ CHECKS = (
             "logs of several nodes cannot be put in order otherwise, and tokens and certificates"
             " expire at the wrong time"
         ),
-        judge=_skew,
+        judge=_judge_skew,
         group="host",
     ),
     Check(
         id="time-sync",
         what="a time daemon keeps the clock",
         why="clocks that agree today drift apart",
-        judge=surveyed(_synced),
+        judge=per_survey(_judge_time_sync),
         group="host",
     ),
     Check(
@@ -336,36 +333,36 @@ CHECKS = (
             "containers that share the host's IPC and run under the login's user id lose semaphores"
             " and segments at its logout"
         ),
-        judge=each(_remove_ipc),
+        judge=per_host(_judge_remove_ipc),
         group="host",
     ),
     Check(
         id="next-boot",
         what="the kernel of the next boot has the GPU driver",
         why="an update that waits for a reboot takes the GPUs away at the worst moment",
-        judge=surveyed(_next_boot),
-        skip_reason=not_nvidia,
+        judge=per_survey(_judge_next_boot),
+        skip_reason=skip_unless_nvidia,
         group="host",
     ),
     Check(
         id="certificates",
         what="the agents' certificates last for a month and more",
         why="agents without a valid one do not connect, and servers on several nodes end",
-        judge=_certificates,
+        judge=_judge_certificates,
         group="host",
     ),
     Check(
         id="shm",
         what="shared memory holds Ray's object store",
         why="Ray falls back to files in /tmp otherwise, or does not start at all",
-        judge=each(_shm),
+        judge=per_host(_judge_shm),
         group="memory",
     ),
     Check(
         id="disk",
         what="there is room for the image, and for the model where its size is known",
         why="a full disk ends the pull, the build or the download half-way",
-        judge=each(_disk),
+        judge=per_host(_judge_disk),
         group="storage",
     ),
     Check(
@@ -374,7 +371,7 @@ CHECKS = (
         why=(
             "the programs and secrets that containers mount, and what servers write down, lie there"
         ),
-        judge=each(_state_dir),
+        judge=per_host(_judge_state_dir),
         group="storage",
     ),
     Check(
@@ -384,7 +381,7 @@ CHECKS = (
             "it is thousands of small files, for this node's GPUs alone: over a network they are"
             " slow, and nodes that share them spoil them for each other"
         ),
-        judge=each(_cache_dir),
+        judge=per_host(_judge_cache_dir),
         group="storage",
     ),
 )

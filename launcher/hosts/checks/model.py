@@ -1,4 +1,4 @@
-"""The model: the same files on all nodes, and a Hugging Face token that may have it."""
+"""Checks of the model: equal files on all nodes, and a Hugging Face token with access to it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from launcher.core.check import Finding, failed, passed, skipped
 from launcher.core.domain import Node, fold
-from launcher.hosts.check import Check, Evidence, Host, Hub
+from launcher.hosts.check import Check, Evidence, Host, HubAccess
 
-_UNNAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
-_TRUE = {"1", "true", "yes", "on"}
+_NO_MODEL_NAMED = "no model is named: set `serve: {model: …}` in the inventory, or name one"
+_TRUE_VALUES = {"1", "true", "yes", "on"}
 
 Files = Mapping[str, int]
 
 
-def _model(evidence: Evidence) -> Sequence[Finding]:
+def _judge_model(evidence: Evidence) -> Sequence[Finding]:
     if not evidence.model:
-        return [skipped(host, _UNNAMED) for host in evidence.reached]
+        return [skipped(host, _NO_MODEL_NAMED) for host in evidence.reached]
     queried = [host for host in evidence.reached if host.name in evidence.files]
     findings = [
         skipped(host, "could not be asked whether it has the model")
@@ -25,36 +25,36 @@ def _model(evidence: Evidence) -> Sequence[Finding]:
     ]
     present = {host.name: files for host in queried if (files := evidence.files[host.name])}
     if not present:
-        return [*findings, *(_nowhere(host.node, evidence.model) for host in queried)]
-    reference = _right(present)
-    return [*findings, *(_judge(host, reference, present) for host in queried)]
+        return [*findings, *(_judge_absent(host.node, evidence.model) for host in queried)]
+    reference = _reference_files(present)
+    return [*findings, *(_judge_files(host, reference, present) for host in queried)]
 
 
-def _right(present: Mapping[str, Files]) -> Files:
-    """Return the files that most nodes have; of those that tie, the complete ones, then the
-    largest.
-    """
+def _reference_files(present: Mapping[str, Files]) -> Files:
+    """Return the files that most nodes have; complete and larger ones win ties."""
     file_sets = list(present.values())
     return max(
         file_sets,
-        key=lambda files: (file_sets.count(files), not _partial(files), sum(files.values())),
+        key=lambda files: (
+            file_sets.count(files),
+            not _incomplete_files(files),
+            sum(files.values()),
+        ),
     )
 
 
-def _partial(files: Files) -> list[str]:
+def _incomplete_files(files: Files) -> list[str]:
     return sorted(name for name in files if name.endswith(".incomplete"))
 
 
-def _judge(host: Host, reference: Files, present: Mapping[str, Files]) -> Finding:
-    """Judge a node's files of the model against the right ones; `there` has those of all nodes that
-    have some.
-    """
+def _judge_files(host: Host, reference: Files, present: Mapping[str, Files]) -> Finding:
+    """Judge a node's files against the reference; `present` has those of all nodes with any."""
     model, files = host.evidence.model, present.get(host.name)
     owners = [owner for owner, owner_files in present.items() if owner_files == reference]
-    fix = _copy(model, host.inventory.node(owners[0]), host.node)
+    fix = _copy_fix(model, host.inventory.node(owners[0]), host.node)
     if not files:
         return failed(host, f"has no {model}, while {fold(list(present))} has it", fix=fix)
-    if partial := _partial(files):
+    if partial := _incomplete_files(files):
         return failed(
             host,
             f"{model} was not downloaded completely",
@@ -62,15 +62,15 @@ def _judge(host: Host, reference: Files, present: Mapping[str, Files]) -> Findin
             fix=fix,
         )
     if files != reference:
-        lines = _differences(files, reference, fold(owners))
+        lines = _describe_differences(files, reference, fold(owners))
         suffix = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         text = f"{model} differs from the one on {fold(owners)}: {lines[0]}{suffix}"
         return failed(host, text, evidence="\n".join(lines[:5]), fix=fix)
-    return passed(host, f"{model}: {len(files)} files, {_size(sum(files.values()))}")
+    return passed(host, f"{model}: {len(files)} files, {_format_size(sum(files.values()))}")
 
 
-def _differences(files: Files, reference: Files, owners: str) -> list[str]:
-    """Say how a node's files differ from those of their owners: what is lacking comes first."""
+def _describe_differences(files: Files, reference: Files, owners: str) -> list[str]:
+    """Describe the differences from the reference, missing files first."""
     lines = [f"lacks {name}" for name in sorted(set(reference) - set(files))]
     lines += [f"has {name} besides" for name in sorted(set(files) - set(reference))]
     lines += [
@@ -81,11 +81,11 @@ def _differences(files: Files, reference: Files, owners: str) -> list[str]:
     return lines
 
 
-def _size(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 10**8 else f"{size / 1e6:.2f} MB"
 
 
-def _nowhere(node: Node, model: str) -> Finding:
+def _judge_absent(node: Node, model: str) -> Finding:
     if model.startswith("/"):
         return failed(
             node,
@@ -95,7 +95,7 @@ def _nowhere(node: Node, model: str) -> Finding:
                 " lie below `hf_home:` or one of `mounts:`"
             ),
         )
-    if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+    if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE_VALUES:
         return failed(
             node,
             f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
@@ -107,20 +107,20 @@ def _nowhere(node: Node, model: str) -> Finding:
     return skipped(node, f"{model} is on no node yet: each downloads it when it is served first")
 
 
-def _copy(model: str, source: Node, target: Node) -> str:
+def _copy_fix(model: str, source: Node, target: Node) -> str:
     if source.name == target.name:
         return f"go on with the download: `vlaunch model pull {model}`"
     command = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
     return f"copy it from {source.name}: `{command}`"
 
 
-def _token(evidence: Evidence) -> Sequence[Finding]:
-    hub, model = evidence.hub or Hub(), evidence.model
+def _judge_token(evidence: Evidence) -> Sequence[Finding]:
+    hub, model = evidence.hub or HubAccess(), evidence.model
     if model.startswith("/"):
         return [skipped("", f"{model} is a path; Hugging Face is not asked for it")]
     if not model:
-        return [skipped("", _UNNAMED)]
-    if reason := _unanswered(hub):
+        return [skipped("", _NO_MODEL_NAMED)]
+    if reason := _unanswered_reason(hub):
         return [skipped("", reason)]
     if hub.status == "ok":
         return [passed("", hub.text or f"Hugging Face gives {model} with this token")]
@@ -150,8 +150,8 @@ def _token(evidence: Evidence) -> Sequence[Finding]:
     return [failed("", text, evidence=hub.text, fix=fix)]
 
 
-def _unanswered(hub: Hub) -> str:
-    """Say why Hugging Face said nothing of the token, and nothing where it did."""
+def _unanswered_reason(hub: HubAccess) -> str:
+    """Return the reason if Hugging Face did not judge the token, else an empty string."""
     if hub.status == "not asked":
         return hub.text or "Hugging Face was not asked"
     if hub.status == "offline":
@@ -169,14 +169,14 @@ CHECKS = (
             "a node without it downloads alone while the others wait, and ranks with other weights"
             " answer nonsense"
         ),
-        judge=_model,
+        judge=_judge_model,
         group="model",
     ),
     Check(
         id="hf-token",
         what="Hugging Face gives the model with this token",
         why="each node would fail by itself, after minutes, with a stack trace",
-        judge=_token,
+        judge=_judge_token,
         group="model",
     ),
 )

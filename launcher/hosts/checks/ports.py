@@ -1,4 +1,4 @@
-"""The fixed ports of a cluster: what they are for, and whether somebody else has them."""
+"""Checks of the cluster's fixed ports: their purpose, and conflicts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from itertools import pairwise
 
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node
-from launcher.hosts.check import UNSURVEYED, Check, Host, each
+from launcher.hosts.check import NOT_SURVEYED, Check, Host, per_host
 
-# A throw-away container holds no port for the others.
-_LASTING = ("head", "worker")
-# What Linux hands out to who asks for any port (net.ipv4.ip_local_port_range) unless it is told
-# otherwise. Ray's metrics of the autoscaler (44217) and the dashboard (44227), which cannot be set
-# on its command line, lie in it as well.
+# Temporary containers occupy no ports.
+_LONG_RUNNING_ROLES = ("head", "worker")
+# Linux's default range of ephemeral ports (net.ipv4.ip_local_port_range). It includes Ray's
+# autoscaler metrics (44217) and dashboard metrics (44227), which cannot be configured.
 DYNAMIC_PORTS = (32768, 60999)
 _PORT = re.compile("[0-9]{1,5}")
 
 
 def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
-    """Return the fixed ports a node must have free, with what they are for."""
+    """Return a node's fixed ports, which must be free, with their purpose."""
     ports, serve = inventory.ports, inventory.serve
     common = {
         ports.node_manager: "Ray node manager",
@@ -30,8 +29,7 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
         ports.metrics_export: "Ray metrics",
     }
     of_ray = {ports.gcs: "Ray head", ports.dashboard: "Ray dashboard", ports.client: "Ray client"}
-    # The `mp` backend's ranks meet where the server's first one is, which is here unless the server
-    # is put elsewhere.
+    # Ranks of the `mp` backend meet on the server's first node, by default the head.
     rendezvous = (
         {ports.dp_rpc: "the replicas' rendezvous"}
         if serve.dp > 1
@@ -48,13 +46,13 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
     return {**({} if inventory.ray.off else common), **(head if node.head else {})}
 
 
-def _ports(host: Host) -> Finding | None:
+def _judge_ports(host: Host) -> Finding | None:
     node, listening = host.node, host.facts.listening
     if listening is None:
         return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
     used = {port for _, port in listening}
     in_use = {port: use for port, use in ports_of(host.inventory, node).items() if port in used}
-    own_ports = _own(host)
+    own_ports = _own_ports(host)
     conflicts = {port: use for port, use in in_use.items() if port not in own_ports}
     if not conflicts:
         return (
@@ -71,30 +69,28 @@ def _ports(host: Host) -> Finding | None:
     )
 
 
-def _own(host: Host) -> set[int]:
-    """Return the ports that the cluster's running containers have, whatever the inventory says
-    now.
-    """
+def _own_ports(host: Host) -> set[int]:
+    """Return the ports of the cluster's running containers, whatever the inventory says now."""
     running = [container for container in host.facts.containers if container.running]
     ports_in_use = {
         int(value)
         for container in running
-        if container.role in _LASTING
+        if container.role in _LONG_RUNNING_ROLES
         for option, value in pairwise(container.argv)
         if option.endswith("port") and _PORT.fullmatch(value)
     }
     if any(container.role == "head" for container in running):
-        # A server or a batch may have these, and no command line of a container tells. `serve`
-        # looks at them again.
+        # Servers and batch jobs may use these, without a trace in the container's argv; `serve`
+        # checks them again.
         ports = host.inventory.ports
         ports_in_use |= {ports.api, ports.mp_master, ports.dp_rpc}
     return ports_in_use
 
 
-def _port_range(host: Host) -> Finding:
+def _judge_port_range(host: Host) -> Finding:
     node, ports = host.node, host.survey.port_range if host.survey else None
     if ports is None:
-        return skipped(node, "the range is not known" if host.survey else UNSURVEYED)
+        return skipped(node, "the range is not known" if host.survey else NOT_SURVEYED)
     (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*ports)
     if low <= ports[0] and ports[1] <= high:
         return passed(node, text)
@@ -113,7 +109,7 @@ CHECKS = (
         id="ports",
         what="the cluster's ports are free",
         why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
-        judge=each(_ports),
+        judge=per_host(_judge_ports),
         group="ports",
     ),
     Check(
@@ -122,7 +118,7 @@ CHECKS = (
         why=(
             "ranks listen on such ports without a password, and some of them run what they are sent"
         ),
-        judge=each(_port_range),
+        judge=per_host(_judge_port_range),
         group="ports",
     ),
 )

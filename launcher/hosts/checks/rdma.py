@@ -1,6 +1,4 @@
-"""RDMA devices on the hosts: used, named as they are called, links up at one rate, RoCE's GIDs, and
-GPUDirect.
-"""
+"""Checks of RDMA: unused devices, names, links, RoCE GIDs and GPUDirect."""
 
 from __future__ import annotations
 
@@ -11,35 +9,34 @@ from collections.abc import Sequence
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node, fold
 from launcher.hosts.check import (
-    UNSURVEYED,
+    NOT_SURVEYED,
     Check,
     Evidence,
     Host,
-    alike,
-    cpu_has_none,
-    each,
-    no_rdma,
-    surveyed,
-    surveys,
+    collect_surveys,
+    per_host,
+    per_survey,
+    skip_on_cpu,
+    skip_without_rdma,
+    uniform_value,
 )
 from launcher.tools.survey import Gid, RdmaDevice, RdmaPort, Survey
 
 _Port = tuple[RdmaDevice, RdmaPort]
 
-# Soft RoCE and Soft iWARP, by the names that rdma-core's documentation gives them: RDMA in form,
-# sockets in fact.
+# Soft RoCE and Soft iWARP (names as in rdma-core's documentation) use sockets.
 _SOFTWARE = re.compile(r"rxe|siw")
-_PEER = ("nvidia_peermem", "nv_peer_mem")
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
 
-def _devices(host: Host) -> Finding | None:
+def _judge_devices(host: Host) -> Finding | None:
     fabric = host.inventory.fabric
     if fabric == "ethernet" or host.facts.infiniband:
         return None
     return failed(
         host,
         f"no /dev/infiniband, though the inventory says {fabric}",
-        evidence=host.facts.said.get("infiniband", ""),
+        evidence=host.facts.part_errors.get("infiniband", ""),
         fix=(
             "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
             " ethernet}`"
@@ -47,36 +44,34 @@ def _devices(host: Host) -> Finding | None:
     )
 
 
-def apart(survey: Survey) -> bool:
-    """Tell whether no GPU shares a PCIe switch with an RDMA device (`nvidia-smi topo -m`)."""
+def lacks_shared_switch(survey: Survey) -> bool:
+    """Return whether no GPU shares a PCIe switch with an RDMA device (`nvidia-smi topo -m`)."""
     levels = {level for gpu in survey.gpus for level in gpu.affinity.values()}
     return bool(levels) and not levels & {"PIX", "PXB"}
 
 
-def active(survey: Survey) -> list[str]:
-    """Return a node's RDMA ports whose link is up, such as `mlx5_0:1`, without those that are made
-    of software.
-    """
-    ports = _active(_ports(survey))
-    return [_name(device, port) for device, port in ports if not _SOFTWARE.match(device.name)]
+def active_port_names(survey: Survey) -> list[str]:
+    """Return a node's active hardware RDMA ports, such as `mlx5_0:1`."""
+    ports = _active_ports(_all_ports(survey))
+    return [_port_name(device, port) for device, port in ports if not _SOFTWARE.match(device.name)]
 
 
-def _active(ports: Sequence[_Port]) -> list[_Port]:
+def _active_ports(ports: Sequence[_Port]) -> list[_Port]:
     return [(device, port) for device, port in ports if port.state == "ACTIVE"]
 
 
-def _ports(survey: Survey) -> list[_Port]:
+def _all_ports(survey: Survey) -> list[_Port]:
     return [(device, port) for device in survey.rdma for port in device.ports]
 
 
-def _name(device: RdmaDevice, port: RdmaPort) -> str:
+def _port_name(device: RdmaDevice, port: RdmaPort) -> str:
     return f"{device.name}:{port.number}"
 
 
-def _unused(evidence: Evidence) -> Sequence[Finding]:
-    surveys_by_node, findings = surveys(evidence)
+def _judge_unused(evidence: Evidence) -> Sequence[Finding]:
+    surveys_by_node, findings = collect_surveys(evidence)
     inventory = evidence.inventory
-    active_by_node = {name: active(survey) for name, survey in surveys_by_node.items()}
+    active_by_node = {name: active_port_names(survey) for name, survey in surveys_by_node.items()}
     with_ports, without = (
         [name for name in active_by_node if active_by_node[name]],
         [name for name in active_by_node if not active_by_node[name]],
@@ -88,14 +83,14 @@ def _unused(evidence: Evidence) -> Sequence[Finding]:
             f"`network: {{fabric: {_fabric(surveys_by_node[name])}}}`",
             ", ".join(ports),
         )
-        if reason := _none_needed(inventory, ports, with_ports):
+        if reason := _reason_unneeded(inventory, ports, with_ports):
             findings.append(passed(name, reason))
         elif not ports:
             fix = (
                 f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
                 " or `--skip rdma-unused`"
             )
-            states = "\n".join(_state(*port) for port in _ports(surveys_by_node[name]))
+            states = "\n".join(_describe_state(*port) for port in _all_ports(surveys_by_node[name]))
             text = f"no active RDMA port, while {fold(with_ports)} has some: all are left to TCP"
             findings.append(judge(name, text, evidence=states, fix=fix))
         elif without:
@@ -106,16 +101,14 @@ def _unused(evidence: Evidence) -> Sequence[Finding]:
             text = f"has active RDMA ports; whether {fold(unsurveyed)} has any is not known"
             findings.append(skipped(name, text))
         else:
-            fix = f"set {fabric} in the inventory{_plugin(surveys_by_node[name])}"
+            fix = f"set {fabric} in the inventory{_plugin_hint(surveys_by_node[name])}"
             text = f"has active RDMA ports that the cluster will not use: {port_list}"
             findings.append(judge(name, text, fix=fix))
     return findings
 
 
-def _none_needed(inventory: Inventory, ports: Sequence[str], with_ports: Sequence[str]) -> str:
-    """Say why a node with these ports goes without RDMA rightly, and nothing where it does not;
-    `have` are the nodes that have some.
-    """
+def _reason_unneeded(inventory: Inventory, ports: Sequence[str], with_ports: Sequence[str]) -> str:
+    """Return the reason if a node needs no RDMA, else an empty string."""
     cpu = inventory.accelerator == "cpu"
     if ports and cpu:
         return "processors talk over TCP (Gloo), which uses no RDMA"
@@ -124,67 +117,63 @@ def _none_needed(inventory: Inventory, ports: Sequence[str], with_ports: Sequenc
     return "no active RDMA port" if cpu or not with_ports else ""
 
 
-def _state(device: RdmaDevice, port: RdmaPort) -> str:
-    return f"{_name(device, port)} is {port.state or '?'} ({port.physical or '?'})"
+def _describe_state(device: RdmaDevice, port: RdmaPort) -> str:
+    return f"{_port_name(device, port)} is {port.state or '?'} ({port.physical or '?'})"
 
 
 def _fabric(survey: Survey) -> str:
-    return "roce" if "Ethernet" in _layers(survey) else "infiniband"
+    return "roce" if "Ethernet" in _link_layers(survey) else "infiniband"
 
 
-def _plugin(survey: Survey) -> str:
-    """Say what a fabric needs besides the devices when it is neither InfiniBand nor Ethernet, as
-    AWS's EFA is.
-    """
-    standard = _layers(survey) & {"InfiniBand", "Ethernet", ""}
+def _plugin_hint(survey: Survey) -> str:
+    """Return a hint for fabrics that are neither InfiniBand nor Ethernet, such as AWS EFA."""
+    standard = _link_layers(survey) & {"InfiniBand", "Ethernet", ""}
     return (
         "" if standard else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
     )
 
 
-def _layers(survey: Survey) -> set[str]:
-    return {port.link_layer for _, port in _active(_ports(survey))}
+def _link_layers(survey: Survey) -> set[str]:
+    return {port.link_layer for _, port in _active_ports(_all_ports(survey))}
 
 
-def in_use(node: Node, survey: Survey) -> list[_Port]:
-    """Return the ports that NCCL may use on a node: those that are named, else all."""
-    names, exact = _named(node), _exact(node)
+def ports_in_use(node: Node, survey: Survey) -> list[_Port]:
+    """Return the ports that NCCL may use: the configured ones, else all."""
+    names, exact = _named_devices(node), _has_exact_names(node)
     return [
         (device, port)
-        for device, port in _ports(survey)
+        for device, port in _all_ports(survey)
         if not names
         or any(
-            _is(name, device, exact) and name.partition(":")[2] in ("", str(port.number))
+            _matches_name(name, device, exact) and name.partition(":")[2] in ("", str(port.number))
             for name in names
         )
     ]
 
 
-def _named(node: Node) -> tuple[str, ...]:
-    """Return the RDMA devices that the inventory names for a node, as written: `mlx5_0`,
-    `mlx5_0:1`, or a prefix.
-    """
+def _named_devices(node: Node) -> tuple[str, ...]:
+    """Return a node's configured RDMA devices, as written: `mlx5_0`, `mlx5_0:1`, or a prefix."""
     value = node.env.get("NCCL_IB_HCA", "")
     return node.hca or tuple(
         name for name in value.lstrip("^=").split(",") if name and not value.startswith("^")
     )
 
 
-def _exact(node: Node) -> bool:
-    """True when the names of a node's devices are whole ones, not prefixes."""
+def _has_exact_names(node: Node) -> bool:
+    """True if device names are complete, not prefixes."""
     return bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
 
 
-def _is(pattern: str, device: RdmaDevice, exact: bool) -> bool:
+def _matches_name(pattern: str, device: RdmaDevice, exact: bool) -> bool:
     name = pattern.partition(":")[0]
     return device.name == name if exact else device.name.startswith(name)
 
 
-def _names(node: Node, survey: Survey) -> Finding:
-    names = _named(node)
+def _judge_names(node: Node, survey: Survey) -> Finding:
+    names = _named_devices(node)
     if not names:
         return passed(node, "no device is named; NCCL chooses")
-    missing = [name for name in names if not _has(survey, name, _exact(node))]
+    missing = [name for name in names if not _has_device(survey, name, _has_exact_names(node))]
     if not missing:
         return passed(node, f"has {', '.join(names)}")
     fix = (
@@ -194,7 +183,7 @@ def _names(node: Node, survey: Survey) -> Finding:
     if survey.rdma:
         available = ", ".join(device.name for device in survey.rdma)
         fix = f"set `network: {{hca: [{available}]}}` for {node.name} alone"
-    ports = sorted({_name(*port) for port in _ports(survey)})
+    ports = sorted({_port_name(*port) for port in _all_ports(survey)})
     return failed(
         node,
         f"has no RDMA device `{', '.join(missing)}`",
@@ -203,33 +192,35 @@ def _names(node: Node, survey: Survey) -> Finding:
     )
 
 
-def _has(survey: Survey, name: str, exact: bool) -> bool:
-    """True when a node has the device that a word names; where it is a whole name, the port too."""
-    if not any(_is(name, device, exact) for device in survey.rdma):
+def _has_device(survey: Survey, name: str, exact: bool) -> bool:
+    """True if a node has the device and, for a complete name, the port."""
+    if not any(_matches_name(name, device, exact) for device in survey.rdma):
         return False
-    return not exact or ":" not in name or name in {_name(*port) for port in _ports(survey)}
+    return (
+        not exact or ":" not in name or name in {_port_name(*port) for port in _all_ports(survey)}
+    )
 
 
-def _names_none(inventory: Inventory) -> str:
-    named = any(_named(node) for node in inventory.nodes)
+def _skip_without_names(inventory: Inventory) -> str:
+    named = any(_named_devices(node) for node in inventory.nodes)
     return "" if named else "network: names no RDMA device; NCCL chooses"
 
 
-def _rates(host: Host) -> str | Finding:
-    """Return a node's links that are up, in words: `2 × 400 Gbit/s Ethernet`."""
+def _link_rates(host: Host) -> str | Finding:
+    """Return a summary of a node's active links: `2 × 400 Gbit/s Ethernet`."""
     if host.survey is None:
-        return skipped(host, UNSURVEYED)
-    node, ports = host.node, in_use(host.node, host.survey)
+        return skipped(host, NOT_SURVEYED)
+    node, ports = host.node, ports_in_use(host.node, host.survey)
     if not ports:
         return skipped(node, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`")
-    active = _active(ports)
-    # A port that nobody named may be unused on purpose.
-    if not active or (len(active) < len(ports) and _named(node)):
+    active = _active_ports(ports)
+    # Ports that are not configured may be unused on purpose.
+    if not active or (len(active) < len(ports) and _named_devices(node)):
         fix = (
             f"look at `ibstat` on {node.name}: Polling means no cable or no switch, INIT that no"
             " subnet manager runs"
         )
-        states = ", ".join(_state(*port) for port in ports if port not in active)
+        states = ", ".join(_describe_state(*port) for port in ports if port not in active)
         return failed(node, f"no RDMA link: {states}", fix=fix)
     counts = Counter(f"{port.rate:g} Gbit/s {port.link_layer}".strip() for _, port in active)
     return ", ".join(f"{count} × {text}" for text, count in sorted(counts.items()))
@@ -237,54 +228,56 @@ def _rates(host: Host) -> str | Finding:
 
 def _other_rates(host: Host, rates: str, common: str, others: str) -> Finding:
     fix = f"look at `rdma link` and `ibstat` on {host.name}: cable, switch port, `hca:` of the"
-    text = f"{rates}, while {others} has {common}{_down(host)}"
+    text = f"{rates}, while {others} has {common}{_describe_down_ports(host)}"
     return warned(host, text, fix=f"{fix} inventory")
 
 
 def _usual_rates(host: Host, rates: str) -> Finding:
-    """Judge that the links of a node run as fast as its network cards can."""
-    for device, port in _active(in_use(host.node, host.survey)) if host.survey else ():
+    """Judge that a node's links reach the rate of its cards."""
+    for device, port in _active_ports(ports_in_use(host.node, host.survey)) if host.survey else ():
         expected = host.evidence.expectations.nic(device.model)
         if expected and expected.rate and 0 < port.rate < expected.rate:
             slow = f"{device.name} is a {expected.model}, which can do {expected.rate:g} Gbit/s"
             fix = "look at the cable and the switch port: `ibstat` or `sudo ethtool` on"
-            return warned(host, f"{rates}: {slow}{_down(host)}", fix=f"{fix} {host.name}")
-    return passed(host, rates + _down(host))
+            return warned(
+                host, f"{rates}: {slow}{_describe_down_ports(host)}", fix=f"{fix} {host.name}"
+            )
+    return passed(host, rates + _describe_down_ports(host))
 
 
-def _down(host: Host) -> str:
-    """Name the ports that are down, so that nobody takes them for counted."""
-    ports = in_use(host.node, host.survey) if host.survey else []
-    down = [port for port in ports if port not in _active(ports)]
-    return "".join(f"; {_name(*port)} is {port[1].state or '?'}" for port in down)
+def _describe_down_ports(host: Host) -> str:
+    """Return a list of the ports that are down, which are not counted."""
+    ports = ports_in_use(host.node, host.survey) if host.survey else []
+    down = [port for port in ports if port not in _active_ports(ports)]
+    return "".join(f"; {_port_name(*port)} is {port[1].state or '?'}" for port in down)
 
 
-def _gid(host: Host) -> int | Finding:
+def _gid_index(host: Host) -> int | Finding:
     """Return the index of the RoCE v2 GID that NCCL will use."""
     if host.survey is None:
-        return skipped(host, UNSURVEYED)
-    used = _active(in_use(host.node, host.survey))
+        return skipped(host, NOT_SURVEYED)
+    used = _active_ports(ports_in_use(host.node, host.survey))
     ports = [(device, port) for device, port in used if port.link_layer == "Ethernet"]
     if not ports:
         return skipped(host, "no active RoCE port is there to judge")
     configured = host.node.env.get("NCCL_IB_GID_INDEX", "")
     if re.fullmatch(r"\d+", configured):
-        return _wrong_gid(host.name, ports, int(configured)) or int(configured)
+        return _judge_gid_index(host.name, ports, int(configured)) or int(configured)
     for device, port in ports:
-        if _best(port) < 0:
+        if _best_gid_index(port) < 0:
             netdev = next(iter(device.netdevs), "its interface")
             return failed(
                 host,
-                f"{_name(device, port)} has no RoCE v2 GID",
-                evidence=_table(port.gids),
+                f"{_port_name(device, port)} has no RoCE v2 GID",
+                evidence=_format_gids(port.gids),
                 fix=f"give {netdev} of {host.name} an address: `sudo ip addr add ADDRESS/PREFIX dev"
                 f" {netdev}`",
             )
-    return _best(ports[0][1])
+    return _best_gid_index(ports[0][1])
 
 
-def _wrong_gid(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
-    """Judge that the index the inventory gives is a RoCE v2 GID on every port in use."""
+def _judge_gid_index(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
+    """Judge that the configured index is a RoCE v2 GID on every port in use."""
     for device, port in ports:
         gid = next((gid for gid in port.gids if gid.index == index), None)
         if gid is None:
@@ -295,12 +288,12 @@ def _wrong_gid(name: str, ports: Sequence[_Port], index: int) -> Finding | None:
             problem = f"is {gid.kind or 'of an unknown kind'}" + f" on {gid.netdev}" * bool(
                 gid.netdev
             )
-        best = _best(port)
+        best = _best_gid_index(port)
         fix = "take NCCL_IB_GID_INDEX out of `env:`"
         return failed(
             name,
-            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_name(device, port)} {problem}",
-            evidence=_table(port.gids),
+            f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_port_name(device, port)} {problem}",
+            evidence=_format_gids(port.gids),
             fix=f"{fix}, or set it to {best} for {name}" if best >= 0 else fix,
         )
     return None
@@ -317,10 +310,8 @@ def _other_gid(host: Host, index: int, common: int, others: str) -> Finding:
     )
 
 
-def _best(port: RdmaPort) -> int:
-    """Return the index of the RoCE v2 GID that stands for an IPv4 address, else of the first RoCE
-    v2 one, else -1.
-    """
+def _best_gid_index(port: RdmaPort) -> int:
+    """Return the index of a RoCE v2 GID for an IPv4 address, else of any RoCE v2 GID, else -1."""
     candidates = [gid for gid in port.gids if gid.kind == "RoCE v2"]
     mapped = [
         gid for gid in candidates if re.match(r"(?:0000:){5}ffff:|::ffff:", gid.value.lower())
@@ -328,24 +319,24 @@ def _best(port: RdmaPort) -> int:
     return next((gid.index for gid in (*mapped, *candidates)), -1)
 
 
-def _table(gids: Sequence[Gid]) -> str:
+def _format_gids(gids: Sequence[Gid]) -> str:
     return "\n".join(
         f"{gid.index}: {gid.value} {gid.kind} {gid.netdev}".rstrip() for gid in gids[:8]
     )
 
 
-def _no_roce(inventory: Inventory) -> str:
+def _skip_without_roce(inventory: Inventory) -> str:
     fabric = inventory.fabric
     return "" if fabric == "roce" else f"network: fabric is {fabric}; GID indexes are for RoCE"
 
 
-def _gpudirect(host: Host) -> Finding:
+def _judge_gpudirect(host: Host) -> Finding:
     node, survey, expected = host.node, host.survey, host.expected_gpu
     if expected is not None and not expected.gpudirect:
         return skipped(node, f"{expected.model} has no GPUDirect RDMA, and none is expected")
     if survey is None or not survey.modules:
         return skipped(node, "which kernel modules are loaded is not known")
-    loaded = next((name for name in _PEER if name in survey.modules), None)
+    loaded = next((name for name in _PEER_MODULES if name in survey.modules), None)
     if loaded is not None:
         return passed(node, f"`{loaded}` is loaded")
     judge = failed if host.evidence.required == "gdrdma" else warned
@@ -358,9 +349,13 @@ def _gpudirect(host: Host) -> Finding:
     return judge(node, text, evidence=survey.kernel, fix=fix)
 
 
-def _no_gpudirect(inventory: Inventory) -> str:
+def _skip_gpudirect(inventory: Inventory) -> str:
     amd = "ROCm brings its own; `vlaunch check-nccl` proves it"
-    return no_rdma(inventory) or cpu_has_none(inventory) or amd * (inventory.accelerator == "amd")
+    return (
+        skip_without_rdma(inventory)
+        or skip_on_cpu(inventory)
+        or amd * (inventory.accelerator == "amd")
+    )
 
 
 CHECKS = (
@@ -368,8 +363,8 @@ CHECKS = (
         id="rdma-devices",
         what="RDMA devices are there",
         why="without them NCCL silently falls back to TCP",
-        judge=each(_devices),
-        skip_reason=no_rdma,
+        judge=per_host(_judge_devices),
+        skip_reason=skip_without_rdma,
         group="rdma",
     ),
     Check(
@@ -379,7 +374,7 @@ CHECKS = (
             "with `fabric: ethernet` the containers get no RDMA device, and NCCL uses TCP without a"
             " word"
         ),
-        judge=_unused,
+        judge=_judge_unused,
         group="rdma",
         skip_reason=lambda inventory: (
             "" if inventory.fabric == "ethernet" else "network: fabric says to use RDMA"
@@ -392,17 +387,17 @@ CHECKS = (
             "names of the head's devices, copied to a node that calls them otherwise, let NCCL fall"
             " back to TCP"
         ),
-        judge=surveyed(_names),
+        judge=per_survey(_judge_names),
         group="rdma",
-        skip_reason=_names_none,
+        skip_reason=_skip_without_names,
     ),
     Check(
         id="rdma-link",
         what="the RDMA links are up, at one rate",
         why="NCCL skips a port that is not ACTIVE, and the slowest port sets the pace",
-        judge=alike(_rates, _other_rates, _usual_rates),
+        judge=uniform_value(_link_rates, _other_rates, _usual_rates),
         group="rdma",
-        skip_reason=no_rdma,
+        skip_reason=skip_without_rdma,
         needs=("rdma-devices", "hca-names"),
     ),
     Check(
@@ -412,20 +407,20 @@ CHECKS = (
             "a GID of RoCE v1, or an empty one, cannot be routed: the connection never comes about,"
             " or falls back to TCP"
         ),
-        judge=alike(
-            _gid, _other_gid, lambda host, index: passed(host, f"GID index {index}, RoCE v2")
+        judge=uniform_value(
+            _gid_index, _other_gid, lambda host, index: passed(host, f"GID index {index}, RoCE v2")
         ),
         group="rdma",
-        skip_reason=_no_roce,
+        skip_reason=_skip_without_roce,
         needs=("rdma-devices", "hca-names"),
     ),
     Check(
         id="gpudirect",
         what="network cards can reach GPU memory",
         why="without GPUDirect RDMA every byte between nodes goes through the host's memory",
-        judge=each(_gpudirect),
+        judge=per_host(_judge_gpudirect),
         group="rdma",
-        skip_reason=_no_gpudirect,
+        skip_reason=_skip_gpudirect,
         needs=("rdma-devices",),
     ),
 )

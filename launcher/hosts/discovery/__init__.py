@@ -1,1 +1,1 @@
-"""The inventory that `init` writes, from what hosts are."""
+"""Derivation of an inventory from scanned hosts, for `init`."""

@@ -1,4 +1,4 @@
-"""Accelerators of the hosts: which kind, how many, and which NVIDIA GPUs are left to others."""
+"""Choice of accelerators: their kind, their number, and NVIDIA GPUs to leave to others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from launcher.core import untrusted
 from launcher.core.domain import Accelerator, fold
 from launcher.core.errors import RequestError
-from launcher.hosts.discovery.described import lines
-from launcher.hosts.discovery.shape import Probed, Wishes
+from launcher.hosts.discovery.described import annotate_hosts
+from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuState
 
-# MiB in use by others from which on a GPU counts as theirs; a context alone takes some hundreds.
-_HELD = 1024
-# What each kind of GPU is called, and what to do where there is none.
+# Foreign memory in MiB that excludes a GPU; a context takes a few hundred.
+_BUSY_MIB = 1024
+# Names of the GPU kinds, and remedies on hosts without any.
 _GPUS: dict[Accelerator, tuple[str, str]] = {
     "nvidia": (
         "NVIDIA GPU",
@@ -32,9 +32,7 @@ _GPUS: dict[Accelerator, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """The kind of accelerator, and each host's number; `ids` has the GPUs of a host by index, and
-    nothing where the first ones are meant.
-    """
+    """Kind and number of accelerators; `ids` has indexes unless the first ones are used."""
 
     kind: Accelerator
     counts: tuple[int, ...]
@@ -42,12 +40,12 @@ class Accelerators:
     why: tuple[str, ...] = ()
 
 
-def choose(hosts: Sequence[Probed], options: Wishes) -> Accelerators:
-    """Choose what the model runs on; raises RequestError when only some hosts have any."""
-    kind, counts = _kind(hosts, options.accelerator)
+def choose_accelerators(hosts: Sequence[ScannedHost], options: InitOptions) -> Accelerators:
+    """Choose the accelerators; raises RequestError if only some hosts have them."""
+    kind, counts = _choose_kind(hosts, options.accelerator)
     if kind != "nvidia":
         return Accelerators(kind=kind, counts=tuple(counts), ids=tuple(() for _ in hosts))
-    excluded_by_host = [_left_out(host, options) for host in hosts]
+    excluded_by_host = [_excluded_gpus(host, options) for host in hosts]
     indexes_by_host = [
         [gpu.index for gpu in host.facts.gpus or () if gpu.index not in excluded]
         for host, excluded in zip(hosts, excluded_by_host, strict=True)
@@ -55,7 +53,7 @@ def choose(hosts: Sequence[Probed], options: Wishes) -> Accelerators:
     reasons = (
         (text, host.name)
         for host, excluded in zip(hosts, excluded_by_host, strict=True)
-        for text in _told(excluded)
+        for text in _describe_excluded(excluded)
     )
     return Accelerators(
         kind=kind,
@@ -64,11 +62,13 @@ def choose(hosts: Sequence[Probed], options: Wishes) -> Accelerators:
             () if indexes == list(range(len(indexes))) else tuple(map(str, indexes))
             for indexes in indexes_by_host
         ),
-        why=lines(reasons, hosts),
+        why=annotate_hosts(reasons, hosts),
     )
 
 
-def _kind(hosts: Sequence[Probed], requested: Accelerator | None) -> tuple[Accelerator, list[int]]:
+def _choose_kind(
+    hosts: Sequence[ScannedHost], requested: Accelerator | None
+) -> tuple[Accelerator, list[int]]:
     for kind, (label, hint) in _GPUS.items():
         counts = [
             len(host.facts.gpus or ()) if kind == "nvidia" else host.amd_gpus for host in hosts
@@ -82,41 +82,39 @@ def _kind(hosts: Sequence[Probed], requested: Accelerator | None) -> tuple[Accel
         others = f", while {fold(with_gpus)} has some" if with_gpus else ""
         raise RequestError(
             f"{fold([host.name for host in without])}: no {label} found{others}",
-            evidence=[
-                f"{host.name}: {_first_line(host.facts.said.get('gpus', '')) or 'none found'}"
-                for host in without
-            ],
+            evidence=[f"{host.name}: " + (_gpu_error(host) or "none found") for host in without],
             hint=hint,
         )
     return "cpu", [max(1, host.survey.numa_nodes or 1) for host in hosts]
 
 
-def _first_line(text: str) -> str:
-    return untrusted.shown(text.strip().partition("\n")[0])
+def _gpu_error(host: ScannedHost) -> str:
+    text = host.facts.part_errors.get("gpus", "")
+    return untrusted.excerpt(text.strip().partition("\n")[0])
 
 
-def _told(excluded: Mapping[int, str]) -> Iterator[str]:
-    """Say once of all GPUs with the same reason that they are not used."""
+def _describe_excluded(excluded: Mapping[int, str]) -> Iterator[str]:
+    """Describe the excluded GPUs, one line for each reason."""
     for shared_reason in dict.fromkeys(excluded.values()):
         indexes = [str(index) for index, reason in excluded.items() if reason == shared_reason]
         yield f"not GPU {', '.join(indexes)}: {shared_reason}"
 
 
-def _left_out(host: Probed, options: Wishes) -> dict[int, str]:
-    """Return the GPUs that others have, that drive a display, or that are split into instances.
+def _excluded_gpus(host: ScannedHost, options: InitOptions) -> dict[int, str]:
+    """Return the GPUs to exclude, with reasons: in use, driving a display, or in MIG mode.
 
-    A host on which that would leave none keeps all of them: `vlaunch check` says what is wrong.
+    A host without any other GPU keeps all of them; `vlaunch check` reports the problem.
     """
     gpus = host.facts.gpus or ()
-    excluded = {gpu.index: why for gpu in gpus if (why := _why_not(host, gpu, options))}
+    excluded = {gpu.index: why for gpu in gpus if (why := _exclusion_reason(host, gpu, options))}
     return excluded if len(excluded) < len(gpus) else {}
 
 
-def _why_not(host: Probed, gpu: Gpu, options: Wishes) -> str:
-    """Say why a GPU should be left to others; empty when it need not."""
-    for assignment in host.facts.given:
-        if assignment.cluster != options.cluster and assignment.has(gpu.index, gpu.uuid):
-            return f"cluster {assignment.cluster} has it"
+def _exclusion_reason(host: ScannedHost, gpu: Gpu, options: InitOptions) -> str:
+    """Return the reason to exclude a GPU, else an empty string."""
+    for grant in host.facts.gpu_allocations:
+        if grant.cluster != options.cluster and grant.includes(gpu.index, gpu.uuid):
+            return f"cluster {grant.cluster} has it"
     state = next(
         (state for state in host.survey.gpus if state.index == gpu.index), GpuState(index=0)
     )
@@ -130,6 +128,6 @@ def _why_not(host: Probed, gpu: Gpu, options: Wishes) -> str:
         for process in host.facts.gpu_processes or ()
         if process.gpu == gpu.uuid and not process.runs_in(own_containers)
     ]
-    if sum(process.memory for process in others) < _HELD:
+    if sum(process.memory for process in others) < _BUSY_MIB:
         return ""
     return f"in use by {', '.join(sorted({process.user or 'somebody' for process in others}))}"

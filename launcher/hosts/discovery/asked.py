@@ -1,6 +1,4 @@
-"""The words of `vlaunch init` → the hosts to ask, checked by the rules that inventories are checked
-by.
-"""
+"""Parsing of the host arguments of `vlaunch init`, validated by the inventory rules."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from launcher.core.domain import Argv, Inventory, Ssh
 from launcher.core.errors import InventoryError, RequestError
-from launcher.hosts.discovery.shape import Wishes
+from launcher.hosts.discovery.shape import InitOptions
 from launcher.inventory import ranges
 from launcher.inventory.load import loads
 
@@ -23,15 +21,13 @@ _HOST = re.compile(
 )
 
 
-def asked(arguments: Sequence[str], options: Wishes, docker: Argv) -> Inventory:
-    """Return the hosts as an inventory to connect with.
+def parse_hosts(arguments: Sequence[str], options: InitOptions, docker: Argv) -> Inventory:
+    """Return an inventory to connect with; its addresses are placeholders.
 
-    `words` may be ranges (`gpu[01-16]`) and say `user@host:port`. The addresses in the result mean
-    nothing yet.
-
-    Raises RequestError with every mistake at once.
+    `arguments` may be ranges (`gpu[01-16]`) and have the form `user@host:port`. Raises RequestError
+    with all mistakes.
     """
-    hosts = [login for argument in arguments for login in _expanded(argument)]
+    hosts = [login for argument in arguments for login in _expand_argument(argument)]
     if len(hosts) > ranges.MAX_NODES:
         raise RequestError(
             f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
@@ -41,16 +37,16 @@ def asked(arguments: Sequence[str], options: Wishes, docker: Argv) -> Inventory:
         "cluster": options.cluster,
         "image": options.image or "vllm/vllm-openai",
         "hf_home": options.hf_home,
-        "ssh": _login(options.ssh),
+        "ssh": _ssh_keys(options.ssh),
         "docker": list(docker),
         "nodes": [
             {
                 "host": host,
-                "name": _name(host, ssh, alone=counts[host] == 1),
-                # A benchmarking network (RFC 2544), so that no real address is meant.
+                "name": _node_name(host, ssh, alone=counts[host] == 1),
+                # Benchmarking addresses (RFC 2544), which are never real hosts.
                 "ip": f"198.18.{index // 250}.{index % 250 + 1}",
                 "gpus": 1,
-                "ssh": _login(ssh),
+                "ssh": _ssh_keys(ssh),
             }
             for index, (host, ssh) in enumerate(hosts)
         ],
@@ -66,24 +62,24 @@ def asked(arguments: Sequence[str], options: Wishes, docker: Argv) -> Inventory:
         ) from None
 
 
-def _name(host: str, ssh: Ssh, *, alone: bool) -> str:
-    """Return a node's name; a host that is several nodes, or an IPv6 address, is none by itself."""
+def _node_name(host: str, ssh: Ssh, *, alone: bool) -> str:
+    """Return a node's name; a host of several nodes, or an IPv6 address, needs a suffix."""
     if alone and ":" not in host:
         return host
     return f"{host.replace(':', '-')}-{ssh.port or 22}"
 
 
-def _login(ssh: Ssh) -> dict[str, str | int]:
+def _ssh_keys(ssh: Ssh) -> dict[str, str | int]:
     return {key: value for key, value in asdict(ssh).items() if value is not None}
 
 
-def own_ssh(host_ssh: Ssh, common: Ssh) -> Ssh:
-    """Return what a host says about its login that `common` does not."""
+def ssh_overrides(host_ssh: Ssh, common: Ssh) -> Ssh:
+    """Return the SSH settings of a host that differ from the common ones."""
     defaults = asdict(common)
     return Ssh(**{key: value for key, value in asdict(host_ssh).items() if value != defaults[key]})
 
 
-def _expanded(argument: str) -> list[tuple[str, Ssh]]:
+def _expand_argument(argument: str) -> list[tuple[str, Ssh]]:
     hint = "write NAME, user@NAME:PORT, or a range such as gpu[01-16]"
     match = _HOST.fullmatch(argument)
     if match is None:
@@ -92,6 +88,6 @@ def _expanded(argument: str) -> list[tuple[str, Ssh]]:
     if host.startswith("[") and ":" in host:
         host = host[1:-1]
     try:
-        return [(name, Ssh(user=user, port=port)) for name in ranges.expand(host)]
+        return [(name, Ssh(user=user, port=port)) for name in ranges.expand_range(host)]
     except ValueError as error:
         raise RequestError(f"`{argument}` {error}", hint=hint) from None

@@ -1,6 +1,4 @@
-"""Hosts in words: one line for what most of them are, and one for each that differs, with what
-differs.
-"""
+"""Descriptions of hosts: one line for the most common configuration, and one per deviation."""
 
 from __future__ import annotations
 
@@ -10,32 +8,34 @@ from typing import TypeVar
 
 from launcher.core import untrusted
 from launcher.core.domain import Accelerator, fold
-from launcher.hosts.discovery.shape import Probed
+from launcher.hosts.discovery.shape import ScannedHost
 from launcher.tools.host import DEADLINE
 
 T = TypeVar("T", bound=Hashable)
 
 
-def grouped(entries: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
-    """Group the names of hosts by what is said of them."""
+def group_names(entries: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Group host names by key."""
     groups: dict[T, list[str]] = {}
     for key, name in entries:
         groups.setdefault(key, []).append(name)
     return groups
 
 
-def lines(entries: Iterable[tuple[str, str]], hosts: Sequence[Probed]) -> tuple[str, ...]:
-    """Return each text once, with the names of its hosts where it is not said of all."""
-    return tuple(text + on_some(names, hosts) for text, names in grouped(entries).items())
+def annotate_hosts(
+    entries: Iterable[tuple[str, str]], hosts: Sequence[ScannedHost]
+) -> tuple[str, ...]:
+    """Return each text once, with its hosts unless it applies to all."""
+    return tuple(text + host_suffix(names, hosts) for text, names in group_names(entries).items())
 
 
-def on_some(names: Sequence[str], hosts: Sequence[Probed]) -> str:
-    """Return ` (on gpu[01-03])` behind what only some hosts have; empty for what all have."""
+def host_suffix(names: Sequence[str], hosts: Sequence[ScannedHost]) -> str:
+    """Return ` (on gpu[01-03])`, or an empty string for all hosts."""
     return "" if len(names) == len(hosts) else f" (on {fold(list(names))})"
 
 
-def size_of(count: int) -> str:
-    """Write bytes as people do: `81 GiB`, `1.5 TiB`."""
+def format_bytes(count: int) -> str:
+    """Format bytes: `81 GiB`, `1.5 TiB`."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -43,11 +43,9 @@ def size_of(count: int) -> str:
     return f"{value:.0f} {units[0]}" if is_whole else f"{value:.1f} {units[0]}"
 
 
-def describe(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, ...]:
-    """Return `gpu[01-03]: …` for what is most common and `gpu04: differs: …` for the rest, hosts in
-    order.
-    """
-    groups = grouped((_parts(host, kind), host.name) for host in hosts)
+def describe_hosts(hosts: Sequence[ScannedHost], kind: Accelerator) -> tuple[str, ...]:
+    """Return `gpu[01-03]: …` for most hosts and `gpu04: differs: …` for each other one."""
+    groups = group_names((_host_parts(host, kind), host.name) for host in hosts)
     common = max(groups, key=lambda parts: len(groups[parts]))
     lines = [f"{fold(groups[common])}: {', '.join(part for part in common if part)}"]
     for parts, names in groups.items():
@@ -61,10 +59,10 @@ def describe(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def health(hosts: Sequence[Probed]) -> list[str]:
-    """Return what `vlaunch check` will find on hosts, as far as it shows already."""
+def health_warnings(hosts: Sequence[ScannedHost]) -> list[str]:
+    """Return the problems on hosts that `vlaunch check` will report."""
     unresponsive = [
-        (_silence(host), host.name) for host in hosts if host.facts.docker_version is None
+        (_docker_problem(host), host.name) for host in hosts if host.facts.docker_version is None
     ]
     lost_gpus = [
         (f"the driver has lost a GPU ({host.facts.lost_gpus[0]}): reboot", host.name)
@@ -72,22 +70,22 @@ def health(hosts: Sequence[Probed]) -> list[str]:
         if host.facts.lost_gpus
     ]
     return [
-        f"{fold(names)}: {text}" for text, names in grouped([*unresponsive, *lost_gpus]).items()
+        f"{fold(names)}: {text}" for text, names in group_names([*unresponsive, *lost_gpus]).items()
     ]
 
 
-def _silence(host: Probed) -> str:
+def _docker_problem(host: ScannedHost) -> str:
     facts, command = host.facts, " ".join(host.docker)
     if facts.podman:
         return f"`{command}` is Podman here, not Docker"
-    if "docker" in facts.late:
+    if "docker" in facts.timed_out_parts:
         return f"`{command} version` did not answer within {DEADLINE} s"
-    last_line = (facts.said.get("docker", "").strip() or "it is not there").splitlines()[-1]
-    return f"Docker does not answer: {untrusted.shown(last_line)}"
+    last_line = (facts.part_errors.get("docker", "").strip() or "it is not there").splitlines()[-1]
+    return f"Docker does not answer: {untrusted.excerpt(last_line)}"
 
 
-def _parts(host: Probed, kind: Accelerator) -> tuple[str, ...]:
-    """Say what a host has, part by part; what it has not is empty."""
+def _host_parts(host: ScannedHost, kind: Accelerator) -> tuple[str, ...]:
+    """Describe a host part by part; missing parts are empty."""
     facts, survey = host.facts, host.survey
     drivers = sorted({gpu.driver for gpu in facts.gpus or ()})
     ports = [port for device in survey.rdma for port in device.ports]
@@ -96,11 +94,11 @@ def _parts(host: Probed, kind: Accelerator) -> tuple[str, ...]:
     numa = survey.numa_nodes or 0
     kernel = survey.kernel and f"kernel {survey.kernel}"
     return (
-        _gpus(host, kind),
+        _describe_gpus(host, kind),
         f"driver {' and '.join(drivers)}" if drivers and kind == "nvidia" else "",
         f"{survey.cpus} CPUs" + f" in {numa} NUMA nodes" * (numa > 1) if survey.cpus else "",
-        # Rounded: what firmware keeps for itself differs by a little from board to board.
-        f"{size_of(survey.memory)} memory" if survey.memory else "",
+        # Rounded: the memory reserved by firmware differs between boards.
+        f"{format_bytes(survey.memory)} memory" if survey.memory else "",
         f"{active} of {len(ports)} RDMA ports ACTIVE" + f" ({models})" * bool(models)
         if ports
         else "",
@@ -109,13 +107,14 @@ def _parts(host: Probed, kind: Accelerator) -> tuple[str, ...]:
     )
 
 
-def _gpus(host: Probed, kind: Accelerator) -> str:
+def _describe_gpus(host: ScannedHost, kind: Accelerator) -> str:
     if kind == "amd":
         return f"{host.amd_gpus} × AMD GPU"
     if kind == "cpu":
         return ""
     kinds = Counter((gpu.name, gpu.memory_total) for gpu in host.facts.gpus or ())
     return " + ".join(
-        f"{count} × {name}, {size_of(memory * 2**20) if memory else 'memory shared with the host'}"
+        f"{count} × {name}, "
+        + (format_bytes(memory * 2**20) if memory else "memory shared with the host")
         for (name, memory), count in kinds.items()
     )

@@ -1,7 +1,4 @@
-"""From what the hosts said to what their inventory should say: every choice with its reason.
-
-Pure; nothing is asked here.
-"""
+"""Derivation of an inventory from scanned hosts: every choice with its reason. Runs no commands."""
 
 from __future__ import annotations
 
@@ -13,25 +10,34 @@ from typing import Any
 
 from launcher.core.domain import Accelerator, fold
 from launcher.hosts.discovery import accelerators, described, rdma, software, subnets
-from launcher.hosts.discovery.shape import GID, Choice, DiscoveredNode, Discovery, Probed, Wishes
+from launcher.hosts.discovery.shape import (
+    GID,
+    Choice,
+    DiscoveredNode,
+    Discovery,
+    InitOptions,
+    ScannedHost,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MIB, _GIB = 2**20, 2**30
-_SMALLEST_STORE = 75 * _MIB
-_IMEX_CHANNEL = "channel0"  # the one that NVIDIA's guide to IMEX creates
+_MIN_OBJECT_STORE = 75 * _MIB
+_IMEX_CHANNEL = "channel0"  # created in NVIDIA's IMEX guide
 
 
-def discover(hosts: Sequence[Probed], options: Wishes) -> Discovery:
-    """Decide what the inventory of these hosts says; the first is the head.
+def discover(hosts: Sequence[ScannedHost], options: InitOptions) -> Discovery:
+    """Choose the inventory of these hosts; the first is the head.
 
-    Raises RequestError when they cannot be a cluster: no network that all have, or accelerators on
-    some of them only.
+    Raises RequestError if they cannot form a cluster: no common network, or accelerators on only
+    some.
     """
-    hosts = [replace(host, name=name) for host, name in zip(hosts, names(hosts), strict=True)]
-    accelerator = accelerators.choose(hosts, options)
+    hosts = [
+        replace(host, name=name) for host, name in zip(hosts, choose_names(hosts), strict=True)
+    ]
+    accelerator = accelerators.choose_accelerators(hosts, options)
     kind = accelerator.kind
-    fabric = rdma.choose(hosts) if kind != "cpu" else _no_rdma(hosts)
-    network = subnets.choose(hosts, [devices.netdevs for devices in fabric.hosts])
+    fabric = rdma.choose_fabric(hosts) if kind != "cpu" else _cpu_fabric(hosts)
+    network = subnets.choose_network(hosts, [devices.netdevs for devices in fabric.hosts])
     nodes = tuple(
         DiscoveredNode(
             host=host.host,
@@ -46,50 +52,50 @@ def discover(hosts: Sequence[Probed], options: Wishes) -> Discovery:
             ssh=host.ssh,
         )
         for host, address, count, gpu_ids, devices in zip(
-            hosts, network.places, accelerator.counts, accelerator.ids, fabric.hosts, strict=True
+            hosts, network.addresses, accelerator.counts, accelerator.ids, fabric.hosts, strict=True
         )
     )
-    state_dir, no_state_dir = software.state_dir(hosts)
-    args, args_reason = _arguments(hosts, kind)
-    env, gid_why = _roce_gid(nodes) if fabric.fabric == "roce" else ({}, ())
+    state_dir, no_state_dir = software.choose_state_dir(hosts)
+    args, args_reason = _choose_engine_args(hosts, kind)
+    env, gid_why = _choose_roce_gid(nodes) if fabric.fabric == "roce" else ({}, ())
     if kind == "cpu":
         env = _cpu_environment(hosts, accelerator.counts)
     sudo_hosts = [host.name for host in hosts if host.docker[0] != "docker"]
     return Discovery(
         cluster=options.cluster,
-        image=software.image(hosts, kind, options.image),
+        image=software.choose_image(hosts, kind, options.image),
         accelerator=kind,
         fabric=fabric.fabric,
-        hf_home=software.hf_home(hosts, options.hf_home),
+        hf_home=software.choose_hf_home(hosts, options.hf_home),
         state_dir=state_dir,
         nodes=nodes,
         ssh=options.ssh,
-        summary=described.describe(hosts, kind),
+        summary=described.describe_hosts(hosts, kind),
         network=(*network.why, *fabric.why),
         docker=(f"{fold(sudo_hosts)}: the login may not talk to Docker itself",)
         if sudo_hosts
         else (),
         gpus=accelerator.why,
-        object_store=_object_store(hosts, kind),
-        rights=_rights(hosts, kind),
+        object_store=_choose_object_store(hosts, kind),
+        rights=_choose_rights(hosts, kind),
         env=env,
         engine_args=args,
         engine_why=args_reason,
         gid_why=gid_why,
         warnings=(
-            *described.health(hosts),
+            *described.health_warnings(hosts),
             *no_state_dir,
             *network.warnings,
             *fabric.warnings,
-            *_unequal(hosts, nodes, kind),
+            *_inequality_warnings(hosts, nodes, kind),
         ),
     )
 
 
-def _unequal(
-    hosts: Sequence[Probed], nodes: Sequence[DiscoveredNode], kind: Accelerator
+def _inequality_warnings(
+    hosts: Sequence[ScannedHost], nodes: Sequence[DiscoveredNode], kind: Accelerator
 ) -> Iterator[str]:
-    """Warn of GPUs that differ in number or model from host to host."""
+    """Warn about different GPU numbers or models."""
     if len({node.gpus for node in nodes}) > 1:
         counts = ", ".join(f"{node.name} {node.gpus}" for node in nodes)
         yield (
@@ -101,10 +107,8 @@ def _unequal(
         yield f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
 
 
-def names(hosts: Sequence[Probed]) -> list[str]:
-    """Name the nodes: as they were asked for, or, where that is an address, by the host's own name
-    if it is a good one.
-    """
+def choose_names(hosts: Sequence[ScannedHost]) -> list[str]:
+    """Choose node names: as on the command line, or the host's own name instead of an address."""
     preferred = [
         host.facts.hostname.split(".")[0] if _is_address(host.host) else host.host for host in hosts
     ]
@@ -129,32 +133,30 @@ def _is_address(host: str) -> bool:
     return ":" in host or all(part.isdigit() for part in host.split("."))
 
 
-def _no_rdma(hosts: Sequence[Probed]) -> rdma.Rdma:
+def _cpu_fabric(hosts: Sequence[ScannedHost]) -> rdma.FabricChoice:
     has_rdma = any(host.survey.rdma for host in hosts)
     suffix = ", which uses no RDMA device" if has_rdma else ""
-    return rdma.ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){suffix}"])
+    return rdma.plain_ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){suffix}"])
 
 
-def _object_store(hosts: Sequence[Probed], kind: Accelerator) -> Choice | None:
-    """Bound Ray's object store where it would take memory that the model needs."""
+def _choose_object_store(hosts: Sequence[ScannedHost], kind: Accelerator) -> Choice | None:
+    """Limit Ray's object store if it would take memory that the model needs."""
     memory = min((host.survey.memory for host in hosts if host.survey.memory), default=None)
-    if memory is None or not (kind == "cpu" or _unified(hosts)):
+    if memory is None or not (kind == "cpu" or _has_unified_memory(hosts)):
         return None
-    size = max(_SMALLEST_STORE, min(_GIB, memory // 8)) // _MIB
+    size = max(_MIN_OBJECT_STORE, min(_GIB, memory // 8)) // _MIB
     # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
     why = "Ray would keep 30 % of the memory for itself, which the model needs here"
     return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
 
 
-def _unified(hosts: Sequence[Probed]) -> bool:
-    """Tell whether GPUs share the host's memory: `nvidia-smi` gives no size of their own then."""
+def _has_unified_memory(hosts: Sequence[ScannedHost]) -> bool:
+    """Return whether GPUs share the host's memory: `nvidia-smi` then prints no size."""
     return any(gpu.memory_total == 0 for host in hosts for gpu in host.facts.gpus or ())
 
 
-def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
-    """Return devices and capabilities that the containers need beside those that the accelerator
-    and the fabric bring.
-    """
+def _choose_rights(hosts: Sequence[ScannedHost], kind: Accelerator) -> dict[str, Choice]:
+    """Return extra devices and capabilities that the containers need."""
     if kind == "amd":
         why = "as in vLLM's and AMD's own commands for ROCm"
         return {"cap_add": Choice(value="SYS_PTRACE", why=(why,))}
@@ -166,10 +168,8 @@ def _rights(hosts: Sequence[Probed], kind: Accelerator) -> dict[str, Choice]:
     return {}
 
 
-def _roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple[str, ...]]:
-    """Return the GID index when it is the same on all nodes, or why it is not: where it differs,
-    each node says its own.
-    """
+def _choose_roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple[str, ...]]:
+    """Return the GID index if equal on all nodes, else the reason; nodes then set theirs."""
     without_gid = [node.name for node in nodes if node.gid is None]
     if without_gid:
         why = "no index is RoCE v2 over IPv4 on all devices there"
@@ -180,10 +180,8 @@ def _roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice], tuple
     return {GID: Choice(value=str(nodes[0].gid), why=(why,))}, ()
 
 
-def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str, Choice]:
-    """Say how much memory each slot may use for its cache, and leave threads unbound where NUMA
-    nodes do not show.
-    """
+def _cpu_environment(hosts: Sequence[ScannedHost], counts: Sequence[int]) -> dict[str, Choice]:
+    """Set the cache size of each slot, and leave threads unbound without visible NUMA nodes."""
     slot_bytes = [
         host.survey.memory // count
         for host, count in zip(hosts, counts, strict=True)
@@ -198,10 +196,10 @@ def _cpu_environment(hosts: Sequence[Probed], counts: Sequence[int]) -> dict[str
     return env
 
 
-def _arguments(
-    hosts: Sequence[Probed], kind: Accelerator
+def _choose_engine_args(
+    hosts: Sequence[ScannedHost], kind: Accelerator
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return vLLM's engine arguments that these hosts need, and why."""
+    """Return the vLLM engine arguments that these hosts need, and the reason."""
     if kind == "cpu":
         args: dict[str, Any] = {"dtype": "float32"}
         why = "every processor can compute in float32"
@@ -209,7 +207,7 @@ def _arguments(
             args["compilation_config"] = {"mode": 2, "backend": "eager"}
             why += "; pipeline stages on processors need this compilation mode"
         return args, (why,)
-    if not _unified(hosts):
+    if not _has_unified_memory(hosts):
         return {}, ()
     why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
     return {"gpu_memory_utilization": 0.7}, (why,)

@@ -1,8 +1,7 @@
-"""What a host has that could be used: images of vLLM, Hugging Face homes with models, AMD GPUs,
-folders on its own disks.
+"""Scan for usable assets on a host: vLLM images, Hugging Face homes with models, AMD GPUs, local
+disks.
 
-It is asked behind the probe, which looks only at what an inventory names; the question reads and
-changes nothing.
+Runs after the probe, which reads only paths of the inventory; changes nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.tools import derived, docker_read
 
 _MARK = "@@stock"
-# What it is, a number where there is one (KiB that are free, or how many), and a path or a name.
+# Kind, optional number (free KiB or a count), path or name.
 _LINE = re.compile(
     rf"^{_MARK} (disk|home|model|amd)[ \t]+(?:([0-9]{{1,15}})(?=[ \t]|$))?[ \t]*(.*)$", re.MULTILINE
 )
-_PATH = re.compile(r"/[A-Za-z0-9._@%+=/-]{1,200}")  # as an inventory can name it
+_PATH = re.compile(r"/[A-Za-z0-9._@%+=/-]{1,200}")  # accepted by inventories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A Hugging Face home: the models in it, and the bytes free on its disk."""
+    """A Hugging Face home: its models, and the free bytes on its disk."""
 
     path: str
     models: tuple[str, ...] = ()
@@ -34,7 +33,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """A folder on a disk of the host's own that belongs to the login; `free` is in bytes."""
+    """A folder of the SSH user on a local disk; `free` is in bytes."""
 
     path: str
     free: int
@@ -42,9 +41,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAssets:
-    """`images` has the identity of each image whose name looks like vLLM's, but not those that
-    vlaunch made.
-    """
+    """Assets of a host; `images` maps vLLM-like names to identities, without derived images."""
 
     homes: tuple[Home, ...] = ()
     disks: tuple[Disk, ...] = ()
@@ -52,25 +49,23 @@ class LocalAssets:
     amd_gpus: int = 0
 
 
-def script() -> str:
-    """Return the shell that asks for it, to run behind the probe (`host.probe(more=…)`)."""
-    return shell.program("local_assets")
+def probe_script() -> str:
+    """Return the shell text of the scan, to run after the probe (`host.probe(more=…)`)."""
+    return shell.program_text("local_assets")
 
 
-def parse(text: str) -> LocalAssets:
-    """Read the end of a probe's answer; raises UnreadableAnswer when it is cut short or is
-    something else.
-    """
+def parse_local_assets(text: str) -> LocalAssets:
+    """Parse the scan's part of a probe's answer; raises UnreadableAnswer if it is incomplete."""
     head, marker, images = text[max(0, text.find(_MARK)) :].partition(f"{_MARK} images\n")
     images, end, _ = images.partition(f"{_MARK} end")
     if not marker or not end:
         raise UnreadableAnswer(
             "the answer about images and models is incomplete",
-            evidence=untrusted.shown(text, last=True),
+            evidence=untrusted.excerpt(text, last=True),
         )
     homes: dict[str, Home] = {}
     disks, amd_gpus, home = list[Disk](), 0, ""
-    for kind, number, value in _LINE.findall(untrusted.cut(head)):
+    for kind, number, value in _LINE.findall(untrusted.truncate(head)):
         free = int(number) * 1024 if number else None
         if kind == "home":
             home = value
@@ -86,13 +81,13 @@ def parse(text: str) -> LocalAssets:
     return LocalAssets(
         homes=tuple(homes.values()),
         disks=tuple(disks),
-        images=_images(images.strip()),
+        images=_parse_images(images.strip()),
         amd_gpus=amd_gpus,
     )
 
 
-def _images(text: str) -> dict[str, str]:
-    """Return the identities of images whose names look like vLLM's."""
+def _parse_images(text: str) -> dict[str, str]:
+    """Return the identities of images with names that look like vLLM's."""
     return {
         name: image.identity
         for image in docker_read.parse_images(text)

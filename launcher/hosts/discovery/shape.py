@@ -1,6 +1,4 @@
-"""The nouns of discovery: what was asked for, what each host said, and what an inventory of them
-should say.
-"""
+"""Data types of discovery: options, scanned hosts, and the inventory to write."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ GID = "NCCL_IB_GID_INDEX"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """A host as it was asked for, and what it said.
+class ScannedHost:
+    """A scanned host.
 
-    `docker` is what starts Docker there; `ssh` only what was asked for; `name` is that of the node,
-    once it has one.
+    `docker` is the Docker command on it, `ssh` only the settings from the command line; `name` is
+    set once its node has one.
     """
 
     host: str
@@ -35,18 +33,18 @@ class Probed:
 
     @property
     def survey(self) -> Survey:
-        """What it is made of; empty when it did not say."""
+        """The host's survey; empty without an answer."""
         return self.facts.survey or Survey()
 
     @property
     def amd_gpus(self) -> int:
-        """AMD's GPUs, as far as they show in either of its two answers."""
+        """The number of AMD GPUs in either of the two answers."""
         return max(self.assets.amd_gpus, len(self.facts.amd_renders or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """Options of the user; `init` chooses the rest. `ssh` applies to all hosts."""
+class InitOptions:
+    """Options of `vlaunch init`, which chooses the rest; `ssh` applies to all hosts."""
 
     cluster: str = "vllm"
     image: str | None = None
@@ -57,7 +55,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A value, and the lines that say why it and not another one."""
+    """A value and the reasons for choosing it."""
 
     value: str
     why: tuple[str, ...] = ()
@@ -65,10 +63,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredNode:
-    """A node of the inventory to be.
-
-    `gid` is its RoCE v2 index in the GID tables, if all of its devices agree on one.
-    """
+    """A node of the future inventory; `gid` is the RoCE v2 index common to its devices, if any."""
 
     host: str
     name: str
@@ -84,10 +79,9 @@ class DiscoveredNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """What to write.
+    """The inventory to write.
 
-    `summary` describes the hosts, `network` says which networks and devices were passed over and
-    why, `gpus` which GPUs.
+    `summary` describes the hosts, `network` and `gpus` the rejected networks, devices and GPUs.
     """
 
     cluster: str

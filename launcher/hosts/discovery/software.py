@@ -1,6 +1,4 @@
-"""Software of the hosts: the vLLM image, the Hugging Face home and the state directory, with the
-words for each choice.
-"""
+"""Choice of the vLLM image, the Hugging Face home and the state directory, with reasons."""
 
 from __future__ import annotations
 
@@ -8,10 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from launcher.core.domain import Accelerator, fold, natural
-from launcher.hosts.discovery.described import grouped, lines, on_some, size_of
+from launcher.core.domain import Accelerator, fold, natural_key
+from launcher.hosts.discovery.described import (
+    annotate_hosts,
+    format_bytes,
+    group_names,
+    host_suffix,
+)
 from launcher.hosts.discovery.local_assets import Home
-from launcher.hosts.discovery.shape import HF_HOME, Choice, Probed
+from launcher.hosts.discovery.shape import HF_HOME, Choice, ScannedHost
 
 VLLM = "v0.32.0"
 # https://docs.vllm.ai/en/stable/deployment/docker/: one repository per platform.
@@ -20,38 +23,33 @@ _IMAGES: dict[Accelerator, str] = {
     "amd": f"vllm/vllm-openai-rocm:{VLLM}",
     "cpu": f"vllm/vllm-openai-cpu:{VLLM}",
 }
-# CUDA 13, which the tag without a suffix is built with, needs this driver
-# (https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/).
+# Required by CUDA 13, which images without a suffix use
 _CUDA_13 = 580
 _NAMES: dict[Accelerator, str] = {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs", "cpu": "processors"}
-_MANY = 6
-# What an inventory takes (`launcher.core.values`); others cannot be chosen, however good.
+_MAX_LISTED = 6
+# Paths and tags that an inventory accepts (`launcher.core.values`).
 _PATH = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$))[A-Za-z0-9._@%+=/-]*[A-Za-z0-9._@%+=-]")
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
-def image(hosts: Sequence[Probed], kind: Accelerator, requested: str | None) -> Choice:
-    """Choose the image: the wish, else one of vLLM that all hosts have, else vLLM's own for the
-    accelerator and driver.
-    """
-    choice = _image(hosts, kind)
-    return (
-        choice
-        if requested in (None, choice.value)
-        else Choice(value=requested or "", why=("as asked",))
-    )
+def choose_image(hosts: Sequence[ScannedHost], kind: Accelerator, requested: str | None) -> Choice:
+    """Choose the image: as requested, else a vLLM image on all hosts, else vLLM's own."""
+    best = _best_image(hosts, kind)
+    if requested in (None, best.value):
+        return best
+    return Choice(value=requested or "", why=("as asked",))
 
 
-def _image(hosts: Sequence[Probed], kind: Accelerator) -> Choice:
-    owners = grouped(
+def _best_image(hosts: Sequence[ScannedHost], kind: Accelerator) -> Choice:
+    owners = group_names(
         (tag, host.name)
         for host in hosts
         for tag in host.assets.images
         if _TAG.fullmatch(tag) and _built_for(tag) == kind
     )
-    common: list[str] = []  # on all hosts, the newest last
+    common: list[str] = []  # on all hosts, newest last
     rejected: list[str] = []
-    for tag, names in sorted(owners.items(), key=lambda item: natural(item[0])):
+    for tag, names in sorted(owners.items(), key=lambda item: natural_key(item[0])):
         if len(names) < len(hosts):
             rejected.append(f"not {tag}: only on {fold(names)}")
         elif len({host.assets.images[tag] for host in hosts}) > 1:
@@ -59,15 +57,15 @@ def _image(hosts: Sequence[Probed], kind: Accelerator) -> Choice:
         else:
             common.append(tag)
     if not common:
-        tag, why = _pulled(hosts, kind)
-        return Choice(value=tag, why=(why, *rejected[:_MANY]))
+        tag, why = _upstream_image(hosts, kind)
+        return Choice(value=tag, why=(why, *rejected[:_MAX_LISTED]))
     others = [f"not {tag}: also on all hosts" for tag in common[:-1]]
     why = "on all hosts already, the same on each"
-    return Choice(value=common[-1], why=(why, *others[-_MANY:], *rejected[:_MANY]))
+    return Choice(value=common[-1], why=(why, *others[-_MAX_LISTED:], *rejected[:_MAX_LISTED]))
 
 
-def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
-    """Return vLLM's own image for the accelerator and the oldest driver, and why it is that one."""
+def _upstream_image(hosts: Sequence[ScannedHost], kind: Accelerator) -> tuple[str, str]:
+    """Return vLLM's own image for the accelerator and the oldest driver, and the reason."""
     tag, why = _IMAGES[kind], f"vLLM's own image for {_NAMES[kind]}; `vlaunch up` pulls it"
     drivers = {_major(gpu.driver): gpu.driver for host in hosts for gpu in host.facts.gpus or ()}
     oldest = min(drivers, default=0)
@@ -77,20 +75,18 @@ def _pulled(hosts: Sequence[Probed], kind: Accelerator) -> tuple[str, str]:
     return f"{tag}-cu129", f"{why}; built for CUDA 12.9, because {reason}"
 
 
-def hf_home(hosts: Sequence[Probed], requested: str | None) -> Choice:
-    """Choose the Hugging Face home: the wish, else one that has models on all hosts, else the
+def choose_hf_home(hosts: Sequence[ScannedHost], requested: str | None) -> Choice:
+    """Choose the Hugging Face home: as requested, else with models on all hosts, else the
     default.
     """
-    # Those that an inventory can name, by their paths.
+    # Homes by path, if an inventory can name it.
     homes = {
         host.name: {home.path: home for home in host.assets.homes if _PATH.fullmatch(home.path)}
         for host in hosts
     }
     paths = list(dict.fromkeys(chain.from_iterable(homes.values())))
     with_models = [
-        path
-        for path in paths
-        if all(path in own_homes and own_homes[path].models for own_homes in homes.values())
+        path for path in paths if all(path in own and own[path].models for own in homes.values())
     ]
     chosen = requested or next(iter(with_models), HF_HOME)
     if chosen in with_models:
@@ -103,46 +99,43 @@ def hf_home(hosts: Sequence[Probed], requested: str | None) -> Choice:
     for host in hosts:
         if chosen in homes[host.name]:
             free[host.name] = homes[host.name][chosen].free
-        elif chosen == (requested or HF_HOME):  # the probe knows it before the home is there
+        elif chosen == (requested or HF_HOME):  # probed even before the home exists
             free[host.name] = host.facts.disk_free
-    contents = (_contents(path, homes, hosts) for path in paths)
-    return Choice(value=chosen, why=tuple(filter(None, (reason, _least(free), *contents))))
+    contents = (_describe_contents(path, homes, hosts) for path in paths)
+    return Choice(value=chosen, why=tuple(filter(None, (reason, _describe_free(free), *contents))))
 
 
-def _least(free: Mapping[str, int | None]) -> str:
-    """Say how much is free where it is least; empty when no host knows."""
+def _describe_free(free: Mapping[str, int | None]) -> str:
+    """Describe the smallest free space; empty if unknown."""
     sizes = [(size, name) for name, size in free.items() if size is not None]
     if not sizes:
         return ""
-    # Of equal ones, the host that comes first.
+    # The first host wins ties.
     smallest, host = min(sizes, key=lambda pair: pair[0])
     differs = any(size != smallest for size, _ in sizes)
-    return f"{size_of(smallest)} free" + f", the least of all, on {host}" * differs
+    return f"{format_bytes(smallest)} free" + f", the least of all, on {host}" * differs
 
 
-def _contents(path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequence[Probed]) -> str:
-    """Say which models are in a home, and where they are not on all hosts; empty when there is
-    none.
-    """
+def _describe_contents(
+    path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequence[ScannedHost]
+) -> str:
+    """Describe the models in a home and their hosts; empty without any."""
     owners = (
-        (model, name)
-        for name, own_homes in homes.items()
-        if path in own_homes
-        for model in own_homes[path].models
+        (model, name) for name, own in homes.items() if path in own for model in own[path].models
     )
-    models = lines(sorted(owners, key=lambda pair: pair[0]), hosts)
-    suffix = f" and {len(models) - _MANY} more" if len(models) > _MANY else ""
-    return f"in {path}: {', '.join(models[:_MANY])}{suffix}" if models else ""
+    models = annotate_hosts(sorted(owners, key=lambda pair: pair[0]), hosts)
+    suffix = f" and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else ""
+    return f"in {path}: {', '.join(models[:_MAX_LISTED])}{suffix}" if models else ""
 
 
-def state_dir(hosts: Sequence[Probed]) -> tuple[Choice | None, tuple[str, ...]]:
-    """Choose a folder on a disk of each host's own where homes lie over the network: there, by
-    default, root may not write (exports(5), `root_squash`), which containers are, and hosts would
-    share what engines compile for themselves alone.
+def choose_state_dir(hosts: Sequence[ScannedHost]) -> tuple[Choice | None, tuple[str, ...]]:
+    """Choose a folder on local disks if home directories are on a network file system.
 
-    Without a choice the login's home will do, or there is none better, which a warning tells.
+    Containers run as root, which may not write to such a home (exports(5), `root_squash`), and
+    hosts would share their compile caches. Without a choice the home is fine, or a warning explains
+    the alternative.
     """
-    caches = {host.name: host.facts.compiled for host in hosts}
+    caches = {host.name: host.facts.compile_cache for host in hosts}
     kinds = {name: cache.kind for name, cache in caches.items() if cache and cache.remote}
     if not kinds:
         return None, ()
@@ -160,17 +153,15 @@ def state_dir(hosts: Sequence[Probed]) -> tuple[Choice | None, tuple[str, ...]]:
         return None, (f"{none}: {fix}",)
     path = max(free, key=lambda path: free[path])
     why = (
-        f"{text}{on_some(list(kinds), hosts)}, where containers' root may not write",
-        f"{path} is on a disk of each host's own: {size_of(free[path])} free",
+        f"{text}{host_suffix(list(kinds), hosts)}, where containers' root may not write",
+        f"{path} is on a disk of each host's own: {format_bytes(free[path])} free",
         "what engines compile lies there, too, in `cache` (`cache_dir:`)",
     )
     return Choice(value=f"{path.rstrip('/')}/vlaunch", why=why), ()
 
 
 def _built_for(tag: str) -> Accelerator | None:
-    """Return what an image is for, as far as its name tells: one without a word is for NVIDIA GPUs,
-    as vLLM's own is.
-    """
+    """Return the accelerator that an image's name implies, by default NVIDIA."""
     lowered = tag.lower()
     if "xpu" in lowered or "tpu" in lowered or "hpu" in lowered:
         return None

@@ -1,6 +1,4 @@
-"""Network of the cluster: the one that all hosts have, on the best interface, and what is passed
-over.
-"""
+"""Choice of the cluster's network: one that all hosts share, on the best interface."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ from typing import NamedTuple
 
 from launcher.core.domain import fold
 from launcher.core.errors import RequestError
-from launcher.hosts.discovery.described import grouped, lines
-from launcher.hosts.discovery.shape import Probed
+from launcher.hosts.discovery.described import annotate_hosts, group_names
+from launcher.hosts.discovery.shape import ScannedHost
 from launcher.tools.survey import Nic
 
-# Interfaces that software on a host makes for itself. Their addresses are often the same on every
-# host.
-_OWN = (
+# Interfaces created by software; their addresses are often equal on all hosts.
+_SOFTWARE_INTERFACES = (
     (re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}"), "docker's own bridge"),
     (
         re.compile(r"virbr\d+.*|vnet\d+|lxcbr\d+|lxdbr\d+|podman\d+|cni-podman\d+"),
@@ -33,16 +30,15 @@ _OWN = (
     ),
     (re.compile(r"tun\d+|tap\d+|wg\d+|tailscale\d+|zt\w+|ppp\d+"), "a tunnel"),
 )
-# What an administrator puts on top of a card; it has the card's speed, or says one of its own when
-# nothing is below it.
-_ON_TOP = re.compile(r"(?:v?m?br|vlan|macvlan|ipvlan).*|.+\.\d+")
+# Interfaces stacked on a card, with its speed, or their own without a card.
+_STACKED = re.compile(r"(?:v?m?br|vlan|macvlan|ipvlan).*|.+\.\d+")
 _BOND = re.compile(r"bond|team")
-_ALONE = "one address and no network around it"
+_SINGLE_ADDRESS = "one address and no network around it"
 
 
 class Merit(NamedTuple):
-    """Reasons for an interface, the first counts most: it belongs to an RDMA device, a card is it
-    or is below it, its speed (Mbit/s), it is a card itself, it has the default route.
+    """Ranking of an interface, most important first: belongs to an RDMA device, is backed by a
+    card, speed in Mbit/s, is a card itself, has the default route.
     """
 
     rdma: bool
@@ -53,8 +49,8 @@ class Merit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """An address of a host on one of its interfaces; `unfit` says why it cannot be meant."""
+class HostAddress:
+    """An address on an interface of a host; `unfit_reason` excludes it."""
 
     host: str
     interface: str
@@ -62,74 +58,74 @@ class Place:
     network: ipaddress.IPv4Network
     mtu: int
     merit: Merit
-    unfit: str
+    unfit_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """The network that was chosen: the places on it in the order of the hosts, and the lines about
-    the others.
-    """
+class SharedNetwork:
+    """The chosen network: the hosts' addresses on it, in order, and the reasons against others."""
 
     network: ipaddress.IPv4Network
-    places: tuple[Place, ...]
+    addresses: tuple[HostAddress, ...]
     why: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 
-def choose(hosts: Sequence[Probed], netdevs: Sequence[Set[str]]) -> Shared:
+def choose_network(hosts: Sequence[ScannedHost], netdevs: Sequence[Set[str]]) -> SharedNetwork:
     """Choose the network; `netdevs` are the interfaces of each host's compute devices.
 
-    Raises RequestError, with every host's networks, when there is none that all have.
+    Raises RequestError with all networks of each host if they share none.
     """
     candidates = [
         candidate
         for host, rdma in zip(hosts, netdevs, strict=True)
-        for candidate in _places(host, rdma)
+        for candidate in _host_addresses(host, rdma)
     ]
-    networks = _by_network(candidates)
+    networks = _group_by_network(candidates)
     common = {
         network: members
         for network, members in networks.items()
-        if len(members) == len(hosts) and _twice(members) is None
+        if len(members) == len(hosts) and _duplicate_ip(members) is None
     }
     if not common:
-        return _lone(hosts, candidates)
-    best = max(common, key=lambda net: (_common(common[net]), -int(net.network_address)))
+        return _routed_addresses(hosts, candidates)
+    best = max(common, key=lambda net: (_common_merit(common[net]), -int(net.network_address)))
     others = [
         f"not {', '.join(dict.fromkeys(candidate.interface for candidate in members))} {network}:"
-        f" {_why_not(members, common[best])}"
+        f" {_rejection_reason(members, common[best])}"
         for network, members in sorted(networks.items())
         if network != best
     ]
     unfit = [
-        (f"not {candidate.interface} {candidate.network}: {candidate.unfit}", candidate.host)
+        (f"not {candidate.interface} {candidate.network}: {candidate.unfit_reason}", candidate.host)
         for candidate in candidates
-        if candidate.unfit
+        if candidate.unfit_reason
     ]
-    return Shared(
+    return SharedNetwork(
         network=best,
-        places=tuple(common[best]),
-        why=(f"{best}: {_about(common[best])}", *others, *lines(unfit, hosts)),
-        warnings=_mtus(common[best]),
+        addresses=tuple(common[best]),
+        why=(f"{best}: {_describe_network(common[best])}", *others, *annotate_hosts(unfit, hosts)),
+        warnings=_mtu_warnings(common[best]),
     )
 
 
-def _by_network(addresses: Sequence[Place]) -> dict[ipaddress.IPv4Network, list[Place]]:
-    """Return the best place of each host on each network, in the order of the hosts."""
-    networks: dict[ipaddress.IPv4Network, dict[str, Place]] = {}
+def _group_by_network(
+    addresses: Sequence[HostAddress],
+) -> dict[ipaddress.IPv4Network, list[HostAddress]]:
+    """Return the best address of each host on each network, in host order."""
+    networks: dict[ipaddress.IPv4Network, dict[str, HostAddress]] = {}
     for address in addresses:
-        if not address.unfit:
+        if not address.unfit_reason:
             best = networks.setdefault(address.network, {}).setdefault(address.host, address)
             if address.merit > best.merit:
                 networks[address.network][address.host] = address
     return {network: list(by_host.values()) for network, by_host in networks.items()}
 
 
-def _places(host: Probed, rdma: Set[str]) -> Iterator[Place]:
+def _host_addresses(host: ScannedHost, rdma: Set[str]) -> Iterator[HostAddress]:
     """Yield the IPv4 addresses of a host."""
     nics = host.survey.nics
-    if nics is None:  # of a host that was not surveyed, what the probe knows
+    if nics is None:  # without a survey, use the probe
         nics = tuple(
             Nic(name=item.interface, up=item.up, mtu=0, addresses=(f"{item.ip}/{item.prefix}",))
             for item in host.facts.addresses or ()
@@ -137,25 +133,25 @@ def _places(host: Probed, rdma: Set[str]) -> Iterator[Place]:
     for nic in nics:
         merit = Merit(
             rdma=nic.name in rdma,
-            physical=_backed(nic, nics),
+            physical=_is_backed_by_card(nic, nics),
             speed=max(0, nic.speed or 0),
             card=_is_card(nic),
             default=nic.name == host.survey.default_nic,
         )
-        for address in _ipv4(nic):
-            yield Place(
+        for address in _ipv4_addresses(nic):
+            yield HostAddress(
                 host=host.name,
                 interface=nic.name,
                 ip=str(address.ip),
                 network=address.network,
                 mtu=nic.mtu,
                 merit=merit,
-                unfit=_unfit(nic, address),
+                unfit_reason=_unfit_reason(nic, address),
             )
 
 
-def _ipv4(nic: Nic) -> Iterator[ipaddress.IPv4Interface]:
-    """Yield the IPv4 addresses of an interface that are not the host's alone."""
+def _ipv4_addresses(nic: Nic) -> Iterator[ipaddress.IPv4Interface]:
+    """Yield the IPv4 addresses of an interface, without loopback."""
     for text in nic.addresses if nic.name != "lo" else ():
         try:
             address = ipaddress.ip_interface(text)
@@ -169,22 +165,22 @@ def _is_card(nic: Nic) -> bool:
     return nic.physical or _BOND.match(nic.name) is not None
 
 
-def _backed(nic: Nic, nics: Sequence[Nic]) -> bool:
-    """Return whether a card is an interface, or is below it: of its name (`ens1.100`), or as fast
-    as it is.
-    """
+def _is_backed_by_card(nic: Nic, nics: Sequence[Nic]) -> bool:
+    """Return whether an interface is a card or on top of one: by name (`ens1.100`) or speed."""
     if _is_card(nic):
         return True
     cards = [card for card in nics if _is_card(card) and card.up]
     named = any(card.name == nic.name.rpartition(".")[0] for card in cards)
     return named or (
-        _ON_TOP.fullmatch(nic.name) is not None
+        _STACKED.fullmatch(nic.name) is not None
         and any(card.speed == nic.speed for card in cards if card.speed)
     )
 
 
-def _unfit(nic: Nic, address: ipaddress.IPv4Interface) -> str:
-    origin = next((text for pattern, text in _OWN if pattern.fullmatch(nic.name)), "")
+def _unfit_reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
+    origin = next(
+        (text for pattern, text in _SOFTWARE_INTERFACES if pattern.fullmatch(nic.name)), ""
+    )
     if origin:
         return origin
     if not nic.up:
@@ -193,20 +189,22 @@ def _unfit(nic: Nic, address: ipaddress.IPv4Interface) -> str:
         return "link-local, an address that may change at every start"
     if address.is_unspecified or address.is_multicast or address.network.prefixlen == 0:
         return "no address of a host"
-    return _ALONE if address.network.prefixlen == 32 else ""
+    return _SINGLE_ADDRESS if address.network.prefixlen == 32 else ""
 
 
-def _lone(hosts: Sequence[Probed], candidates: Sequence[Place]) -> Shared:
-    """Take the addresses of the default route where each stands alone (/32), as on Google Cloud:
-    its router joins them. Raises RequestError where hosts have none.
+def _routed_addresses(
+    hosts: Sequence[ScannedHost], candidates: Sequence[HostAddress]
+) -> SharedNetwork:
+    """Return the default route's addresses if each is alone (/32), as on Google Cloud, where a
+    router joins them. Raises RequestError for hosts without one.
     """
-    routed: dict[str, Place] = {}
+    routed: dict[str, HostAddress] = {}
     for candidate in candidates:
-        if candidate.merit.default and candidate.unfit == _ALONE:
+        if candidate.merit.default and candidate.unfit_reason == _SINGLE_ADDRESS:
             routed.setdefault(candidate.host, candidate)
     addresses = tuple(routed.values())
-    if len(hosts) < 2 or len(addresses) < len(hosts) or _twice(addresses) is not None:
-        raise _none(hosts, candidates)
+    if len(hosts) < 2 or len(addresses) < len(hosts) or _duplicate_ip(addresses) is not None:
+        raise _no_network_error(hosts, candidates)
     network = addresses[0].network
     while not all(candidate.network.subnet_of(network) for candidate in addresses):
         network = network.supernet()
@@ -218,24 +216,27 @@ def _lone(hosts: Sequence[Probed], candidates: Sequence[Place]) -> Shared:
         "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they"
         " reach each other"
     )
-    return Shared(
-        network=network, places=addresses, why=(text,), warnings=(warning, *_mtus(addresses))
+    return SharedNetwork(
+        network=network,
+        addresses=addresses,
+        why=(text,),
+        warnings=(warning, *_mtu_warnings(addresses)),
     )
 
 
-def _twice(addresses: Iterable[Place]) -> str | None:
-    """Return an address that more than one host says it has."""
+def _duplicate_ip(addresses: Iterable[HostAddress]) -> str | None:
+    """Return an address that several hosts have."""
     counts = Counter(address.ip for address in addresses)
     return next((ip for ip, count in counts.items() if count > 1), None)
 
 
-def _common(addresses: Iterable[Place]) -> Merit:
-    """Return the merit that all places have."""
+def _common_merit(addresses: Iterable[HostAddress]) -> Merit:
+    """Return the merit that all addresses have."""
     return Merit(*map(min, zip(*(address.merit for address in addresses), strict=True)))
 
 
-def _about(addresses: Sequence[Place]) -> str:
-    merit = _common(addresses)
+def _describe_network(addresses: Sequence[HostAddress]) -> str:
+    merit = _common_merit(addresses)
     parts = ["on all hosts" if len(addresses) > 1 else "an address of this host"]
     parts += ["on an interface of the RDMA devices"] if merit.rdma else []
     parts += [f"{merit.speed / 1000:g} Gbit/s"] if merit.speed else []
@@ -245,14 +246,14 @@ def _about(addresses: Sequence[Place]) -> str:
     return ", ".join(parts)
 
 
-def _why_not(addresses: Sequence[Place], chosen: Sequence[Place]) -> str:
-    """Say why a network was not chosen, by the places of the hosts on it."""
+def _rejection_reason(addresses: Sequence[HostAddress], chosen: Sequence[HostAddress]) -> str:
+    """Return the reason for not choosing a network."""
     if len(addresses) < len(chosen):
         return f"only on {fold([address.host for address in addresses])}"
-    duplicate = _twice(addresses)
+    duplicate = _duplicate_ip(addresses)
     if duplicate is not None:
         return f"{duplicate} is on more than one host, so it is not one network"
-    merit = _common(addresses)
+    merit = _common_merit(addresses)
     slower = f"slower ({merit.speed / 1000:g} Gbit/s)" if merit.speed else "of unknown speed"
     drawbacks = (
         "no interface of the RDMA devices",
@@ -261,26 +262,28 @@ def _why_not(addresses: Sequence[Place], chosen: Sequence[Place]) -> str:
         "on top of another interface",
         "without the default route",
     )
-    pairs = zip(_common(chosen), merit, drawbacks, strict=True)
+    pairs = zip(_common_merit(chosen), merit, drawbacks, strict=True)
     return "also on all hosts, but " + next(
         (text for best, value, text in pairs if best != value), "one is enough"
     )
 
 
-def _mtus(addresses: Iterable[Place]) -> tuple[str, ...]:
-    sizes = grouped((address.mtu, address.host) for address in addresses)
+def _mtu_warnings(addresses: Iterable[HostAddress]) -> tuple[str, ...]:
+    sizes = group_names((address.mtu, address.host) for address in addresses)
     if len(sizes) == 1:
         return ()
     listing = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
     return (f"the MTU differs ({listing}): large packets may be dropped without a word",)
 
 
-def _none(hosts: Sequence[Probed], candidates: Sequence[Place]) -> RequestError:
-    listings = grouped(
+def _no_network_error(
+    hosts: Sequence[ScannedHost], candidates: Sequence[HostAddress]
+) -> RequestError:
+    listings = group_names(
         (
             candidate.host,
             f"{candidate.interface} {candidate.ip}/{candidate.network.prefixlen}"
-            + f" ({candidate.unfit})" * bool(candidate.unfit),
+            + f" ({candidate.unfit_reason})" * bool(candidate.unfit_reason),
         )
         for candidate in candidates
     )

@@ -1,7 +1,7 @@
-"""Prints what a container that will serve sees, as one JSON object.
+"""Prints the view from inside a container as one JSON object.
 
-Standard library only, for any Python from 3.6 on, because it runs with what the image has; the
-versions of packages are read from their metadata, for importing torch alone takes seconds.
+Standard library only, Python 3.6 or newer: it runs in the image. Package versions come from
+metadata, because importing torch takes seconds.
 """
 
 import glob
@@ -11,21 +11,21 @@ import platform
 import resource
 
 LIBRARIES = "/usr/lib/*-linux-gnu /lib/*-linux-gnu /usr/lib64 /lib64 /usr/lib /lib /usr/local/lib"
-IPC_LOCK = 14  # its bit in CapEff (include/uapi/linux/capability.h)
+IPC_LOCK = 14  # bit in CapEff (include/uapi/linux/capability.h)
 
 
-def ray() -> str:
-    """Return the version of Ray, or nothing."""
+def ray_version() -> str:
+    """Return the version of Ray, or an empty string."""
     try:
         from importlib import metadata
 
         return metadata.version("ray")
-    except Exception:  # whatever is wrong with an image's packages
+    except Exception:  # the image's packages may be broken in any way
         return ""
 
 
-def ipc_lock() -> "bool | None":
-    """Return whether memory may be locked, by what the kernel says of this process."""
+def has_ipc_lock() -> "bool | None":
+    """Return whether this process may lock memory."""
     try:
         with open("/proc/self/status") as file:
             bits = next(line.split()[1] for line in file if line.startswith("CapEff:"))
@@ -34,16 +34,16 @@ def ipc_lock() -> "bool | None":
     return bool(int(bits, 16) >> IPC_LOCK & 1)
 
 
-def names(folder: str) -> "list[str]":
-    """Return the names in a folder, none where there is no such folder."""
+def list_names(folder: str) -> "list[str]":
+    """Return the names in a folder; none if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def verbs() -> str:
-    """Return where the library is that NCCL needs for RDMA."""
+def find_libibverbs() -> str:
+    """Return the path of libibverbs, which NCCL needs for RDMA."""
     library_path = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for folder in [*library_path, *LIBRARIES.split(), "/opt/conda/lib"]:
         matches = sorted(glob.glob(os.path.join(folder, "libibverbs.so*")))
@@ -53,17 +53,17 @@ def verbs() -> str:
 
 
 def main() -> None:
-    """Print it."""
+    """Print the view."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     view = {
         "memlock": None if soft == resource.RLIM_INFINITY else soft,
         "memlock_unlimited": soft == resource.RLIM_INFINITY,
-        "ipc_lock": ipc_lock(),
-        "infiniband": names("/dev/infiniband"),
-        "imex": names("/dev/nvidia-caps-imex-channels"),
-        "libibverbs": verbs(),
+        "ipc_lock": has_ipc_lock(),
+        "infiniband": list_names("/dev/infiniband"),
+        "imex": list_names("/dev/nvidia-caps-imex-channels"),
+        "libibverbs": find_libibverbs(),
         "python": platform.python_version(),
-        "ray": ray(),
+        "ray": ray_version(),
     }
     print(json.dumps(view))
 

@@ -1,13 +1,11 @@
-"""Runs on every node at the same time: listens, knocks at all the other nodes, and prints what
-became of it as one JSON object.
+"""Connection probe: listens, connects to all other nodes and prints the results as one JSON object.
 
-Standard library only, for any Python from 3.6 on, because it runs with what the node has. Usage:
-pairs.py JSON, with the keys node, ip, port (the high one), listen, mtu, deadline, patience, nonce,
-peers ([{name, ip, ports}]).
+Standard library only, Python 3.6 or newer: it runs on the node. Usage: pairs.py JSON, with the keys
+node, ip, port (the high one), listen, mtu, deadline, patience, nonce, peers ([{name, ip, ports}]).
 
-It ends once all nodes are through, and at its deadline at the latest; it waits until then for a
-node that it cannot reach in either direction. If a line comes on standard input, the end of that
-input ends it as well. Without such a line its input says nothing (ssh and docker give it none).
+It exits when all nodes are done, or at its deadline, until which it waits for unreachable nodes. If
+a line arrives on standard input, the end of that input ends it too; without a line, input is
+ignored (ssh and docker provide none).
 """
 
 import contextlib
@@ -24,14 +22,13 @@ import threading
 import time
 import typing
 
-BULK = 1 << 20
-STEP = 1 << 16
-# SO_LINGER: close with a reset, so that no port is left in TIME_WAIT for the next one to bind
+BULK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+# SO_LINGER: close with a reset, to leave no port in TIME_WAIT for the next bind
 RESET = struct.pack("ii", 1, 0)
-SMALL = 256  # bytes of the smallest IP packet tried
-# Sizes that networks really have: tunnels, PPPoE, InfiniBand, jumbo frames, less what
-# encapsulations take.
-USUAL = (
+MIN_PACKET = 256  # bytes of the smallest IP packet to try
+# Common packet sizes: tunnels, PPPoE, InfiniBand and jumbo frames, minus encapsulation.
+COMMON_SIZES = (
     576,
     1280,
     1380,
@@ -50,114 +47,108 @@ USUAL = (
     8972,
     9000,
 )
-HEAD = 28  # bytes of the headers of IPv4 and UDP; an inventory has no IPv6 addresses
-# IP_PMTUDISC_PROBE: "do not fragment", whatever the kernel believes about the path (ip(7))
+HEADER_BYTES = 28  # IPv4 and UDP; inventories have no IPv6 addresses
+# IP_PMTUDISC_PROBE: "do not fragment", ignoring the known path MTU (ip(7))
 MTU_DISCOVER, PROBE = 10, 3
 if typing.TYPE_CHECKING:
-    # A connection under way: its port, its start, and where its port goes if it is refused
-    Flight = tuple[int, float, dict[int, float] | None]
+    # A pending connection: its port, its start, and the ports to retry after a refusal
+    PendingConnection = tuple[int, float, dict[int, float] | None]
 
 
-class Talk:
-    """A connection at the high port, of either side: lines in both directions, the bulk being one
-    very long line.
-    """
+class PeerConnection:
+    """A connection at the high port, from either side; the bulk transfer is one very long line."""
 
-    def __init__(self, probe: "Probe", sock: socket.socket, peer: str = "") -> None:
+    def __init__(self, probe: "PortProber", sock: socket.socket, peer: str = "") -> None:
         self.probe, self.sock, self.peer = probe, sock, peer
-        self.sending = threading.Lock()
-        self.greeted, self.ended, self.arrived = (
+        self.send_lock = threading.Lock()
+        self.greeted, self.closed, self.bulk_received = (
             threading.Event(),
             threading.Event(),
             threading.Event(),
         )
-        self.stranger = False
-        self.progress = time.monotonic()
+        self.is_foreign = False
+        self.last_progress = time.monotonic()
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # before anything that reading may cause us to say
-        self.say(f"vlaunch {probe.nonce} {probe.name}")
-        threading.Thread(target=self.read, daemon=True).start()
+        # before reading, which may send replies
+        self.send_line(f"vlaunch {probe.nonce} {probe.name}")
+        threading.Thread(target=self.run, daemon=True).start()
 
-    def say(self, line: str) -> None:
-        """Send a line; not behind a bulk that hangs, because whoever waits for it would hang as
-        well.
-        """
-        if not self.sending.acquire(timeout=1.0):
+    def send_line(self, line: str) -> None:
+        """Send a line, unless a stalled bulk transfer blocks the socket."""
+        if not self.send_lock.acquire(timeout=1.0):
             return
         try:
             self.sock.sendall(line.encode() + b"\n")
         except OSError:
             pass
         finally:
-            self.sending.release()
+            self.send_lock.release()
 
-    def read(self) -> None:
+    def run(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self.receive()
-        self.stranger = not self.greeted.is_set()
-        self.ended.set()
+            self.read_lines()
+        self.is_foreign = not self.greeted.is_set()
+        self.closed.set()
         self.greeted.set()
-        if self.peer and not self.stranger:
-            self.probe.over(self.peer)  # its process has ended, it will not ask for anything
+        if self.peer and not self.is_foreign:
+            self.probe.mark_finished(self.peer)  # its process has exited and needs nothing more
 
-    def receive(self) -> None:
-        """Hear line after line, until the other side ends or says what no probe of ours would."""
+    def read_lines(self) -> None:
+        """Handle lines until the peer closes or violates the protocol."""
         buffer, received = b"", 0
         while True:
-            data = self.sock.recv(STEP)
+            data = self.sock.recv(CHUNK_BYTES)
             if not data:
                 return
-            self.progress = time.monotonic()
+            self.last_progress = time.monotonic()
             lines = (buffer + data).split(b"\n")
             buffer = lines.pop()
-            if any(not self.hear(line) for line in lines):
+            if any(not self.handle_line(line) for line in lines):
                 return
             if self.greeted.is_set() and buffer.startswith(b"bulk"):
                 received += len(buffer)
                 buffer = b"bulk"
-                if received >= STEP:
+                if received >= CHUNK_BYTES:
                     received = 0
-                    self.say("some")
+                    self.send_line("some")
             elif len(buffer) > 1000:
-                return  # no probe of ours: those greet first, in a short line
+                return  # not our probe, which greets with a short line first
 
-    def hear(self, line: bytes) -> bool:
+    def handle_line(self, line: bytes) -> bool:
         if not self.greeted.is_set():
             fields = line.decode("utf-8", "replace").split(" ", 2)
             if fields[:2] != ["vlaunch", self.probe.nonce] or (self.peer or fields[2]) != fields[2]:
                 return False
             self.peer = fields[2]
-            self.probe.met(self)
+            self.probe.add_connection(self)
             self.greeted.set()
         elif line.startswith(b"bulk"):
-            self.say("all")
+            self.send_line("all")
         elif line == b"all":
-            self.arrived.set()
+            self.bulk_received.set()
         elif line == b"over":
-            self.probe.over(self.peer)
+            self.probe.mark_finished(self.peer)
         return True
 
-    def bulk(self, patience: float, deadline: float) -> bool:
-        """Send a megabyte and tell whether all of it came; given up when nothing moves for
-        `patience` seconds.
-        """
+    def send_bulk(self, patience: float, deadline: float) -> bool:
+        """Send a megabyte and return its arrival; give up after `patience` seconds of silence."""
 
         def send() -> None:
-            with self.sending, contextlib.suppress(OSError):
-                self.sock.sendall(b"bulk" + b"x" * (BULK - 5) + b"\n")
+            with self.send_lock, contextlib.suppress(OSError):
+                self.sock.sendall(b"bulk" + b"x" * (BULK_BYTES - 5) + b"\n")
 
-        self.progress = time.monotonic()
+        self.last_progress = time.monotonic()
         threading.Thread(target=send, daemon=True).start()
-        while not self.arrived.wait(0.05):
+        while not self.bulk_received.wait(0.05):
             now = time.monotonic()
-            if self.ended.is_set() or now > deadline or now - self.progress > patience:
+            if self.closed.is_set() or now > deadline or now - self.last_progress > patience:
                 break
-        return self.arrived.is_set()
+        return self.bulk_received.is_set()
 
 
-class Probe:
-    """One node: what it holds open, whom it met, and what it saw of each peer."""
+class PortProber:
+    """State of one node: listeners, connections and results by peer."""
 
     def __init__(self, request: "dict[str, typing.Any]") -> None:
         self.name, self.ip, self.port, self.nonce = (
@@ -168,25 +159,25 @@ class Probe:
         )
         self.mtu: int = request["mtu"]
         self.patience: float = request["patience"]
-        self.end = time.monotonic() + request["deadline"]
+        self.kill_ranks = time.monotonic() + request["deadline"]
         self.peers: list[dict[str, typing.Any]] = request["peers"]
         self.state = threading.Condition()
-        self.talks: dict[str, list[Talk]] = {}
+        self.connections: dict[str, list[PeerConnection]] = {}
         self.finished: set[str] = set()
-        self.through = 0
-        self.seen: dict[str, dict[str, typing.Any]] = {
+        self.completed = 0
+        self.results: dict[str, dict[str, typing.Any]] = {
             peer["name"]: {"ports": {}, "errors": {}, "bulk": None, "largest": None}
             for peer in self.peers
         }
-        self.heard: set[str] = set()
-        self.doors = selectors.DefaultSelector()
+        self.senders: set[str] = set()
+        self.listeners = selectors.DefaultSelector()
         for port in request["listen"]:
-            # In use is fine: a connection to whoever has it proves as much.
+            # A port in use is fine: its listener accepts connections as well.
             with contextlib.suppress(OSError):
                 self.listen(port, "door")
         self.datagrams = self.bind_socket(socket.SOCK_DGRAM, self.port)
         self.datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        self.listen(self.port, "high")  # last: who is greeted there may rely on the other ports
+        self.listen(self.port, "high")  # last: a greeting implies that the other ports are open
 
     def bind_socket(self, kind: int, port: int = 0) -> socket.socket:
         sock = socket.socket(socket.AF_INET, kind)
@@ -198,29 +189,26 @@ class Probe:
         sock = self.bind_socket(socket.SOCK_STREAM, port)
         sock.listen(1024)
         sock.setblocking(False)
-        self.doors.register(sock, selectors.EVENT_READ, kind)
+        self.listeners.register(sock, selectors.EVENT_READ, kind)
 
-    def keep_doors(self) -> None:
-        """Accept connections.
-
-        Those at plain ports stay until the other side has closed them, which it does with a reset.
-        """
+    def accept_connections(self) -> None:
+        """Accept connections; at plain ports they stay open until the peer resets them."""
         while True:
-            for key, _ in self.doors.select():
+            for key, _ in self.listeners.select():
                 sock: typing.Any = key.fileobj
                 try:
                     if key.data == "guest":
-                        self.doors.unregister(sock)
+                        self.listeners.unregister(sock)
                         sock.close()
                         continue
                     client = sock.accept()[0]
                     if key.data == "high":
-                        Talk(self, client)
+                        PeerConnection(self, client)
                     else:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                        self.doors.register(client, selectors.EVENT_READ, "guest")
+                        self.listeners.register(client, selectors.EVENT_READ, "guest")
                 except OSError:
-                    # too many open files, or a guest that has gone: never a busy loop
+                    # too many open files, or the client has gone: avoid a busy loop
                     time.sleep(0.01)
 
     def answer_datagrams(self) -> None:
@@ -229,123 +217,120 @@ class Probe:
                 data, sender = self.datagrams.recvfrom(1 << 16)
                 nonce, name, size = data.split(b"|", 3)[:3]
                 if nonce.decode() == self.nonce:
-                    self.heard.add(name.decode())
+                    self.senders.add(name.decode())
                     self.datagrams.sendto(nonce + b"|" + size, sender)
             except (OSError, ValueError):
                 continue
 
-    def met(self, connection: Talk) -> None:
+    def add_connection(self, connection: PeerConnection) -> None:
         with self.state:
-            self.talks.setdefault(connection.peer, []).append(connection)
-            completed = self.through == len(self.peers)
+            self.connections.setdefault(connection.peer, []).append(connection)
+            completed = self.completed == len(self.peers)
         if completed:
-            connection.say("over")
+            connection.send_line("over")
 
-    def over(self, name: str) -> None:
+    def mark_finished(self, name: str) -> None:
         with self.state:
             self.finished.add(name)
             self.state.notify_all()
 
-    def knock(self, peer: "dict[str, typing.Any]") -> None:
-        result = self.seen[peer["name"]]
-        # Datagrams come after the connections and need two seconds at most; their time is kept
-        # free.
-        deadline = max(self.end - 2.5, time.monotonic() + 0.5)
+    def probe_peer(self, peer: "dict[str, typing.Any]") -> None:
+        result = self.results[peer["name"]]
+        # Reserve time for the datagrams, which need two seconds at most.
+        deadline = max(self.kill_ranks - 2.5, time.monotonic() + 0.5)
         connection = None
         try:
-            connection = self.connect(peer, result, deadline)
+            connection = self.probe_ports(peer, result, deadline)
             if connection is not None:
-                result["bulk"] = connection.bulk(self.patience, deadline)
-            result["largest"] = self.largest(peer["ip"])
+                result["bulk"] = connection.send_bulk(self.patience, deadline)
+            result["largest"] = self.largest_packet(peer["ip"])
         except OSError as error:
             result["errors"]["0"] = error.strerror or str(error)
         with self.state:
-            self.through += 1
-            completed = self.through == len(self.peers)
+            self.completed += 1
+            completed = self.completed == len(self.peers)
             connections = [
-                connection for talks in self.talks.values() for connection in talks if completed
+                connection
+                for talks in self.connections.values()
+                for connection in talks
+                if completed
             ]
             self.state.notify_all()
         for connection in connections:
-            connection.say("over")
+            connection.send_line("over")
 
-    def connect(
+    def probe_ports(
         self, peer: "dict[str, typing.Any]", result: "dict[str, typing.Any]", deadline: float
-    ) -> "Talk | None":
-        """Try all ports at once until each has its answer; return the talk at the high port, if
-        there is one.
-        """
+    ) -> "PeerConnection | None":
+        """Connect to all ports until each has a result; return the high port's connection."""
         remaining = dict.fromkeys([self.port, *peer["ports"]], 0.0)
-        pending: dict[socket.socket, Flight] = {}
+        pending: dict[socket.socket, PendingConnection] = {}
         connection = None
         while (remaining or pending) and time.monotonic() < deadline:
             now = time.monotonic()
-            # Refused may only mean that the peer had not begun: unless we had met it before we
-            # knocked, we come again.
-            retry = None if peer["name"] in self.talks else remaining
-            for port in due(remaining, now):
+            # Retry a refusal, which may precede the peer's start, unless the peer has connected.
+            retry = None if peer["name"] in self.connections else remaining
+            for port in due_ports(remaining, now):
                 del remaining[port]
-                sock, code = self.dial(peer["ip"], port)
+                sock, code = self.start_connection(peer["ip"], port)
                 if code in (0, errno.EINPROGRESS):
                     pending[sock] = (port, now, retry)
                 else:
-                    self.landed(result, port, code, retry)
+                    self.record_result(result, port, code, retry)
                     sock.close()
-            for sock in ready(list(pending), 0.02):
-                connection = self.answered(peer, result, sock, pending.pop(sock)) or connection
-            self.drop_slow(pending, result)
+            for sock in ready_sockets(list(pending), 0.02):
+                connection = (
+                    self.finish_connection(peer, result, sock, pending.pop(sock)) or connection
+                )
+            self.drop_timed_out(pending, result)
         for sock, (port, _, _) in pending.items():
             result["ports"].setdefault(str(port), "timed out")
             sock.close()
         return connection
 
-    def dial(self, ip: str, port: int) -> "tuple[socket.socket, int]":
-        """Begin a connection; return its socket, and how far it came as an error number."""
+    def start_connection(self, ip: str, port: int) -> "tuple[socket.socket, int]":
+        """Start a connection; return its socket and its error number."""
         sock = self.bind_socket(socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         return sock, sock.connect_ex((ip, port))
 
-    def answered(
+    def finish_connection(
         self,
         peer: "dict[str, typing.Any]",
         result: "dict[str, typing.Any]",
         sock: socket.socket,
-        pending: "Flight",
-    ) -> "Talk | None":
-        """Note what became of a connection that was begun; return the talk, where it stands at the
-        high port.
-        """
+        pending: "PendingConnection",
+    ) -> "PeerConnection | None":
+        """Record the result of an attempt; return the connection if at the high port."""
         port, _, retry = pending
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self.landed(result, port, code, retry)
+        self.record_result(result, port, code, retry)
         if port == self.port and not code:
-            return self.greet(peer, result, sock)
+            return self.exchange_greetings(peer, result, sock)
         sock.close()
         return None
 
-    def drop_slow(
-        self, pending: "dict[socket.socket, Flight]", result: "dict[str, typing.Any]"
+    def drop_timed_out(
+        self, pending: "dict[socket.socket, PendingConnection]", result: "dict[str, typing.Any]"
     ) -> None:
-        """Give up those connections that have had no answer for as long as we are patient."""
+        """Drop connections without an answer for `patience` seconds."""
         for sock, (port, started, _) in list(pending.items()):
             if time.monotonic() - started > self.patience:
                 del pending[sock]
                 result["ports"][str(port)] = "timed out"
                 sock.close()
 
-    def landed(
+    def record_result(
         self,
         result: "dict[str, typing.Any]",
         port: int,
         code: int,
         retry: "dict[int, float] | None",
     ) -> None:
-        """Note what became of a connection; `again` takes the port of one that was refused, if it
-        may be tried once more.
-        """
+        """Record the result of a connection; `retry` collects refused ports to try again."""
         result["errors"].pop(str(port), None)
-        if code in (0, errno.ECONNRESET):  # a reset comes after the connection stood
+        if code in (0, errno.ECONNRESET):  # a reset follows an established connection
             result["ports"][str(port)] = "open"
             return
         result["errors"][str(port)] = os.strerror(code)
@@ -355,44 +340,41 @@ class Probe:
         if code == errno.ECONNREFUSED and retry is not None:
             retry[port] = time.monotonic() + 0.05
 
-    def greet(
+    def exchange_greetings(
         self, peer: "dict[str, typing.Any]", result: "dict[str, typing.Any]", sock: socket.socket
-    ) -> "Talk | None":
+    ) -> "PeerConnection | None":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-        connection = Talk(self, sock, peer["name"])
-        if connection.greeted.wait(self.patience) and not connection.stranger:
+        connection = PeerConnection(self, sock, peer["name"])
+        if connection.greeted.wait(self.patience) and not connection.is_foreign:
             return connection
         result["ports"][str(self.port)] = "error"
         result["errors"][str(self.port)] = (
             "something else answers there"
-            if connection.stranger
+            if connection.is_foreign
             else "connected, but the probe there did not answer"
         )
         return None
 
-    def largest(self, ip: str) -> "int | None":
-        """Return the size of the largest IP packet that comes through in one piece, at most the
-        MTU; None when none does.
-        """
+    def largest_packet(self, ip: str) -> "int | None":
+        """Return the largest unfragmented IP packet up to the MTU; None if none arrives."""
         with self.bind_socket(socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
-            if self.passed(sock, ip, [self.mtu]):
+            if self.acknowledged_sizes(sock, ip, [self.mtu]):
                 return self.mtu
             below = self.largest_below(sock, ip)
-            # A loaded node may have lost all three of the first: nothing is called broken that
-            # passes now.
-            if below is not None and self.passed(sock, ip, [self.mtu]):
+            # A loaded node may have dropped the first three: try the MTU again.
+            if below is not None and self.acknowledged_sizes(sock, ip, [self.mtu]):
                 return self.mtu
             return below
 
     def largest_below(self, sock: socket.socket, ip: str) -> "int | None":
-        """Return the largest size below the MTU that passes: a usual one first, then sixteen
-        between it and the next at a time. None when not even a small one does.
+        """Return the largest passing size below the MTU: try common sizes, then sixteen at a time
+        between two of them. None if even the smallest fails.
         """
         low, high = 0, self.mtu
-        sizes = [SMALL] + [size for size in USUAL if SMALL < size < self.mtu]
-        while high - low > 1 and time.monotonic() < self.end:
-            acknowledged = self.passed(sock, ip, sizes)
+        sizes = [MIN_PACKET] + [size for size in COMMON_SIZES if MIN_PACKET < size < self.mtu]
+        while high - low > 1 and time.monotonic() < self.kill_ranks:
+            acknowledged = self.acknowledged_sizes(sock, ip, sizes)
             if not acknowledged and not low:
                 return None
             low = max([*acknowledged, low])
@@ -402,29 +384,27 @@ class Probe:
             )
         return low
 
-    def passed(self, sock: socket.socket, ip: str, sizes: "list[int]") -> "list[int]":
-        """Send a datagram of each size, up to three times, and return those that were
-        acknowledged.
-        """
+    def acknowledged_sizes(self, sock: socket.socket, ip: str, sizes: "list[int]") -> "list[int]":
+        """Send a datagram of each size up to three times; return the acknowledged sizes."""
         missing, deadline = set(sizes), time.monotonic()
         for wait in (0.1, 0.2, 0.4):
             for size in sorted(missing):
                 packet = f"{self.nonce}|{self.name}|{size}|".encode()
-                # EMSGSIZE: our own interface is smaller; refused: an earlier one was
+                # EMSGSIZE: larger than our interface's MTU; refused: by an earlier datagram
                 with contextlib.suppress(OSError):
-                    sock.sendto(packet.ljust(size - HEAD, b"."), (ip, self.port))
+                    sock.sendto(packet.ljust(size - HEADER_BYTES, b"."), (ip, self.port))
                 if len(missing) > 1:
-                    # a burst of large ones would overflow the other side's buffer
+                    # a burst of large packets would overflow the peer's buffer
                     time.sleep(0.001)
             deadline += wait
-            self.hear_back(sock, missing, deadline)
+            self.collect_acks(sock, missing, deadline)
             if not missing:
                 break
         return [size for size in sizes if size not in missing]
 
-    def hear_back(self, sock: socket.socket, missing: "set[int]", deadline: float) -> None:
-        """Take the sizes that are acknowledged out of `missing`, as long as there are some."""
-        while missing and ready_to_read(sock, deadline - time.monotonic()):
+    def collect_acks(self, sock: socket.socket, missing: "set[int]", deadline: float) -> None:
+        """Remove acknowledged sizes from `missing` until the deadline."""
+        while missing and is_readable(sock, deadline - time.monotonic()):
             try:
                 nonce, size = sock.recv(1 << 16).split(b"|")
             except (OSError, ValueError):
@@ -433,34 +413,34 @@ class Probe:
                 missing.discard(int(size))
 
     def run(self) -> "dict[str, object]":
-        for loop in (self.keep_doors, self.answer_datagrams):
+        for loop in (self.accept_connections, self.answer_datagrams):
             threading.Thread(target=loop, daemon=True).start()
         for peer in self.peers:
-            threading.Thread(target=self.knock, args=(peer,), daemon=True).start()
+            threading.Thread(target=self.probe_peer, args=(peer,), daemon=True).start()
         with self.state:
             self.wait_for_all()
-        for name, result in self.seen.items():
-            result["heard"] = name in self.heard or name in self.talks
-        return {"node": self.name, "mtu": self.mtu, "peers": self.seen}
+        for name, result in self.results.items():
+            result["heard"] = name in self.senders or name in self.connections
+        return {"node": self.name, "mtu": self.mtu, "peers": self.results}
 
     def wait_for_all(self) -> None:
-        """Wait until we and all peers are through, or the time is over; `state` is held."""
+        """Wait until this node and all peers are done, or for the deadline; requires `state`."""
         names = {peer["name"] for peer in self.peers}
-        while self.through < len(self.peers) or not names <= self.finished:
-            remaining = self.end - time.monotonic()
+        while self.completed < len(self.peers) or not names <= self.finished:
+            remaining = self.kill_ranks - time.monotonic()
             if remaining <= 0:
                 return
-            # In short turns: a signal's handler runs only while this thread does.
+            # Wait briefly: signal handlers run only while this thread does.
             self.state.wait(min(remaining, 0.2))
 
 
-def due(times: "dict[int, float]", now: float) -> "list[int]":
-    """Return the keys whose time has come, as a list: `times` may change meanwhile."""
+def due_ports(times: "dict[int, float]", now: float) -> "list[int]":
+    """Return the keys with an expired time, as a list: `times` may change meanwhile."""
     return [key for key, time_due in times.items() if time_due <= now]
 
 
-def ready(socks: "list[socket.socket]", seconds: float) -> "list[socket.socket]":
-    """Return those that are connected or failed."""
+def ready_sockets(socks: "list[socket.socket]", seconds: float) -> "list[socket.socket]":
+    """Return the sockets that are connected or failed."""
     poll = select.poll()
     by_number = {sock.fileno(): sock for sock in socks}
     for number in by_number:
@@ -468,14 +448,14 @@ def ready(socks: "list[socket.socket]", seconds: float) -> "list[socket.socket]"
     return [by_number[number] for number, _ in poll.poll(seconds * 1000)]
 
 
-def ready_to_read(sock: socket.socket, seconds: float) -> bool:
+def is_readable(sock: socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def end_with_input() -> None:
-    """Leave when the input ends after a line; input without any line says nothing."""
+def exit_on_input_end() -> None:
+    """Exit when standard input ends after at least one line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stdin.readline():
             while sys.stdin.readline():
@@ -487,9 +467,9 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    threading.Thread(target=end_with_input, daemon=True).start()
+    threading.Thread(target=exit_on_input_end, daemon=True).start()
     try:
-        report = Probe(request).run()
+        report = PortProber(request).run()
     except OSError as error:
         report = {
             "node": request["node"],
@@ -497,7 +477,7 @@ def main() -> None:
         }
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # threads that wait for the network do not keep the process
+    os._exit(0)  # waiting threads must not delay the exit
 
 
 if __name__ == "__main__":

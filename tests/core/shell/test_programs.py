@@ -22,7 +22,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.sh"))
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the test's own in place of the package's."""
     monkeypatch.setattr(shell, "_FOLDER", tmp_path)
-    monkeypatch.setattr(shell, "program", shell.program.__wrapped__)
+    monkeypatch.setattr(shell, "program_text", shell.program_text.__wrapped__)
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def test_the_comment_at_the_head_stays_here(files: Path) -> None:
         "#!/bin/sh\n# What for.\n#\n# shellcheck …\n\necho 1 # one\n# two\n"
     )
 
-    assert shell.program("a") == "echo 1 # one\n# two\n"
+    assert shell.program_text("a") == "echo 1 # one\n# two\n"
 
 
 def test_other_files_come_along(files: Path) -> None:
@@ -40,7 +40,7 @@ def test_other_files_come_along(files: Path) -> None:
     (files / "begin.sh").write_text("#!/bin/sh\n# Begins.\n\nx=1\n")
     (files / "word.sh").write_text('# A word.\necho "it\'s $1"\n')
     (files / "a.sh").write_text('#!/bin/sh\n. ./begin.sh\n\nsh -c "$(cat ./word.sh)" sh "$x"\n')
-    sent = shell.program("a")
+    sent = shell.program_text("a")
     here = subprocess.run(["sh", "a.sh"], cwd=files, capture_output=True, check=True).stdout
 
     assert sent.startswith("x=1\n\nsh -c 'echo ")
@@ -51,13 +51,13 @@ def test_other_files_come_along(files: Path) -> None:
 def test_what_is_sent_needs_no_other_file() -> None:
     """A node has none of them."""
     for name in NAMES:
-        assert "./" not in re.sub(r'"\./secrets/|"\./server/', "", shell.program(name)), name
+        assert "./" not in re.sub(r'"\./secrets/|"\./server/', "", shell.program_text(name)), name
 
 
 def test_every_program_is_one_for_the_shell(tmp_path: Path) -> None:
     """Also once it has been put together."""
     for name in NAMES:
-        (tmp_path / name).write_text(shell.program(name))
+        (tmp_path / name).write_text(shell.program_text(name))
     check = 'for each; do sh -n "$each" || echo "$each"; done'
     words = [str(tmp_path / name) for name in NAMES]
     done = subprocess.run(["sh", "-c", check, "sh", *words], capture_output=True, check=True)
@@ -82,7 +82,7 @@ def test_every_file_of_shell_is_used_and_packed() -> None:
 
 def test_what_the_programs_take_for_granted_holds() -> None:
     """Names that Python has as well."""
-    assert f"label={docker.CLUSTER}=" in shell.program("probe")
-    assert f"label={docker.CLUSTER}=" in shell.program("diagnosis")
-    assert f'"{docker.ROLE}"' in shell.program("diagnosis")
-    assert f"cd /{image.SITE}\n" in shell.program("practice_image")
+    assert f"label={docker.CLUSTER}=" in shell.program_text("probe")
+    assert f"label={docker.CLUSTER}=" in shell.program_text("diagnosis")
+    assert f'"{docker.ROLE}"' in shell.program_text("diagnosis")
+    assert f"cd /{image.SITE}\n" in shell.program_text("practice_image")

@@ -13,9 +13,9 @@ from typing import Any
 from launcher.core import expectations_read
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory
-from launcher.hosts.check import Evidence, Hub
-from launcher.hosts.checks.catalogue import run
-from launcher.hosts.inside import Inside
+from launcher.hosts.check import Evidence, HubAccess
+from launcher.hosts.checks.catalogue import run_checks
+from launcher.hosts.inside import ContainerView
 from launcher.hosts.pairs import PortProbe
 from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
@@ -80,11 +80,11 @@ def survey(**changed: Any) -> Survey:
         synced=True,
         own_names=("10.0.0.1",),
         lookups=(
-            Lookup(kind="reverse", what="10.0.0.12", seconds=0.002),
-            Lookup(kind="forward", what="gpu02", seconds=0.002),
-            Lookup(kind="own", what="gpu01", seconds=0.001),
+            Lookup(kind="reverse", subject="10.0.0.12", seconds=0.002),
+            Lookup(kind="forward", subject="gpu02", seconds=0.002),
+            Lookup(kind="own", subject="gpu01", seconds=0.001),
         ),
-        asks=("nameserver 10.0.0.1", "hosts: files dns"),
+        resolver_lines=("nameserver 10.0.0.1", "hosts: files dns"),
         nics=(ETH0, Nic(name="ens1", up=True, mtu=9000, speed=400000)),
         rdma=(HCA,),
         gpus=(GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=0)),
@@ -129,15 +129,15 @@ def facts(name: str, **changed: Any) -> HostFacts:
         runtimes=("nvidia", "runc"),
         state=StateDir(writable=True, read_only=False, free=1 << 40),
         images={IMAGE: image},
-        compiled=CompileCache(kind="xfs"),
+        compile_cache=CompileCache(kind="xfs"),
         survey=survey(),
     )
     return replace(good, **changed)
 
 
-def inside(**changed: Any) -> Inside:
+def inside(**changed: Any) -> ContainerView:
     """Return what a healthy container sees, with changes."""
-    good = Inside(
+    good = ContainerView(
         memlock_unlimited=True,
         ipc_lock=True,
         infiniband=("uverbs0",),
@@ -156,7 +156,7 @@ def port_probe(source: str, target: str, **changed: Any) -> PortProbe:
         ports={6379: "open", 43210: "open"},
         bulk=True,
         largest=1500,
-        wanted=1500,
+        mtu=1500,
     )
     return replace(good, **changed)
 
@@ -203,8 +203,8 @@ class Case:
             ),
             "files": {name: self.files.get(name, FILES) for name in NODES},
             "model": MODEL,
-            "hub": Hub(status="ok"),
-            "expectations": expectations_read.load(),
+            "hub": HubAccess(status="ok"),
+            "expectations": expectations_read.load_expectations(),
             **self.evidence,
         }
         return Evidence(**whole)
@@ -216,7 +216,7 @@ def _of(changes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
     """Ask one check, the case's own by default."""
-    (result,) = run(case.seen(), ids=[id_ or case.id])
+    (result,) = run_checks(case.seen(), ids=[id_ or case.id])
     return result.findings
 
 
@@ -224,7 +224,7 @@ def turns_red(case: Case) -> None:
     """Assert that this check turns red on the nodes the case names, with its words and a fix, and
     that no other check does.
     """
-    results = {result.check.id: result for result in run(case.seen())}
+    results = {result.check.id: result for result in run_checks(case.seen())}
     red = [each for each in results[case.id].findings if each.status in ("fail", "warn")]
 
     assert {each.node: each.status for each in red} == case.red, results[case.id].findings

@@ -29,8 +29,8 @@ def addresses(name: str) -> tuple[Address, ...]:
 
 def lost(*peers: str) -> tuple[Lookup, ...]:
     """Return lookups of which none was answered."""
-    own = Lookup(kind="own", what="gpu01", seconds=5.01, answered=False)
-    return (*(replace(own, kind="reverse", what=peer) for peer in peers), own)
+    own = Lookup(kind="own", subject="gpu01", seconds=5.01, answered=False)
+    return (*(replace(own, kind="reverse", subject=peer) for peer in peers), own)
 
 
 CASES = (
@@ -148,8 +148,8 @@ CASES = (
         survey={
             "gpu03": {
                 "lookups": (
-                    Lookup(kind="reverse", what="10.0.0.12", seconds=0.01),
-                    Lookup(kind="forward", what="gpu02", seconds=3.2),
+                    Lookup(kind="reverse", subject="10.0.0.12", seconds=0.01),
+                    Lookup(kind="forward", subject="gpu02", seconds=3.2),
                 )
             }
         },

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.hosts.check import GROUPS, Evidence
-from launcher.hosts.checks.catalogue import CATALOGUE, run, select
+from launcher.hosts.checks.catalogue import CATALOGUE, run_checks, select_checks
 from tests.hosts.checks.spoiled import HEALTHY, NODES, facts, inventory
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "checks.md"
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "checks.md"
 
 def test_a_healthy_cluster_has_nothing_red() -> None:
     """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
-    results = run(HEALTHY.seen())
+    results = run_checks(HEALTHY.seen())
     skipped = {
         result.check.id: result.findings[0].text for result in results if result.status == "skip"
     }
@@ -42,13 +42,13 @@ def test_every_green_finding_tells_its_value() -> None:
     """So that folding by equal answers shows what differs; a check's own sentence stands where
     there is no value.
     """
-    assert all(each.text for result in run(HEALTHY.seen()) for each in result.findings)
+    assert all(each.text for result in run_checks(HEALTHY.seen()) for each in result.findings)
 
 
 def test_nothing_is_green_without_evidence() -> None:
     """Nodes that answered with nothing are never passed by what asks more than the login."""
     bare = type(facts("gpu01"))()
-    results = run(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
+    results = run_checks(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
     green = {
         result.check.id for result in results for each in result.findings if each.status == "pass"
     }
@@ -61,7 +61,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
     are not.
     """
     known = {name: facts(name, survey=None) for name in NODES}
-    results = run(Evidence(inventory=inventory(), facts=known))
+    results = run_checks(Evidence(inventory=inventory(), facts=known))
     green = {
         result.check.id for result in results for each in result.findings if each.status == "pass"
     }
@@ -94,7 +94,7 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
 def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
     """One SKIP for the cluster, not one for each node."""
     seen = replace(HEALTHY.seen(), inventory=inventory("accelerator: cpu"))
-    results = {result.check.id: result for result in run(seen)}
+    results = {result.check.id: result for result in run_checks(seen)}
 
     for id_ in (
         "accelerator",
@@ -122,7 +122,7 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
     evidence = HEALTHY.seen()
     left = {name: each for name, each in evidence.facts.items() if name != "gpu02"}
     missing = {"gpu02": "no route to host\nssh: connect to host gpu02"}
-    results = run(replace(evidence, facts=left, missing=missing))
+    results = run_checks(replace(evidence, facts=left, missing=missing))
     red = {
         result.check.id: [each.node for each in result.findings if each.status == "fail"]
         for result in results
@@ -138,7 +138,7 @@ def test_a_single_node_has_nobody_to_reach() -> None:
     """And is not compared with itself."""
     alone = {"gpu01": facts("gpu01")}
     seen = replace(HEALTHY.seen(), inventory=inventory(count=1), facts=alone)
-    results = {result.check.id: result for result in run(seen)}
+    results = {result.check.id: result for result in run_checks(seen)}
 
     assert results["high-port"].findings[0].text == "a single node has nobody to reach"
     assert results["mtu"].status == "pass"
@@ -150,10 +150,10 @@ def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
     broken = replace(
         evidence.facts["gpu03"],
         docker_version=None,
-        said={"docker": "Cannot connect to the Docker daemon"},
+        part_errors={"docker": "Cannot connect to the Docker daemon"},
     )
     seen = replace(evidence, facts={**evidence.facts, "gpu03": broken})
-    (result,) = run(seen, ids=["gpu-runtime"])
+    (result,) = run_checks(seen, ids=["gpu-runtime"])
 
     assert [each.status for each in result.findings] == ["pass", "pass", "skip"]
     assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"
@@ -193,8 +193,8 @@ def test_needs_are_checks_that_exist() -> None:
 )
 def test_checks_are_chosen_by_id_and_group(asked: dict[str, Any], ids: list[str]) -> None:
     """Always in the catalogue's order."""
-    assert [check.id for check in select(**asked)] == ids
-    assert len(select()) == len(CATALOGUE)
+    assert [check.id for check in select_checks(**asked)] == ids
+    assert len(select_checks()) == len(CATALOGUE)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_checks_are_chosen_by_id_and_group(asked: dict[str, Any], ids: list[str]
 def test_an_unknown_id_is_told_with_the_near_miss(asked: dict[str, Any], message: str) -> None:
     """And what there is."""
     with pytest.raises(RequestError) as caught:
-        select(**asked)
+        select_checks(**asked)
 
     assert caught.value.message == message
     assert caught.value.hint

@@ -125,7 +125,7 @@ def facts(identity: str | None) -> HostFacts:
 def judged(inventory: Inventory, **identities: str | None) -> Sequence[Finding]:
     """Ask about nodes with these images."""
     known = {name: facts(identity) for name, identity in identities.items()}
-    return container.same_identity(Evidence(inventory=inventory, facts=known))
+    return container.judge_image_identity(Evidence(inventory=inventory, facts=known))
 
 
 def test_the_same_image_everywhere_passes(load: Load) -> None:

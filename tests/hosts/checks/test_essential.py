@@ -9,7 +9,7 @@ import pytest
 from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import ESSENTIAL
 from launcher.hosts.checks.gpu import ACCELERATOR
-from launcher.tools.docker import Given
+from launcher.tools.docker import GpuAllocation
 from launcher.tools.host import Address
 from tests.hosts.checks.conftest import Good, Load, first, judge
 
@@ -141,21 +141,21 @@ def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
     ("given", "text", "fix"),
     [
         (
-            Given(container="vlaunch-a-n", cluster="a", count=1),
+            GpuAllocation(container="vlaunch-a-n", cluster="a", count=1),
             "GPU 0 is given to cluster a, too",
             "[1]",
         ),
         (
-            Given(container="vlaunch-a-n", cluster="a", count=-1),
+            GpuAllocation(container="vlaunch-a-n", cluster="a", count=-1),
             "GPU 0 is given to cluster a, too",
             "end the other one, or use fewer: 0 of gpu01 are free",
         ),
-        (Given(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
-        (Given(container="vlaunch-c-n", cluster="c", count=2), "", ""),
+        (GpuAllocation(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
+        (GpuAllocation(container="vlaunch-c-n", cluster="c", count=2), "", ""),
     ],
 )
 def test_gpus_belong_to_one_cluster(
-    given: Given, text: str, fix: str, load: Load, good: Good
+    given: GpuAllocation, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """Docker gives one to as many containers as ask for it; our own are no others."""
     found = first("gpu-shared", load, good(given=(given,)), gpus="[0]")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.hosts.checks.catalogue import run
+from launcher.hosts.checks.catalogue import run_checks
 from launcher.hosts.checks.gpu import tag_cuda
 from launcher.tools import survey_read
 from launcher.tools.docker import Image
@@ -343,7 +343,7 @@ def test_a_driver_that_is_held_against_nothing_is_not_green(
     """An old driver may be too old for what will be pulled."""
     case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
     seen = case.seen()
-    (result,) = run(replace(seen, inventory=replace(seen.inventory, image=image)), ids=["driver"])
+    (result,) = run_checks(replace(seen, inventory=replace(seen.inventory, image=image)), ids=["driver"])
 
     assert {(each.status, each.text) for each in result.findings} == {
         ("skip", f"driver 580.95.05; {reason}")
@@ -406,7 +406,7 @@ def test_channels_are_read() -> None:
 
     def read(text: str | None) -> tuple[str, ...] | None:
         asked = {} if text is None else {"imex": (text, 0)}
-        found = survey_read.read(Parts({"clock": ("1 1", 0), **asked}), {})
+        found = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **asked}), {})
         assert found is not None
         return found.imex
 

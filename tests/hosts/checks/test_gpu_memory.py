@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.hosts.checks.gpu_memory import left_for_server, noticed
+from launcher.hosts.checks.gpu_memory import judge_server_memory, warn_gpu_memory
 from launcher.tools.survey import GpuProcess, GpuState
 from tests.containers import container
 from tests.hosts.checks.spoiled import GPU, Case, findings, inventory, named, turns_red
@@ -126,7 +126,7 @@ def test_what_a_display_holds_is_told() -> None:
 
 def test_up_only_warns() -> None:
     """Containers start beside it; they need no GPU memory."""
-    assert [each.status for each in noticed(HELD.seen())] == ["pass", "warn", "pass"]
+    assert [each.status for each in warn_gpu_memory(HELD.seen())] == ["pass", "warn", "pass"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_up_only_warns() -> None:
 )
 def test_a_server_needs_what_others_leave(count: int, share: float, status: str) -> None:
     """70,000 of 81,559 MiB of one of two GPUs are held; fewer GPUs, or less of each, may do."""
-    _, found = left_for_server(HELD.seen(), {"gpu01": 2, "gpu02": count}, share)
+    _, found = judge_server_memory(HELD.seen(), {"gpu01": 2, "gpu02": count}, share)
 
     assert found.status == status
     if status == "fail":
@@ -151,4 +151,4 @@ def test_who_cannot_be_asked_is_not_in_the_way() -> None:
     """The keeper looks again before the start."""
     unknown = replace(HELD, facts={"gpu02": {"gpu_processes": None}})
 
-    assert [each.status for each in left_for_server(unknown.seen(), {"gpu02": 2}, 0.9)] == ["pass"]
+    assert [each.status for each in judge_server_memory(unknown.seen(), {"gpu02": 2}, 0.9)] == ["pass"]

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.app import issue_certificates
 from launcher.hosts.check import Evidence
-from launcher.hosts.checks.catalogue import run
-from launcher.hosts.checks.host import object_store
+from launcher.hosts.checks.catalogue import run_checks
+from launcher.hosts.checks.host import object_store_size
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.host import StateDir
 from tests.containers import container
@@ -279,7 +279,7 @@ def test_the_object_store_is_as_large_as_ray_makes_it(
     wanted: int | None, memory: int, shm: int, store: int
 ) -> None:
     """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
-    assert object_store(wanted, memory, shm) == store
+    assert object_store_size(wanted, memory, shm) == store
 
 
 def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
@@ -399,14 +399,14 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
     """There is one finding for the cluster, because `up` renews all of them."""
     inventory = load()
     at = datetime(2027, 3, 1, tzinfo=timezone.utc)
-    authority, nodes = issue_certificates.issue(inventory, at)
+    authority, nodes = issue_certificates.issue_certificates(inventory, at)
     (own, *_) = (pair.reveal().partition("-----BEGIN PRIVATE")[0] for pair in nodes.values())
     end = at + timedelta(days=5 * 365)
 
     def check(text: str, days: int) -> tuple[str, str, str]:
         facts = {inventory.head.name: good(certificates=text)}
         now = end - timedelta(days=days)
-        (result,) = run(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
+        (result,) = run_checks(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
         (finding,) = (finding for finding in result.findings if not finding.node)
         return finding.status, finding.text, finding.fix
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.hosts.check import Hub
+from launcher.hosts.check import HubAccess
 from tests.hosts.checks.spoiled import (
     FILES,
     NODES,
@@ -66,21 +66,21 @@ CASES = (
         red={"": "fail"},
         text="does not accept the token",
         fix="settings/tokens",
-        evidence={"hub": Hub(status="unauthorized")},
+        evidence={"hub": HubAccess(status="unauthorized")},
     ),
     Case(
         id="hf-token",
         red={"": "fail"},
         text="org/model is gated",
         fix="huggingface.co/org/model",
-        evidence={"hub": Hub(status="gated")},
+        evidence={"hub": HubAccess(status="gated")},
     ),
     Case(
         id="hf-token",
         red={"": "fail"},
         text="knows no org/model",
         fix="correct the model",
-        evidence={"hub": Hub(status="not found")},
+        evidence={"hub": HubAccess(status="not found")},
     ),
 )
 
@@ -94,11 +94,11 @@ UNKNOWN = (
     (Case(id="model", red={}, text="", fix="", evidence={"files": {}}), "could not be asked"),
     (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": None}), "was not asked"),
     (
-        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="offline")}),
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": HubAccess(status="offline")}),
         "cannot reach Hugging Face",
     ),
     (
-        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": Hub(status="no token")}),
+        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": HubAccess(status="no token")}),
         "no HF_TOKEN",
     ),
     (Case(id="hf-token", red={}, text="", fix="", evidence={"model": "/models/m"}), "is a path"),

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.core.domain import Inventory
 from launcher.hosts.check import Evidence
-from launcher.hosts.checks.catalogue import select
+from launcher.hosts.checks.catalogue import select_checks
 from launcher.hosts.checks.ports import ports_of
 from launcher.tools import agent_queries, ray
 from launcher.tools.docker import Container
@@ -85,7 +85,7 @@ def running(inventory: Inventory) -> Container:
     """Return the head's container as `up` starts it from this inventory."""
     head = inventory.head
     start = ray.start_head(head, inventory)
-    agent = agent_queries.agent(
+    agent = agent_queries.run_agent(
         start,
         node=head.name,
         head=head.ip,
@@ -196,7 +196,7 @@ def test_ports_that_the_firewall_leaves_open_are_a_warning(
 ) -> None:
     """Sockets that ask nobody for a password listen there."""
     facts = {"gpu01": good(survey=Survey(port_range=found))}
-    (check,) = select(only=("port-range",))
+    (check,) = select_checks(only=("port-range",))
     finding = check.judge(Evidence(inventory=load(), facts=facts))[0]
 
     assert finding.status == status

@@ -11,8 +11,8 @@ from typing import Any
 from launcher.core.domain import Inventory
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
-from launcher.hosts.discovery.shape import Probed, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey
@@ -103,7 +103,7 @@ def host(
     hostname: str = "",
     survey: dict[str, Any] | None = None,
     **facts: Any,
-) -> Probed:
+) -> ScannedHost:
     """A host with these interfaces, and Docker."""
     seen = Survey(
         **{
@@ -138,15 +138,15 @@ def host(
         **facts,
     }
     has = assets or LocalAssets()
-    return Probed(host=name, name=name, facts=HostFacts(**known, survey=seen), assets=has)
+    return ScannedHost(host=name, name=name, facts=HostFacts(**known, survey=seen), assets=has)
 
 
-def h100_pair() -> list[Probed]:
+def h100_pair() -> list[ScannedHost]:
     """Two servers with 8 × H100: 8 compute ports, two for storage, of which one is as fast, a port
     without a cable and an Ethernet one.
     """
 
-    def one(at: int) -> Probed:
+    def one(at: int) -> ScannedHost:
         compute = (0, 3, 4, 5, 6, 9, 10, 11)
         devices = [
             replace(infiniband(f"mlx5_{n}", netdev=f"ibp{n}"), numa=at // 4)
@@ -182,10 +182,10 @@ def h100_pair() -> list[Probed]:
     return [one(1), one(2)]
 
 
-def roce_four() -> list[Probed]:
+def roce_four() -> list[ScannedHost]:
     """Four servers on RoCE; the last has other devices, and its GID table another order."""
 
-    def one(at: int) -> Probed:
+    def one(at: int) -> ScannedHost:
         last = at == 4
         names = ("mlx5_bond_0",) if last else ("mlx5_2", "mlx5_3")
         fast = "bond1" if last else "bond0"
@@ -208,10 +208,10 @@ def roce_four() -> list[Probed]:
     return [one(at) for at in range(1, 5)]
 
 
-def sparks() -> list[Probed]:
+def sparks() -> list[ScannedHost]:
     """Two DGX Spark joined by one cable, in another port on the second."""
 
-    def one(at: int) -> Probed:
+    def one(at: int) -> ScannedHost:
         half = at - 1
         first, second = f"enp1s0f{half}np{half}", f"enP2p1s0f{half}np{half}"
         other = 1 - half
@@ -250,7 +250,7 @@ def sparks() -> list[Probed]:
     return [one(1), one(2)]
 
 
-def practice() -> list[Probed]:
+def practice() -> list[ScannedHost]:
     """Three hosts without GPUs on one bridge, each with the image, as the practice cluster has
     them.
     """
@@ -279,11 +279,11 @@ def practice() -> list[Probed]:
     ]
 
 
-def unequal() -> list[Probed]:
+def unequal() -> list[ScannedHost]:
     """Four servers on Ethernet: one lost a GPU, and one has no Docker."""
     undocked: dict[str, Any] = {"docker_version": None, "said": {"docker": "sh: docker: not found"}}
 
-    def one(at: int) -> Probed:
+    def one(at: int) -> ScannedHost:
         other = nic("eth1", f"192.168.{122 if at > 2 else 9}.1/24", 1000)
         lost = gpus(7 if at == 3 else 8)
         return host(
@@ -306,6 +306,6 @@ CASES = {
 }
 
 
-def inventory(hosts: list[Probed], wishes: Wishes | None = None) -> Inventory:
+def inventory(hosts: list[ScannedHost], wishes: InitOptions | None = None) -> Inventory:
     """What the written file says when it is read."""
-    return loads(write(discover(hosts, wishes or Wishes())), Path("inventory.yaml"))
+    return loads(format_inventory(discover(hosts, wishes or InitOptions())), Path("inventory.yaml"))

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from launcher.hosts.discovery.discover import discover
-from launcher.hosts.discovery.shape import Discovery, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import Discovery, InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
-from launcher.tools.docker import Given
+from launcher.tools.docker import GpuAllocation
 from launcher.tools.survey import GpuProcess, GpuState
 from tests.hosts.discovery.hosts import gpus, host, nic
 
 HELD = GpuProcess(gpu="GPU-1", pid=7, name="python3", memory=70000, user="ada")
 
 
-def found(survey: dict[str, Any], wishes: Wishes | None = None, **facts: Any) -> Discovery:
+def found(survey: dict[str, Any], wishes: InitOptions | None = None, **facts: Any) -> Discovery:
     """Discover a host with four GPUs."""
     one = host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(4), survey=survey, **facts)
-    return discover([one], wishes or Wishes())
+    return discover([one], wishes or InitOptions())
 
 
 def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
@@ -56,9 +56,9 @@ def test_gpus_that_are_others_are_left_out(
 
     assert (node.gpu_ids, seen.gpus) == (ids, why)
     assert node.gpus == 4 - sum(line.count(",") + 1 for line in why)
-    loaded = loads(write(seen), Path("inventory.yaml")).head
+    loaded = loads(format_inventory(seen), Path("inventory.yaml")).head
     assert (loaded.gpus, loaded.gpu_ids) == (node.gpus, ids)
-    assert f"gpus: [{', '.join(ids)}]" in write(seen) or not ids
+    assert f"gpus: [{', '.join(ids)}]" in format_inventory(seen) or not ids
 
 
 def test_gpus_in_use_are_left_out() -> None:
@@ -72,7 +72,7 @@ def test_gpus_in_use_are_left_out() -> None:
 
 def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
     """Not to one of the same name: that is looked at anew."""
-    given = Given(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
+    given = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
 
     assert found({}, given=(given,)).nodes[0].gpu_ids == ("2", "3")
-    assert found({}, Wishes(cluster="other"), given=(given,)).nodes[0].gpu_ids == ()
+    assert found({}, InitOptions(cluster="other"), given=(given,)).nodes[0].gpu_ids == ()

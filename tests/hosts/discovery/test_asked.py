@@ -6,14 +6,14 @@ import pytest
 
 from launcher.core.domain import Ssh
 from launcher.core.errors import RequestError
-from launcher.hosts.discovery.asked import asked, own_ssh
-from launcher.hosts.discovery.shape import DOCKER, Wishes
+from launcher.hosts.discovery.asked import parse_hosts, ssh_overrides
+from launcher.hosts.discovery.shape import DOCKER, InitOptions
 
 
 def test_ranges_and_logins_are_read() -> None:
     """In the order given: the first is the head."""
-    meant = asked(
-        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], Wishes(ssh=Ssh(user="me")), DOCKER
+    meant = parse_hosts(
+        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], InitOptions(ssh=Ssh(user="me")), DOCKER
     )
 
     assert [(node.host, node.ssh.user, node.ssh.port) for node in meant.nodes] == [
@@ -27,7 +27,7 @@ def test_ranges_and_logins_are_read() -> None:
 
 def test_one_address_with_two_ports_is_two_machines() -> None:
     """Behind a forwarder."""
-    meant = asked(["10.0.0.5:2201", "10.0.0.5:2202"], Wishes(), DOCKER)
+    meant = parse_hosts(["10.0.0.5:2201", "10.0.0.5:2202"], InitOptions(), DOCKER)
 
     assert [node.name for node in meant.nodes] == ["10.0.0.5-2201", "10.0.0.5-2202"]
 
@@ -35,25 +35,25 @@ def test_one_address_with_two_ports_is_two_machines() -> None:
 @pytest.mark.parametrize(
     ("words", "wishes", "told"),
     [
-        (["gpu01", "gpu01"], Wishes(), "gpu01"),
-        (["-oProxyCommand=x"], Wishes(), "should be a host name"),
-        (["gpu[1-"], Wishes(), "gpu[1-"),
-        (["a@b@c"], Wishes(), "is not a host"),
-        (["gpu[1-2000]"], Wishes(), "at most 1024"),
-        (["gpu[1-600]", "cpu[1-600]"], Wishes(), "1200 hosts"),
-        (["gpu01:99999"], Wishes(), "port"),
-        (["gpu01"], Wishes(cluster="Not A Name"), "cluster: should be a name"),
-        (["gpu01"], Wishes(image="Bad Image"), "image: should be an image reference"),
-        (["gpu01"], Wishes(hf_home="relative"), "hf_home: should be an absolute path"),
-        (["gpu01"], Wishes(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
+        (["gpu01", "gpu01"], InitOptions(), "gpu01"),
+        (["-oProxyCommand=x"], InitOptions(), "should be a host name"),
+        (["gpu[1-"], InitOptions(), "gpu[1-"),
+        (["a@b@c"], InitOptions(), "is not a host"),
+        (["gpu[1-2000]"], InitOptions(), "at most 1024"),
+        (["gpu[1-600]", "cpu[1-600]"], InitOptions(), "1200 hosts"),
+        (["gpu01:99999"], InitOptions(), "port"),
+        (["gpu01"], InitOptions(cluster="Not A Name"), "cluster: should be a name"),
+        (["gpu01"], InitOptions(image="Bad Image"), "image: should be an image reference"),
+        (["gpu01"], InitOptions(hf_home="relative"), "hf_home: should be an absolute path"),
+        (["gpu01"], InitOptions(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_anything_is_reached(
-    words: list[str], wishes: Wishes, told: str
+    words: list[str], wishes: InitOptions, told: str
 ) -> None:
     """By the rules that inventories have."""
     with pytest.raises(RequestError) as raised:
-        asked(words, wishes, DOCKER)
+        parse_hosts(words, wishes, DOCKER)
 
     assert told in f"{raised.value.message}\n{raised.value.evidence}"
 
@@ -61,11 +61,11 @@ def test_what_cannot_be_used_is_told_before_anything_is_reached(
 def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
     """As in an inventory."""
     with pytest.raises(RequestError) as raised:
-        asked(["gpu01"], Wishes(), ("sudo", "docker"))
+        parse_hosts(["gpu01"], InitOptions(), ("sudo", "docker"))
 
     assert "sudo -n" in raised.value.evidence
 
 
 def test_a_host_says_of_its_login_only_what_differs() -> None:
     """The rest is said once."""
-    assert own_ssh(Ssh(user="root", port=22), Ssh(user="root")) == Ssh(port=22)
+    assert ssh_overrides(Ssh(user="root", port=22), Ssh(user="root")) == Ssh(port=22)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher.hosts.discovery.described import describe, health
+from launcher.hosts.discovery.described import describe_hosts, health_warnings
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import LocalAssets
-from launcher.hosts.discovery.shape import Wishes
+from launcher.hosts.discovery.shape import InitOptions
 from tests.hosts.discovery.hosts import h100_pair, unequal
 
 
@@ -20,7 +20,7 @@ def test_a_lost_gpu_is_warned_of() -> None:
     first, second = h100_pair()
     broken = replace(second, facts=replace(second.facts, lost_gpus=(words,)))
 
-    found = discover([first, broken], Wishes())
+    found = discover([first, broken], InitOptions())
     assert [each for each in found.warnings if "lost" in each] == [
         f"gpu02: the driver has lost a GPU ({words}): reboot"
     ]
@@ -28,7 +28,7 @@ def test_a_lost_gpu_is_warned_of() -> None:
 
 def test_differences_are_told_folded() -> None:
     """What most are once, what differs on its own line."""
-    found = discover(unequal(), Wishes())
+    found = discover(unequal(), InitOptions())
 
     assert found.summary[0].startswith(
         "gpu[01-02]: 8 × NVIDIA H100 80GB HBM3, 80 GiB, driver 580.95.05"
@@ -57,7 +57,7 @@ def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
     """Each cause has its own words, for it has its own fix."""
     first, second = h100_pair()
     silent = replace(second, facts=replace(second.facts, docker_version=None, **facts))
-    (warning,) = health([first, silent])
+    (warning,) = health_warnings([first, silent])
 
     assert warning.startswith("gpu02: ")
     assert text in warning
@@ -66,13 +66,13 @@ def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
 def test_amd_gpus_are_counted_without_nvidia_s_driver() -> None:
     """The kernel's driver has no version of its own to show."""
     hosts = [replace(host, assets=LocalAssets(amd_gpus=8)) for host in h100_pair()]
-    (line,) = describe(hosts, "amd")
+    (line,) = describe_hosts(hosts, "amd")
 
     assert line.startswith("gpu[01-02]: 8 × AMD GPU, 192 CPUs in 2 NUMA nodes, 2.0 TiB memory, ")
 
 
 def test_a_cpu_cluster_s_line_has_no_gpus() -> None:
     """Parts that a host lacks are left out."""
-    (line,) = describe(h100_pair()[:1], "cpu")
+    (line,) = describe_hosts(h100_pair()[:1], "cpu")
 
     assert line.startswith("gpu01: 192 CPUs in 2 NUMA nodes, 2.0 TiB memory, ")

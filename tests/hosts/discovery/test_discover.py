@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.hosts.discovery.discover import discover, names
+from launcher.hosts.discovery.discover import discover, choose_names
 from launcher.hosts.discovery.local_assets import LocalAssets
-from launcher.hosts.discovery.shape import Probed, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from tests import golden
 from tests.hosts.discovery.hosts import (
@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize("case", CASES)
 def test_the_inventory_of_hosts_is_as_kept(case: str) -> None:
     """Word for word, and the loader takes it."""
-    text = write(discover(CASES[case](), Wishes(cluster=case)))
+    text = format_inventory(discover(CASES[case](), InitOptions(cluster=case)))
 
     golden.check(GOLDEN / f"{case}.yaml", text)
     assert loads(text, Path("inventory.yaml")).cluster == case
@@ -66,22 +66,22 @@ def test_roce_says_on_each_node_what_differs_there() -> None:
 
 def test_hosts_given_by_address_are_named_by_their_own_names() -> None:
     """The first label of it; where two have the same, by number."""
-    assert names(sparks()) == ["spark-1", "spark-2"]
+    assert choose_names(sparks()) == ["spark-1", "spark-2"]
     twins = [replace(each, facts=replace(each.facts, hostname="localhost")) for each in sparks()]
-    assert names(twins) == ["node1", "node2"]
+    assert choose_names(twins) == ["node1", "node2"]
 
 
 def test_a_number_never_repeats_a_name_that_is_taken() -> None:
     """Even when somebody's host is called so."""
     hosts = [host("10.0.0.1", hostname="_"), host("node1"), host("10.0.0.3", hostname="_")]
 
-    assert names(hosts) == ["node2", "node1", "node3"]
-    assert names([hosts[0], hosts[2], hosts[1]]) == ["node2", "node3", "node1"]
+    assert choose_names(hosts) == ["node2", "node1", "node3"]
+    assert choose_names([hosts[0], hosts[2], hosts[1]]) == ["node2", "node3", "node1"]
 
 
 def test_wishes_win() -> None:
     """Over everything that was found."""
-    found = discover(practice(), Wishes(cluster="mine", image="other:1", hf_home="/models"))
+    found = discover(practice(), InitOptions(cluster="mine", image="other:1", hf_home="/models"))
 
     assert (found.cluster, found.image.value, found.hf_home.value) == ("mine", "other:1", "/models")
 
@@ -127,7 +127,7 @@ def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
 def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
     """As a device; a host that lacks it could not start its container."""
 
-    def trays(*channels: tuple[str, ...] | None) -> list[Probed]:
+    def trays(*channels: tuple[str, ...] | None) -> list[ScannedHost]:
         return [
             host(
                 f"tray{at}",
@@ -143,7 +143,7 @@ def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
     assert inventory(trays(("channel0",), ())).devices == ()
     assert inventory(trays(("channel0",), None)).devices == ()
     assert inventory(trays(("channel0",))).devices == ()
-    cpus = Wishes(accelerator="cpu")
+    cpus = InitOptions(accelerator="cpu")
     assert inventory(trays(("channel0",), ("channel0",)), cpus).devices == ()
 
 

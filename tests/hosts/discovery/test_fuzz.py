@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
-from launcher.hosts.discovery.shape import Probed, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.survey import Nic, RdmaDevice
 from tests.hosts.discovery.hosts import gpus, host, infiniband, roce
@@ -60,7 +60,7 @@ WORDS = st.text(max_size=12)
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> list[Probed]:
+def clusters(draw: st.DrawFn) -> list[ScannedHost]:
     """One to three hosts that may have anything."""
     hosts = []
     for at in range(draw(st.integers(1, 3))):
@@ -97,13 +97,13 @@ def clusters(draw: st.DrawFn) -> list[Probed]:
 
 
 @given(clusters())
-def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[Probed]) -> None:
+def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[ScannedHost]) -> None:
     """With the addresses that were chosen."""
     try:
-        found = discover(hosts, Wishes())
+        found = discover(hosts, InitOptions())
     except RequestError as error:
         assert error.evidence
         return
-    read = loads(write(found), Path("inventory.yaml"))
+    read = loads(format_inventory(found), Path("inventory.yaml"))
 
     assert [node.ip for node in read.nodes] == [node.ip for node in found.nodes]

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.core import shell
 from launcher.core.errors import UnreadableAnswer
-from launcher.hosts.discovery.local_assets import Disk, Home, parse, script
+from launcher.hosts.discovery.local_assets import Disk, Home, parse_local_assets, probe_script
 from tests.simulated import image_json
 
 
@@ -32,13 +32,13 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     env = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "wish")}
     asked = subprocess.run(
-        ("sh", "-c", f"hf=$1; shift\n{script()}", "stock", str(tmp_path / "wish"), str(docker)),
+        ("sh", "-c", f"hf=$1; shift\n{probe_script()}", "stock", str(tmp_path / "wish"), str(docker)),
         env=env,
         capture_output=True,
         text=True,
         check=True,
     )
-    found = parse(asked.stdout)
+    found = parse_local_assets(asked.stdout)
     homes = {home.path: home for home in found.homes}
 
     assert list(found.images) == ["vllm-cpu:0.32.0"]
@@ -57,7 +57,7 @@ def test_what_is_said_is_read() -> None:
         " models--a--b\n@@stock home  /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
         " images\n\n@@stock end\n"
     )
-    found = parse(text)
+    found = parse_local_assets(text)
 
     assert found.homes == (
         Home(path="/data/huggingface", models=("a/b",), free=90 * 1024),
@@ -79,7 +79,7 @@ def test_what_is_said_is_read() -> None:
 def test_anything_else_is_a_typed_error(text: str) -> None:
     """Cut short, or not JSON."""
     with pytest.raises(UnreadableAnswer):
-        parse(text)
+        parse_local_assets(text)
 
 
 def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> No
     stat.write_text('#!/bin/sh\n[ "${4#/var/lib}" != "$4" ] || echo ext2/ext3\n')
     stat.chmod(0o755)
     asked = subprocess.run(
-        ("sh", "-c", shell.program("own_disks").replace("/proc/mounts", f"{tmp_path}/mounts")),
+        ("sh", "-c", shell.program_text("own_disks").replace("/proc/mounts", f"{tmp_path}/mounts")),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    found = parse(f"{asked.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n").disks
+    found = parse_local_assets(f"{asked.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n").disks
 
     assert (asked.returncode, asked.stderr) == (0, "")
     assert [each.path for each in found if each.path.startswith(str(tmp_path))] == [

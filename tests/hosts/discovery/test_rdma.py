@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.hosts.discovery.rdma import Rdma, choose
-from launcher.hosts.discovery.shape import Probed
+from launcher.hosts.discovery.rdma import FabricChoice, choose_fabric
+from launcher.hosts.discovery.shape import ScannedHost
 from launcher.tools.survey import GpuState, RdmaDevice
 from tests.hosts.discovery.hosts import host, infiniband, roce
 
 
-def chosen(*devices: tuple[RdmaDevice, ...]) -> Rdma:
+def chosen(*devices: tuple[RdmaDevice, ...]) -> FabricChoice:
     """What is chosen for hosts with these devices."""
-    hosts: list[Probed] = [host(f"h{at}", rdma=each) for at, each in enumerate(devices, start=1)]
-    return choose(hosts)
+    hosts: list[ScannedHost] = [host(f"h{at}", rdma=each) for at, each in enumerate(devices, start=1)]
+    return choose_fabric(hosts)
 
 
-def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> Rdma:
+def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> FabricChoice:
     """What is chosen for a host whose GPUs are so near to its devices."""
     states = tuple(GpuState(index=at, affinity=each) for at, each in enumerate(near))
-    return choose([host("h1", rdma=devices, survey={"gpus": states})])
+    return choose_fabric([host("h1", rdma=devices, survey={"gpus": states})])
 
 
 def test_infiniband_on_all_hosts_goes_before_roce() -> None:
@@ -200,5 +200,5 @@ def test_ports_without_their_device_files_are_a_warning_with_the_fix() -> None:
     bare = host("h1", rdma=(infiniband("mlx5_0"),), infiniband=())
 
     assert (
-        "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there" in choose([bare]).warnings[0]
+        "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there" in choose_fabric([bare]).warnings[0]
     )

@@ -9,14 +9,14 @@ import pytest
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
-from launcher.hosts.discovery.shape import Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from tests.hosts.discovery.hosts import gpus, h100_pair, host, inventory, nic, practice, roce_four
 
 
 def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
     """And the file says why."""
-    text = write(discover(roce_four(), Wishes()))
+    text = format_inventory(discover(roce_four(), InitOptions()))
 
     assert "image: vllm/vllm-openai:v0.32.0-cu129\n" in text
     assert "because driver 550.127.08 is" in text
@@ -24,7 +24,7 @@ def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
 
 def test_an_image_that_all_hosts_have_is_used() -> None:
     """The newest that is the same on each and made for what the hosts have."""
-    found = discover(practice(), Wishes())
+    found = discover(practice(), InitOptions())
 
     assert found.image.value == "vllm-cpu:0.32.0"
 
@@ -46,7 +46,7 @@ def test_an_image_that_is_not_the_same_everywhere_is_not_used(
         for each, images in zip(h100_pair(), images_by_host, strict=True)
     ]
 
-    assert discover(pair, Wishes()).image.value == "vllm/vllm-openai:v0.32.0"
+    assert discover(pair, InitOptions()).image.value == "vllm/vllm-openai:v0.32.0"
 
 
 def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
@@ -54,9 +54,9 @@ def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
     cache = Home(path="/home/ops/.cache/huggingface", models=("Qwen/Qwen3-8B",), free=2**40)
     both = [replace(each, assets=LocalAssets(homes=(cache,))) for each in h100_pair()]
 
-    assert discover(both, Wishes()).hf_home.value == cache.path
+    assert discover(both, InitOptions()).hf_home.value == cache.path
     one = [both[0], replace(both[1], assets=LocalAssets())]
-    left = discover(one, Wishes()).hf_home
+    left = discover(one, InitOptions()).hf_home
     assert left.value == "/data/huggingface"
     assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in left.why
 
@@ -84,10 +84,10 @@ def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
     pair = [host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), broken]
 
     with pytest.raises(RequestError) as raised:
-        discover(pair, Wishes())
+        discover(pair, InitOptions())
     assert raised.value.message == "gpu02: no NVIDIA GPU found, while gpu01 has some"
     assert "NVIDIA-SMI has failed" in raised.value.evidence
-    assert inventory(pair, Wishes(accelerator="cpu")).accelerator == "cpu"
+    assert inventory(pair, InitOptions(accelerator="cpu")).accelerator == "cpu"
 
 
 def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
@@ -95,5 +95,5 @@ def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
     silent = host("gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "\n"})
 
     with pytest.raises(RequestError) as raised:
-        discover([host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), silent], Wishes())
+        discover([host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), silent], InitOptions())
     assert raised.value.evidence == "gpu02: none found"

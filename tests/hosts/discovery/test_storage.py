@@ -6,8 +6,8 @@ from pathlib import Path
 
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Disk, LocalAssets
-from launcher.hosts.discovery.shape import Discovery, Wishes
-from launcher.hosts.discovery.written import write
+from launcher.hosts.discovery.shape import Discovery, InitOptions
+from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
 from tests.hosts.discovery.hosts import GIB, gpus, host, nic
@@ -27,14 +27,14 @@ def found(home: str, *disks: tuple[Disk, ...]) -> Discovery:
         )
         for at, each in enumerate(disks, start=1)
     ]
-    return discover(hosts, Wishes())
+    return discover(hosts, InitOptions())
 
 
 def test_a_home_on_a_disk_will_do() -> None:
     """Nothing is said of it."""
     seen = found("ext2/ext3", (RAID,), (RAID,))
 
-    assert (seen.state_dir, "state_dir" in write(seen)) == (None, False)
+    assert (seen.state_dir, "state_dir" in format_inventory(seen)) == (None, False)
 
 
 def test_a_home_over_the_network_is_left_for_a_disk() -> None:
@@ -42,7 +42,7 @@ def test_a_home_over_the_network_is_left_for_a_disk() -> None:
     smaller = Disk(path="/raid", free=500 * GIB)
     other = Disk(path="/data", free=9000 * GIB)
     seen = found("nfs4", (SCRATCH, RAID, other), (smaller, SCRATCH))
-    text = write(seen)
+    text = format_inventory(seen)
 
     assert loads(text, Path("inventory.yaml")).head.state_dir == "/raid/vlaunch"
     assert (

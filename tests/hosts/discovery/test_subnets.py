@@ -8,18 +8,18 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
-from launcher.hosts.discovery.shape import Probed, Wishes
-from launcher.hosts.discovery.subnets import Shared, choose
+from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.subnets import SharedNetwork, choose_network
 from launcher.tools.survey import Nic
 from tests.hosts.discovery.hosts import BRIDGE, host, nic
 
 
-def chosen(*hosts: Probed, netdevs: dict[int, frozenset[str]] | None = None) -> Shared:
+def chosen(*hosts: ScannedHost, netdevs: dict[int, frozenset[str]] | None = None) -> SharedNetwork:
     """What is chosen for these hosts."""
-    return choose(hosts, [(netdevs or {}).get(at, frozenset()) for at in range(len(hosts))])
+    return choose_network(hosts, [(netdevs or {}).get(at, frozenset()) for at in range(len(hosts))])
 
 
-def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[Probed]:
+def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[ScannedHost]:
     """Two hosts with the same interfaces; `N` in an address is the host's number."""
     return [
         host(
@@ -41,7 +41,7 @@ def test_the_fastest_physical_network_wins() -> None:
     )
 
     assert str(found.network) == "10.1.0.0/24"
-    assert [(place.interface, place.ip) for place in found.places] == [
+    assert [(place.interface, place.ip) for place in found.addresses] == [
         ("eth1", "10.1.0.1"),
         ("eth1", "10.1.0.2"),
     ]
@@ -105,12 +105,12 @@ def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
     ]
     found = chosen(*hosts)
 
-    assert [(place.interface, place.ip) for place in found.places] == [
+    assert [(place.interface, place.ip) for place in found.addresses] == [
         ("ens4", "10.128.0.2"),
         ("ens4", "10.128.0.3"),
     ]
     assert "`vlaunch check`" in found.warnings[0]
-    assert discover(hosts, Wishes()).nodes[1].ip == "10.128.0.3"
+    assert discover(hosts, InitOptions()).nodes[1].ip == "10.128.0.3"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
     ]
 
     with pytest.raises(RequestError) as raised:
-        discover(hosts, Wishes())
+        discover(hosts, InitOptions())
     assert raised.value.message == "the hosts share no network, so they cannot be one cluster"
     assert raised.value.evidence.splitlines() == [
         "gpu01: eth0 10.0.0.1/24, docker0 172.17.0.1/16 (docker's own bridge)",
@@ -246,7 +246,7 @@ def test_two_addresses_in_one_network_give_the_better_interface() -> None:
     one = host("h1", nic("eth0", "10.0.0.1/24", 1000), nic("eth1", "10.0.0.21/24", 100_000))
     two = host("h2", nic("eth0", "10.0.0.2/24", 1000))
 
-    assert [place.ip for place in chosen(one, two).places] == ["10.0.0.21", "10.0.0.2"]
+    assert [place.ip for place in chosen(one, two).addresses] == ["10.0.0.21", "10.0.0.2"]
 
 
 def test_addresses_alone_are_enough() -> None:

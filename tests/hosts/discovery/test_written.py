@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from launcher.core.domain import Ssh
 from launcher.hosts.discovery.discover import discover
-from launcher.hosts.discovery.shape import Wishes
-from launcher.hosts.discovery.written import scalar, write
+from launcher.hosts.discovery.shape import InitOptions
+from launcher.hosts.discovery.written import format_scalar, format_inventory
 from launcher.inventory import document
 from launcher.inventory.load import loads
 from tests.hosts.discovery.hosts import gpus, h100_pair, host, nic
@@ -22,8 +22,8 @@ from tests.hosts.discovery.hosts import gpus, h100_pair, host, nic
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
 def test_text_is_read_back_as_it_was(text: str) -> None:
     """By our reader and by any other; `no`, `1e3` and `a: b` among them."""
-    line = f"key: {scalar(text)}\nflow: {{a: {scalar(text)}, b: [{scalar(text)}]}}\n"
-    read = document.parse(line)
+    line = f"key: {format_scalar(text)}\nflow: {{a: {format_scalar(text)}, b: [{format_scalar(text)}]}}\n"
+    read = document.parse_document(line)
 
     assert read.data == {"key": text, "flow": {"a": text, "b": [text]}}
 
@@ -34,14 +34,14 @@ def test_text_is_read_back_as_it_was(text: str) -> None:
 )
 def test_words_that_yaml_readers_disagree_about_are_text_to_all(word: str) -> None:
     """PyYAML reads YAML 1.1."""
-    assert yaml.safe_load(scalar(word)) == word
+    assert yaml.safe_load(format_scalar(word)) == word
 
 
 def test_words_of_hosts_stay_in_their_comment() -> None:
     """Neither a line feed nor a terminal code leaves it."""
     evil = "x\ncluster: evil\x1b[2J\u2028cluster: evil"
     pair = [replace(each, facts=replace(each.facts, docker_version=evil)) for each in h100_pair()]
-    text = write(discover(pair, Wishes()))
+    text = format_inventory(discover(pair, InitOptions()))
 
     assert loads(text, Path("inventory.yaml")).cluster == "vllm"
     assert "\x1b" not in text
@@ -52,8 +52,8 @@ def test_logins_are_written_where_they_belong() -> None:
     """What all have in common at the top, what one says at the node."""
     pair = h100_pair()
     hosts = [pair[0], replace(pair[1], ssh=Ssh(user="root", port=2222))]
-    wishes = Wishes(ssh=Ssh(user="ops", identity="~/.ssh/my key", jump="ops@bastion:22"))
-    read = loads(write(discover(hosts, wishes)), Path("/x/inventory.yaml"))
+    wishes = InitOptions(ssh=Ssh(user="ops", identity="~/.ssh/my key", jump="ops@bastion:22"))
+    read = loads(format_inventory(discover(hosts, wishes)), Path("/x/inventory.yaml"))
 
     assert [node.ssh.user for node in read.nodes] == ["ops", "root"]
     assert [node.ssh.port for node in read.nodes] == [None, 2222]
@@ -76,7 +76,7 @@ def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]
         host(f"gpu{at}", nic("eth0", f"10.0.0.{at + 5}/24"), gpus=gpus(count))
         for at, count in numbers
     ]
-    read = loads(write(discover(hosts, Wishes())), Path("inventory.yaml"))
+    read = loads(format_inventory(discover(hosts, InitOptions())), Path("inventory.yaml"))
 
     assert [(node.name, node.ip, node.gpus) for node in read.nodes] == [
         (f"gpu{a}", f"10.0.0.{a + 5}", n) for a, n in numbers
@@ -86,4 +86,4 @@ def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]
 
 def test_two_writes_of_the_same_hosts_are_the_same() -> None:
     """No date, no order of chance."""
-    assert write(discover(h100_pair(), Wishes())) == write(discover(h100_pair(), Wishes()))
+    assert format_inventory(discover(h100_pair(), InitOptions())) == format_inventory(discover(h100_pair(), InitOptions()))

@@ -44,7 +44,7 @@ def probe(
 ) -> Iterator[Process]:
     """Start the probe of one node; it is ended with the block."""
     others = [Peer(name=each, ip=IPS[each], ports=WANTED) for each in peers]
-    argv = pairs.probe(
+    argv = pairs.probe_argv(
         node=name,
         ip=str(changed.get("ip", IPS[name])),
         peers=others,
@@ -71,7 +71,7 @@ def probes(name: str, process: Process) -> dict[str, PortProbe]:
 
     assert err == ""
     assert process.returncode == 0
-    return {each.target: each for each in pairs.parse(Answer(node=name, code=0, out=out))}
+    return {each.target: each for each in pairs.parse_probes(Answer(node=name, code=0, out=out))}
 
 
 def test_three_nodes_reach_each_other() -> None:
@@ -86,7 +86,7 @@ def test_three_nodes_reach_each_other() -> None:
     assert len(found) == 6
     for reached in found:
         assert reached.ports == {16379: "open", 18265: "open", HIGH: "open"}
-        assert (reached.bulk, reached.largest, reached.wanted, reached.heard, reached.errors) == (
+        assert (reached.bulk, reached.largest, reached.mtu, reached.heard, reached.errors) == (
             True,
             9000,
             9000,
@@ -169,12 +169,12 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
                     dict[str, object](),
                 )
 
-            def landed(self, *words: object) -> None:
+            def record_result(self, *words: object) -> None:
                 door.listen()
                 self.talks["b"] = ["met"]
                 super().landed(*words)
 
-            def greet(self, _: object, __: object, sock: socket.socket) -> str:
+            def exchange_greetings(self, _: object, __: object, sock: socket.socket) -> str:
                 sock.close()
                 return "talk"
 
@@ -208,7 +208,7 @@ def test_the_largest_packet_is_found_to_the_byte() -> None:
         found = probes("a", a)["b"]
         assert probes("b", b)["a"].largest == 9000
 
-    assert (found.largest, found.wanted) == (65535, 65600)
+    assert (found.largest, found.mtu) == (65535, 65600)
 
 
 def test_an_address_of_another_machine_cannot_be_held() -> None:
@@ -216,7 +216,7 @@ def test_an_address_of_another_machine_cannot_be_held() -> None:
     with probe("a", "b", ip="192.0.2.77") as a:
         out, _ = a.communicate(timeout=10)
     with pytest.raises(UnreadableAnswer, match=r"cannot listen at 192\.0\.2\.77: Cannot assign"):
-        pairs.parse(Answer(node="a", code=0, out=out))
+        pairs.parse_probes(Answer(node="a", code=0, out=out))
 
 
 def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
