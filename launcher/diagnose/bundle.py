@@ -1,6 +1,6 @@
-"""What a bug report's bundle asks of each node, and the files that its answers become.
+"""Bundle of a bug report: the queries to each node, and the files from its answers.
 
-File names are ours, never a node's.
+Nodes do not choose file names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.app import audit
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Node
 from launcher.core.redaction import MASK
-from launcher.core.secret_patterns import DOUBTFUL_NAME
+from launcher.core.secret_patterns import SUSPECT_NAME
 from launcher.core.transport import Command
 from launcher.tools.diagnosis import (
     ENGINES,
@@ -28,15 +28,15 @@ from launcher.tools.diagnosis import (
     RECORD,
     STATE,
     Log,
-    Told,
-    ask_diagnosis,
-    read,
+    NodeReport,
+    parse_report,
+    query_diagnosis,
 )
 
 _TIMEOUT = 240.0
 _LINES = 50_000
-# An answer is kept up to 8 MiB: four containers' logs must fit into one, and so must five servers',
-# and three jobs' and what stands with them.
+# An answer is cut at 8 MiB: it must hold the logs of four containers, of five servers, or of three
+# jobs with the rest of their part.
 _LOG, _JOB = 1_800_000, 1_500_000
 _AUDIT = 2000  # lines
 _NAMES = {
@@ -47,91 +47,88 @@ _NAMES = {
     "nccl": "nccl",
     "kernel": "kernel",
 }
-# Variables whose values tell of the network, the GPUs and the engine; of all others only the names
-# are kept.
-_TELLING = re.compile(
+# Variables of the network, the GPUs and the engine; of all others only the names are included.
+_PUBLIC_VARIABLE = re.compile(
     r"(?:NCCL|GLOO|TP|UCX|VLLM|RAY|CUDA|NVIDIA|OMP|HIP|ROCR|TORCH|PYTORCH)_\w+|HF_H\w+"
     r"|HF_TOKEN_PATH|PATH|LD_LIBRARY_PATH"
 )
 
 
-def commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Command]:
-    """Return what is asked of each node, in order; `mark` must be new."""
-    asked = []
+def bundle_commands(cluster: str, nodes: Sequence[Node], mark: str) -> list[Command]:
+    """Return the commands for each node, in order; `mark` must be new."""
+    commands = []
     for node in nodes:
-        ask = partial(
-            ask_diagnosis,
+        query = partial(
+            query_diagnosis,
             node.docker,
             mark=mark,
             cluster=cluster,
             state_dir=node.state_dir or "",
             lines=_LINES,
         )
-        questions = (
-            ask(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
-            ask(parts=(LOGS,), size=_LOG),
-            ask(parts=(ENGINES,), size=_JOB),
-            ask(parts=(INSIDE,), size=_JOB),
-            audit.read(node.state_dir or "", cluster, _AUDIT),
+        queries = (
+            query(parts=(STATE, RECORD, KERNEL, INSPECT), size=_LOG),
+            query(parts=(LOGS,), size=_LOG),
+            query(parts=(ENGINES,), size=_JOB),
+            query(parts=(INSIDE,), size=_JOB),
+            audit.read_argv(node.state_dir or "", cluster, _AUDIT),
         )
-        asked += [Command(node=node.name, argv=argv, timeout=_TIMEOUT) for argv in questions]
-    return asked
+        commands += [Command(node=node.name, argv=argv, timeout=_TIMEOUT) for argv in queries]
+    return commands
 
 
-def files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
-    """Return the files of one node from its answers, in the order asked; what could not be had is
-    in `not-seen.txt`.
+def node_files(answers: Sequence[Answer], mark: str) -> dict[str, str]:
+    """Return the files of one node from its answers in the order of `bundle_commands`; gaps are
+    listed in `not-seen.txt`.
     """
-    *asked, trail = answers
-    told = [read(answer.out, mark) for answer in asked]
-    first = told[0]
-    found = {
-        "state.json": _json([asdict(each) for each in first.states]),
-        "containers.json": _json(_inspected(first.inspect)),
-        "servers.json": _json(_servers(first)),
-        "audit.ndjson": trail.out if trail.ok else "",
-        **_logs([log for each in told for log in each.logs]),
-        "not-seen.txt": "\n".join(_not_seen(first, answers)),
+    *report_answers, audit_answer = answers
+    reports = [parse_report(answer.out, mark) for answer in report_answers]
+    first = reports[0]
+    contents = {
+        "state.json": _format_json([asdict(state) for state in first.states]),
+        "containers.json": _format_json(_redact_inspect(first.inspect)),
+        "servers.json": _format_json(_server_records(first)),
+        "audit.ndjson": audit_answer.out if audit_answer.ok else "",
+        **_log_files([log for report in reports for log in report.logs]),
+        "not-seen.txt": "\n".join(_gap_lines(first, answers)),
     }
-    return {name: text for name, text in found.items() if text.strip()}
+    return {name: text for name, text in contents.items() if text.strip()}
 
 
-def _json(said: Any) -> str:
-    return json.dumps(said, indent=1) if said else ""
+def _format_json(value: Any) -> str:
+    return json.dumps(value, indent=1) if value else ""
 
 
-def _servers(told: Told) -> Any:
-    kept = {name: each for name, each in told.kept.items() if each}
-    return {"servers": kept} if kept else None
+def _server_records(report: NodeReport) -> Any:
+    records = {name: files for name, files in report.supervisor_files.items() if files}
+    return {"servers": records} if records else None
 
 
-def _not_seen(told: Told, answers: Sequence[Answer]) -> list[str]:
-    """Say what could not be had, each thing once."""
-    gaps = [f"{what}: {why}" for what, why in told.gaps.items()]
-    gaps += [untrusted.shown(answer.tail, last=True) for answer in answers if not answer.ok]
+def _gap_lines(report: NodeReport, answers: Sequence[Answer]) -> list[str]:
+    """Describe each gap once."""
+    gaps = [f"{what}: {why}" for what, why in report.gaps.items()]
+    gaps += [untrusted.excerpt(answer.tail, last=True) for answer in answers if not answer.ok]
     return list(dict.fromkeys(gaps))
 
 
-def _logs(logs: Sequence[Log]) -> dict[str, str]:
-    """Return logs under their files' names: an engine's under its own, the others numbered by their
-    kind.
-    """
-    found, count = {}, Counter[str]()
+def _log_files(logs: Sequence[Log]) -> dict[str, str]:
+    """Return logs by file name: an engine's name, or the kind of log and a number."""
+    contents, counts = {}, Counter[str]()
     for log in logs:
         kind = _NAMES.get(log.part.partition("-")[0], "other")
-        count[kind] += 1
+        counts[kind] += 1
         engine = log.part.startswith("engine-")
-        name = log.what.replace(" ", "-") if engine else f"{kind}-{count[kind]}"
-        found[f"{name}.log"] = _written(log)
-    return found
+        name = log.title.replace(" ", "-") if engine else f"{kind}-{counts[kind]}"
+        contents[f"{name}.log"] = _format_log(log)
+    return contents
 
 
-def folder(number: int, node: Node) -> str:
+def node_folder(number: int, node: Node) -> str:
     """Return the folder of a node in the bundle."""
     return f"nodes/{number:02d}-{re.sub(r'[^A-Za-z0-9_-]', '_', node.name)[:40]}"
 
 
-def _written(log: Log) -> str:
+def _format_log(log: Log) -> str:
     lines = (
         f"{log.stamps[at]} {line}" if at in log.stamps else line
         for at, line in enumerate(log.lines)
@@ -139,24 +136,22 @@ def _written(log: Log) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _inspected(text: str) -> Any:
-    """Return what Docker knows of containers, without the values of variables that tell nothing, or
-    too much.
-    """
+def _redact_inspect(text: str) -> Any:
+    """Return `docker inspect` without the values of irrelevant and secret variables."""
     try:
-        found: Any = untrusted.loads(text) if text.strip() else []
+        containers: Any = untrusted.loads(text) if text.strip() else []
     except ValueError:
         return None
-    for each in found if isinstance(found, list) else ():
-        config = each.get("Config") if isinstance(each, dict) else None
+    for container in containers if isinstance(containers, list) else ():
+        config = container.get("Config") if isinstance(container, dict) else None
         if isinstance(config, dict):
             env = config.get("Env")
-            config["Env"] = [_variable(str(pair)) for pair in env] if isinstance(env, list) else []
-    return found
+            pairs = env if isinstance(env, list) else []
+            config["Env"] = [_redact_variable(str(pair)) for pair in pairs]
+    return containers
 
 
-def _variable(pair: str) -> str:
+def _redact_variable(pair: str) -> str:
     name, _, value = pair.partition("=")
-    return (
-        f"{name}={value if _TELLING.fullmatch(name) and not DOUBTFUL_NAME.search(name) else MASK}"
-    )
+    public = _PUBLIC_VARIABLE.fullmatch(name) and not SUSPECT_NAME.search(name)
+    return f"{name}={value if public else MASK}"

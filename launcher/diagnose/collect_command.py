@@ -21,26 +21,26 @@ from typing import Any
 import click
 
 from launcher import __version__
-from launcher.app.command import Call, command
-from launcher.app.progress import Printer, Silent
-from launcher.app.secrets import recall
+from launcher.app.command import CommandContext, command
+from launcher.app.progress import Printer, SilentPrinter
+from launcher.app.secrets import hide_known_values
 from launcher.app.session import Session
 from launcher.app.terminal import say
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.core.events import Event
-from launcher.core.secret_patterns import clean
-from launcher.core.transport import by_node
+from launcher.core.secret_patterns import redact_secrets
+from launcher.core.transport import run_by_node
 from launcher.diagnose import bundle as plan
-from launcher.diagnose import doctor_view as ui
-from launcher.diagnose.doctor_command import examine
-from launcher.hosts.evidence import gather
-from launcher.serving.status_command import look
+from launcher.diagnose import doctor_view
+from launcher.diagnose.doctor_command import diagnose_nodes
+from launcher.hosts.evidence import gather_evidence
+from launcher.serving.status_command import observe_cluster
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_AT_ONCE = 8  # nodes whose logs are held in memory
+_BATCH_SIZE = 8  # nodes with logs in memory at once
 _LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYAML", "requests")
-# What one survey of a node answers; the other checks start containers or knock at ports.
+# Groups answered by one survey of a node; the other checks start containers or probe ports.
 _GROUPS = ("reach", "host", "docker", "storage")
 _README = """\
 What `vlaunch collect` found on cluster {cluster}. Look at it before you share it: values that
@@ -60,32 +60,32 @@ nodes/           for each node: Docker's word on its containers (variables witho
 
 
 class Bundle:
-    """An archive that is being written. Every text goes through redaction on its way in."""
+    """Writer of an archive, which redacts every text."""
 
     def __init__(self, archive: tarfile.TarFile, root: str) -> None:
         self._archive, self._root, self._at = archive, root, int(time.time())
         self.sizes: dict[str, int] = {}
 
-    def add(self, name: str, text: str) -> None:
+    def add_file(self, name: str, text: str) -> None:
         """Add one file."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a name of ours: {name!r}")
-        data = clean(text).encode("utf-8", "replace")
+        data = redact_secrets(text).encode("utf-8", "replace")
         entry = tarfile.TarInfo(f"{self._root}/{name}")
         entry.size, entry.mode, entry.mtime = len(data), 0o600, self._at
         self._archive.addfile(entry, io.BytesIO(data))
         self.sizes[name] = len(data)
 
 
-class _Kept(Silent):
-    """Shows events as another printer does, and keeps them."""
+class _RecordingPrinter(SilentPrinter):
+    """Printer that records events, and passes them to another printer."""
 
     def __init__(self, inner: Printer) -> None:
         self._inner = inner
         self.events: list[dict[str, Any]] = []
 
     def show(self, event: Event) -> None:
-        """Keep and show one event."""
+        """Record and show one event."""
         self.events.append(dict(event.as_json()))
         self._inner.show(event)
 
@@ -97,7 +97,7 @@ class _Kept(Silent):
     metavar="FILE",
     help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).",
 )
-def collect(call: Call, output: str | None) -> None:
+def collect(call: CommandContext, output: str | None) -> None:
     """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs
     of all nodes.
 
@@ -105,14 +105,16 @@ def collect(call: Call, output: str | None) -> None:
     nobody asked to learn a value. Look at it before you share it. Nothing is changed on any node;
     nodes that cannot be reached are told of in it.
     """
-    path = _target(output, call.inventory.cluster)
-    # The inventory may be somebody else's: no command of its secrets is run for a bug report.
-    unknown = recall(call.inventory.secrets, call.inventory.path.parent)
-    with call.printer() as shown, _writing(path) as bundle:
-        kept = _Kept(shown)
-        with call.session(to=kept, partial=True) as session:
-            _gather(session, bundle, unknown)
-        bundle.add("events.ndjson", "".join(f"{json.dumps(each)}\n" for each in kept.events))
+    path = _output_path(output, call.inventory.cluster)
+    # The inventory may be from another user: no command of its secrets is run for a bug report.
+    unknown = hide_known_values(call.inventory.secrets, call.inventory.path.parent)
+    with call.printer() as inner_printer, _open_bundle(path) as bundle:
+        printer = _RecordingPrinter(inner_printer)
+        with call.session(printer=printer, partial=True) as session:
+            _fill_bundle(session, bundle, unknown)
+        bundle.add_file(
+            "events.ndjson", "".join(f"{json.dumps(event)}\n" for event in printer.events)
+        )
     click.echo(path)
     for name, size in sorted(bundle.sizes.items()):
         click.echo(f"  {size:>10,}  {name}", err=True)
@@ -121,9 +123,9 @@ def collect(call: Call, output: str | None) -> None:
     say(f"look at it before you share it: `tar -xzOf {path} | less`")
 
 
-def _target(option: str | None, cluster: str) -> Path:
-    """Return where the bundle goes: as asked, else a new name in the current folder; raises
-    RequestError when it cannot.
+def _output_path(option: str | None, cluster: str) -> Path:
+    """Return the bundle's path, by default a new name in the current folder; raises RequestError
+    when it cannot be created.
     """
     path = Path(
         option or f"vlaunch-{cluster}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz"
@@ -139,12 +141,12 @@ def _target(option: str | None, cluster: str) -> Path:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[Bundle]:
-    """Write a bundle beside its place, and put it there when all of it is on the disk; after an
-    error nothing is left.
+def _open_bundle(path: Path) -> Iterator[Bundle]:
+    """Write a bundle to a temporary file, and rename it when it is complete and on the disk; an
+    error leaves no file.
     """
     try:
-        # mkstemp: mode 0600, and a name that nobody else has.
+        # mkstemp: mode 0600, and a unique name.
         descriptor, part = tempfile.mkstemp(prefix=".vlaunch-", dir=path.parent)
     except OSError as error:
         raise RequestError(
@@ -165,78 +167,78 @@ def _writing(path: Path) -> Iterator[Bundle]:
         raise
 
 
-def _gather(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
-    wanted = session.inventory
-    more = (
+def _fill_bundle(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
+    inventory = session.inventory
+    unknown_note = (
         f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n"
         if unknown
         else ""
     )
-    bundle.add("README.txt", _README.format(cluster=wanted.cluster, unknown=more))
-    bundle.add("versions.json", json.dumps(_versions(wanted), indent=1))
-    # These come before any log: they learn the Ray token of each node, which logs must not show.
-    bundle.add("status.json", _said(lambda: look(session).as_json()))
-    bundle.add("checks.json", _said(lambda: _checks(session)))
-    bundle.add("inventory.yaml", wanted.path.read_text(encoding="utf-8", errors="replace"))
-    bundle.add("doctor.json", _said(lambda: ui.plain(examine(session, wanted.nodes))))
-    _nodes(session, bundle)
+    bundle.add_file("README.txt", _README.format(cluster=inventory.cluster, unknown=unknown_note))
+    bundle.add_file("versions.json", json.dumps(_collect_versions(inventory), indent=1))
+    # Before any log: these queries learn each node's Ray token, which must be redacted in logs.
+    bundle.add_file("status.json", _result_json(lambda: observe_cluster(session).as_json()))
+    bundle.add_file("checks.json", _result_json(lambda: _run_checks(session)))
+    bundle.add_file("inventory.yaml", inventory.path.read_text(encoding="utf-8", errors="replace"))
+    diagnosis = _result_json(
+        lambda: doctor_view.diagnosis_json(diagnose_nodes(session, inventory.nodes))
+    )
+    bundle.add_file("doctor.json", diagnosis)
+    _add_nodes(session, bundle)
 
 
-def _nodes(session: Session, bundle: Bundle) -> None:
-    wanted, mark = session.inventory, f"@@{secrets.token_hex(12)}"
-    numbers = {node.name: number for number, node in enumerate(wanted.nodes, 1)}
+def _add_nodes(session: Session, bundle: Bundle) -> None:
+    inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
+    numbers = {node.name: number for number, node in enumerate(inventory.nodes, 1)}
     for name, error in session.missing.items():
-        folder = plan.folder(numbers[name], wanted.node(name))
-        bundle.add(f"{folder}/not-seen.txt", f"{error.message}\n{error.evidence}\n")
-    there = session.reached
-    for start in range(0, len(there), _AT_ONCE):
-        some = there[start : start + _AT_ONCE]
-        said: dict[str, list[Answer]] = by_node(
-            session.transport, plan.commands(wanted.cluster, some, mark)
+        folder = plan.node_folder(numbers[name], inventory.node(name))
+        bundle.add_file(f"{folder}/not-seen.txt", f"{error.message}\n{error.evidence}\n")
+    nodes = session.reached
+    for start in range(0, len(nodes), _BATCH_SIZE):
+        batch = nodes[start : start + _BATCH_SIZE]
+        answers: dict[str, list[Answer]] = run_by_node(
+            session.transport, plan.bundle_commands(inventory.cluster, batch, mark)
         )
-        for node in some:
-            for name, text in plan.files(said[node.name], mark).items():
-                bundle.add(f"{plan.folder(numbers[node.name], node)}/{name}", text)
+        for node in batch:
+            for name, text in plan.node_files(answers[node.name], mark).items():
+                bundle.add_file(f"{plan.node_folder(numbers[node.name], node)}/{name}", text)
             session.step("collect", "collected", node=node.name)
 
 
-def _said(ask: Callable[[], object]) -> str:
-    """Return an answer as JSON, or why there is none: what is broken is what a bug report is
-    about.
-    """
-
+def _result_json(query: Callable[[], object]) -> str:
+    """Return a query's result or error as JSON: a bug report must also contain what fails."""
     try:
-        answer = ask()
+        result = query()
     except VlaunchError as error:
-        answer = {"error": error.message, "evidence": error.evidence}
-    return json.dumps(answer, indent=1, default=str)
+        result = {"error": error.message, "evidence": error.evidence}
+    return json.dumps(result, indent=1, default=str)
 
 
-def _checks(session: Session) -> object:
+def _run_checks(session: Session) -> object:
     from launcher.core import expectations_read
-    from launcher.hosts import checks_view as ui
+    from launcher.hosts import checks_view
     from launcher.hosts.checks import catalogue
 
-    chosen = catalogue.select(group=_GROUPS)
-    evidence = gather(
-        session, chosen, model="", known=expectations_read.load_for_user(None), offline=True
+    chosen = catalogue.select_checks(group=_GROUPS)
+    evidence = gather_evidence(
+        session, chosen, model="", expectations=expectations_read.load_for_user(None), offline=True
     )
-    return ui.plain(catalogue.run(evidence, [each.id for each in chosen]))
+    return checks_view.results_json(catalogue.run_checks(evidence, [check.id for check in chosen]))
 
 
-def _versions(wanted: Inventory) -> dict[str, object]:
-    found = {}
+def _collect_versions(inventory: Inventory) -> dict[str, object]:
+    versions = {}
     for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "absent"
+            versions[name] = "absent"
     return {
         "vlaunch": __version__,
         "python": sys.version,
         "platform": platform.platform(),
-        "libraries": found,
-        "image": wanted.image,
-        "ray": wanted.ray.version,
-        "accelerator": wanted.accelerator,
+        "libraries": versions,
+        "image": inventory.image,
+        "ray": inventory.ray.version,
+        "accelerator": inventory.accelerator,
     }

@@ -1,7 +1,4 @@
-"""What went wrong, from what nodes told: the known failures that logs show, the most likely first.
-
-It looks at nothing else.
-"""
+"""Diagnosis of failures from the nodes' reports: known failures in logs, most likely first."""
 
 from __future__ import annotations
 
@@ -15,31 +12,38 @@ from itertools import accumulate
 from typing import Literal
 
 from launcher.agent import observed
-from launcher.agent.cause import find
+from launcher.agent.cause import find_exception
 from launcher.agent.observed import Fault, Observed
 from launcher.core import untrusted
 from launcher.network.nccl_log import VERSION
 from launcher.tools import diagnosis, known_hangs, symptoms
-from launcher.tools.diagnosis import DRIVER, Log, State, Told, server_log, words
+from launcher.tools.diagnosis import (
+    DRIVER,
+    ContainerState,
+    Log,
+    NodeReport,
+    server_log_title,
+    shorten,
+)
 from launcher.tools.symptom import Symptom
 
-# now: it stands in the way; perhaps: it may be harmless; after: it follows from something else;
-# over: a server has been ready since, or it happened long before the last failure.
+# now: a cause; perhaps: may be harmless; after: an effect of another one; over: a server has been
+# ready since, or it happened long before the last failure.
 Kind = Literal["now", "perhaps", "after", "over"]
 KINDS: tuple[Kind, ...] = ("now", "perhaps", "after", "over")
 
-_INCIDENT = 1800.0  # seconds: what happened longer before the last failure belongs to another one
-_SHOWN = 3  # lines of evidence of one finding
-_EACH = 200  # lines of one log that count for one finding
+_INCIDENT = 1800.0  # seconds before the last failure; older lines belong to another failure
+_MAX_EVIDENCE = 3  # lines shown per finding
+_MAX_MATCHES = 200  # matching lines per log and symptom
 _WIDTH = 300  # characters of evidence
 # Such as `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build`.
 _NVIDIA_DRIVER = re.compile(r"^NVRM version: .* (\d{3}\.[\d.]+) ")
 _READY = re.compile(r"Application startup complete")
-# What dies after it was told to is no symptom, until the next one starts in the same log.
-_TURNS = re.compile(
+# An exit after SIGTERM is no symptom, until the next start in the same log.
+_STOP_OR_START = re.compile(
     r"(\*\*\* SIGTERM received)|Initializing a V1 LLM engine|vlaunch agent: starting the engine"
 )
-# These say what is the case, whatever happened when: they come before what only logs tell.
+# Current states, regardless of time: they rank before failures that only logs show.
 _UNREACHABLE = "node-unreachable"
 RANK_HANGS = "rank-hangs"
 _STATES = (RANK_HANGS, "server-died", "server-gave-up", _UNREACHABLE)
@@ -47,9 +51,9 @@ _FIRST = ("request-refused", *_STATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A line, where it stands, and when it was written (seconds since 1970, by that node's
-    clock).
+class EvidenceLine:
+    """A line of a log, with its node, the log's title, and its time in seconds since 1970 by that
+    node's clock.
     """
 
     node: str
@@ -59,9 +63,9 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
-    """One known failure that was seen: on which nodes, how often, and its first lines, one a node
-    where there are several.
+class DiagnosisFinding:
+    """A known failure: its nodes, the number of its lines, and the first lines, one per node where
+    there are several.
     """
 
     id: str
@@ -71,23 +75,23 @@ class Diagnosed:
     source: str
     nodes: tuple[str, ...]
     count: int
-    evidence: tuple[Trace, ...]
+    evidence: tuple[EvidenceLine, ...]
 
     @property
     def docs(self) -> str:
-        """Where the documentation tells more."""
-        return f"docs/reference/failures.md#{self.id}"
+        """The anchor in the documentation."""
+        return f"docs/troubleshooting.md#{self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that was found, the most likely first, and what was looked at; `gaps` are (node, what
-    could not be seen, why).
+    """Findings, most likely first, and the number of searched logs and lines; `gaps` are triples of
+    a node, an unavailable source, and the reason.
 
-    `ready` is when a server was last ready.
+    `ready` is when a server was last ready, in seconds since 1970.
     """
 
-    findings: tuple[Diagnosed, ...]
+    findings: tuple[DiagnosisFinding, ...]
     nodes: tuple[str, ...]
     logs: int
     lines: int
@@ -95,13 +99,13 @@ class Diagnosis:
     ready: float | None = None
 
     @property
-    def found(self) -> bool:
-        """True when something stands in the way, or has failed for a reason that is not known."""
-        return any(each.kind in ("now", "after") for each in self.findings)
+    def has_problem(self) -> bool:
+        """True for a cause, or an effect without a known cause."""
+        return any(finding.kind in ("now", "after") for finding in self.findings)
 
 
 def diagnose(
-    reports: Mapping[str, Told],
+    reports: Mapping[str, NodeReport],
     missing: Mapping[str, str],
     *,
     rdma: bool,
@@ -109,116 +113,119 @@ def diagnose(
     since: float | None = None,
     refused: Log | None = None,
 ) -> Diagnosis:
-    """Judge what nodes told.
+    """Diagnose the nodes' reports.
 
     Args:
-        reports: by node, in the order in which they are shown.
-        missing: nodes that could not be asked, with the reason.
-        rdma: whether the inventory promises RDMA between the nodes.
+        reports: by node, in display order.
+        missing: unreachable nodes, with the reason.
+        rdma: the inventory promises RDMA between the nodes.
         now: seconds since 1970.
-        since: how many seconds back lines count; a line without a time always does.
-        refused: the last request that was refused, as the operator's machine keeps it.
+        since: maximum age of lines in seconds; lines without a time always count.
+        refused: the last rejected request, as the operator's machine recorded it.
     """
     oldest = -math.inf if since is None else now - since
-    traces: dict[str, list[Trace]] = {}
-    for name, log in _logs(reports, refused, traces, now):
-        known = list(_known_lines(log, rdma=rdma))
-        times = diagnosis.line_times(log, now) if known else []
-        for symptom, number in known:
+    evidence: dict[str, list[EvidenceLine]] = {}
+    for name, log in _all_logs(reports, refused, evidence, now):
+        matches = list(_match_symptoms(log, rdma=rdma))
+        times = diagnosis.line_times(log, now) if matches else []
+        for symptom, number in matches:
             at = times[number]
             if at is None or at >= oldest:
                 line = log.lines[number].strip()[:_WIDTH]
-                trace = Trace(node=name, what=log.what, line=line, at=at)
-                traces.setdefault(symptom.id, []).append(trace)
+                entry = EvidenceLine(node=name, what=log.title, line=line, at=at)
+                evidence.setdefault(symptom.id, []).append(entry)
     for name, reason in missing.items():
         line = f"node cannot be reached: {reason}"[:_WIDTH]
-        trace = Trace(node=name, what="login", line=line, at=now)
-        traces.setdefault(_UNREACHABLE, []).append(trace)
-    ready = _ready(reports, now)
+        entry = EvidenceLine(node=name, what="login", line=line, at=now)
+        evidence.setdefault(_UNREACHABLE, []).append(entry)
+    ready = _ready_times(reports, now)
     return Diagnosis(
-        findings=tuple(_ranked(traces, ready)),
+        findings=tuple(_rank_findings(evidence, ready)),
         nodes=tuple(reports),
-        logs=sum(len(node.logs) for node in reports.values()),
-        lines=sum(node.lines for node in reports.values()),
+        logs=sum(len(report.logs) for report in reports.values()),
+        lines=sum(report.lines for report in reports.values()),
         gaps=tuple(
-            (name, what, why) for name, node in reports.items() for what, why in node.gaps.items()
+            (name, what, why)
+            for name, report in reports.items()
+            for what, why in report.gaps.items()
         ),
         ready=_latest(ready.values()),
     )
 
 
-def _logs(
-    reports: Mapping[str, Told], refused: Log | None, traces: Mapping[str, object], now: float
+def _all_logs(
+    reports: Mapping[str, NodeReport],
+    refused: Log | None,
+    evidence: Mapping[str, object],
+    now: float,
 ) -> Iterator[tuple[str, Log]]:
-    """Yield the logs with their nodes; where the `traces` of those so far show that a rank hangs,
-    also the versions that are known to hang.
+    """Yield the logs with their nodes; if the `evidence` so far shows a hanging rank, also versions
+    that are known to hang.
     """
-    for name, node in reports.items():
-        for log in (*node.logs, *_state_logs(node), *_record_logs(node)):
+    for name, report in reports.items():
+        for log in (*report.logs, *_state_logs(report), *_record_logs(report)):
             yield name, log
-    if RANK_HANGS in traces:
-        for name, node in reports.items():
-            yield name, _known_hangs(node, now)
+    if RANK_HANGS in evidence:
+        for name, report in reports.items():
+            yield name, _hang_log(report, now)
     if refused is not None:
         yield "operator", refused
 
 
-def _known_lines(log: Log, *, rdma: bool) -> Iterator[tuple[Symptom, int]]:
-    """Yield every line of a log that is in the table, by its number, for the first entry only:
-    causes stand before what they bring about.
+def _match_symptoms(log: Log, *, rdma: bool) -> Iterator[tuple[Symptom, int]]:
+    """Yield the numbers of lines with a symptom, each for the table's first match only: causes come
+    before their effects.
     """
     text = "\n".join(log.lines)
     starts = [0, *accumulate(len(line) + 1 for line in log.lines)]
-    told_to_end = _told_to_end(text, starts)
-    taken = set[int]()
+    shutdowns = _shutdown_ranges(text, starts)
+    matched = set[int]()
     for symptom in symptoms.TABLE:
         if symptom.rdma and not rdma:
             continue
-        for number in _lines(symptom, text, starts):
-            if number in taken or (symptom.after and any(number in each for each in told_to_end)):
+        for number in _matching_lines(symptom, text, starts):
+            if number in matched or (symptom.after and any(number in lines for lines in shutdowns)):
                 continue
-            taken.add(number)
+            matched.add(number)
             yield symptom, number
 
 
-def _told_to_end(text: str, starts: Sequence[int]) -> list[range]:
-    """Return the lines between the word to end and the next start."""
-    found, since = list[range](), -1
-    for match in _TURNS.finditer(text):
+def _shutdown_ranges(text: str, starts: Sequence[int]) -> list[range]:
+    """Return the ranges of lines between a SIGTERM and the next start."""
+    ranges, stopped_at = list[range](), -1
+    for match in _STOP_OR_START.finditer(text):
         number = bisect_right(starts, match.start()) - 1
         if match[1]:
-            since = number if since < 0 else since
-        elif since >= 0:
-            found.append(range(since, number))
-            since = -1
-    return found if since < 0 else [*found, range(since, len(starts))]
+            stopped_at = number if stopped_at < 0 else stopped_at
+        elif stopped_at >= 0:
+            ranges.append(range(stopped_at, number))
+            stopped_at = -1
+    return ranges if stopped_at < 0 else [*ranges, range(stopped_at, len(starts))]
 
 
-def _lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
-    """Yield the numbers of the lines that match, each once; the text is searched as a whole, which
-    makes it quick.
-    """
-    place, pattern = 0, re.compile(symptom.pattern, re.MULTILINE)
-    for _ in range(_EACH):
-        match = pattern.search(text, place)
+def _matching_lines(symptom: Symptom, text: str, starts: Sequence[int]) -> Iterator[int]:
+    """Yield the numbers of matching lines; one search of the whole text is faster than many."""
+    offset, pattern = 0, re.compile(symptom.pattern, re.MULTILINE)
+    for _ in range(_MAX_MATCHES):
+        match = pattern.search(text, offset)
         if match is None:
             return
         number = bisect_right(starts, match.start()) - 1
         yield number
-        place = starts[number + 1]
+        offset = starts[number + 1]
 
 
-def _state_logs(node: Told) -> Iterator[Log]:
-    """Yield in lines what Docker knows of containers, so that the same table judges them."""
-    if refused := node.gaps.get("containers"):
-        yield Log(part="ids", what="Docker", lines=(refused,))
-    for state in node.states:
-        ended = state.status in ("exited", "dead", "restarting")
-        stamp = state.finished if ended else state.started
-        yield _log("state", "Docker", _state_lines(state), stamp)
+def _state_logs(report: NodeReport) -> Iterator[Log]:
+    """Yield Docker's state of containers as log lines, for matching against the table."""
+    if refused := report.gaps.get("containers"):
+        yield Log(part="ids", title="Docker", lines=(refused,))
+    for state in report.states:
+        stopped = state.status in ("exited", "dead", "restarting")
+        stamp = state.finished if stopped else state.started
+        yield _make_log("state", "Docker", _state_lines(state), stamp)
 
 
-def _state_lines(state: State) -> list[str]:
+def _state_lines(state: ContainerState) -> list[str]:
     lines = [f"{state.name}: {state.error}"] if state.error else []
     if state.oom:
         lines.append(f"container {state.name} was killed for lack of memory (OOMKilled)")
@@ -234,167 +241,173 @@ def _state_lines(state: State) -> list[str]:
     return lines
 
 
-def _record_logs(node: Told) -> Iterator[Log]:
-    """Yield in lines what the keeper wrote down of servers: their faults, with the lines it kept of
-    each, which rank hangs, else what all ranks do, and that it gave up.
+def _record_logs(report: NodeReport) -> Iterator[Log]:
+    """Yield the supervisor's records of servers as log lines: faults with their evidence, hanging
+    ranks, and servers without restarts left.
     """
-    for name, record in _records(node).items():
+    for name, record in _server_records(report).items():
         lines = [(_fault_lines(name, fault), fault.at) for fault in record.faults]
-        wedge, reason = record.wedge, record.reason
+        hang, reason = record.wedge, record.reason
         if record.verdict == "suspect":
-            if wedge is not None and not wedge.rank:
-                reason = "; ".join((reason, *wedge.observations))
-            lines.append(([f"keeper: server {name} hangs: {words(reason)}"], record.written))
+            if hang is not None and not hang.rank:
+                reason = "; ".join((reason, *hang.observations))
+            lines.append(([f"keeper: server {name} hangs: {shorten(reason)}"], record.written))
         elif record.verdict == "quiet":
-            lines.append(([f"keeper: server {name} is quiet: {words(reason)}"], record.written))
+            lines.append(([f"keeper: server {name} is quiet: {shorten(reason)}"], record.written))
         if record.state == "gave-up":
-            why = words(record.doing) or "no restarts are left"
+            why = shorten(record.doing) or "no restarts are left"
             lines.append(([f"keeper: gave up server {name}: {why}"], record.since))
         for texts, at in lines:
-            yield _log("record", server_log(name), texts, diagnosis.format_time(at))
+            yield _make_log("record", server_log_title(name), texts, diagnosis.format_time(at))
 
 
-def _known_hangs(node: Told, now: float) -> Log:
+def _hang_log(report: NodeReport, now: float) -> Log:
     """Return a log with the NCCL and driver versions in a node's logs that are known to hang."""
-    lines = [line for log in node.logs for line in log.lines]
+    lines = [line for log in report.logs for line in log.lines]
     nccl = [match[1] for line in lines if (match := VERSION.search(line))]
     drivers = [match[1] for line in lines if (match := _NVIDIA_DRIVER.search(line))]
     gpus = [line for line in lines if line.startswith("Model:")]
     ib = any("NET/IB : Using" in line or "NET/IB: Using" in line for line in lines)
     hangs = known_hangs.describe_hangs(nccl, drivers, gpus, ib=ib)
-    return _log("versions", "versions", tuple(hangs), diagnosis.format_time(now))
+    return _make_log("versions", "versions", tuple(hangs), diagnosis.format_time(now))
 
 
-def _records(node: Told) -> dict[str, Observed]:
-    """Return what the keeper wrote down of each server, where that can be read."""
+def _server_records(report: NodeReport) -> dict[str, Observed]:
+    """Return the supervisor's valid records, by server."""
     records = {}
-    for name, files in node.kept.items():
+    for name, files in report.supervisor_files.items():
         with contextlib.suppress(ValueError):
-            records[name] = observed.read(files.get("observed"))
+            records[name] = observed.parse_status(files.get("observed"))
     return records
 
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
-    """Say a fault in a line, then the lines that the keeper kept of it."""
-    raised = find(fault.evidence.splitlines()) if fault.cause and not fault.rank else None
-    rank = f"rank {fault.rank}" if fault.rank else raised.process if raised else ""
-    node = fault.node or (raised.address if raised else "")
-    where = " on ".join(words(word) for word in (rank, node) if word)
-    line = f"keeper: fault of server {server}: {words(fault.what)}"
-    if where and where not in line:
-        line += f" ({where})"
-    # A line is one entry's only: a cause that the table knows is a line of its own.
-    cause = words(fault.cause)
-    known = [cause] if symptoms.first(cause) is not None else []
-    if cause and not known:
+    """Describe a fault in one line, followed by its evidence."""
+    exception = (
+        find_exception(fault.evidence.splitlines()) if fault.cause and not fault.rank else None
+    )
+    rank = f"rank {fault.rank}" if fault.rank else exception.process if exception else ""
+    node = fault.node or (exception.address if exception else "")
+    origin = " on ".join(shorten(part) for part in (rank, node) if part)
+    line = f"keeper: fault of server {server}: {shorten(fault.what)}"
+    if origin and origin not in line:
+        line += f" ({origin})"
+    # Each line matches one symptom only, so a cause in the table gets a line of its own.
+    cause = shorten(fault.cause)
+    cause_lines = [cause] if symptoms.first_match(cause) is not None else []
+    if cause and not cause_lines:
         line += f": {cause}"
     if fault.ready_again_after is not None:
         line += f"; ready again after {fault.ready_again_after:.0f} s"
-    kept = [untrusted.plain(each)[:1000] for each in fault.evidence.splitlines()[-40:]]
-    return [line, *known, *kept]
+    evidence = [untrusted.sanitize(text)[:1000] for text in fault.evidence.splitlines()[-40:]]
+    return [line, *cause_lines, *evidence]
 
 
-def _log(part: str, what: str, lines: Sequence[str], stamp: str) -> Log:
-    """Return a log whose lines were all written at one time."""
+def _make_log(part: str, title: str, lines: Sequence[str], stamp: str) -> Log:
+    """Return a log whose lines all have the same time."""
     stamps = dict.fromkeys(range(len(lines)), stamp)
-    return Log(part=part, what=what, lines=tuple(lines), stamps=stamps)
+    return Log(part=part, title=title, lines=tuple(lines), stamps=stamps)
 
 
-def _ready(reports: Mapping[str, Told], now: float) -> dict[str, float | None]:
-    """Return when each server was last ready, by its record or its engine's log, whichever is
-    later, under its log's name; None for one that never was.
+def _ready_times(reports: Mapping[str, NodeReport], now: float) -> dict[str, float | None]:
+    """Return when each server was last ready, by its log's title: the later time of its record and
+    its engine's log; None for never.
 
-    Earlier lines of a server have been overcome. A line that is no server's own is overcome when
-    all that are not stopped have been ready since: that time has the empty name.
+    Earlier lines of a server are resolved. Lines of no server are resolved once all servers that
+    are not stopped have been ready since: this time has the empty title.
     """
-    records = {name: record for node in reports.values() for name, record in _records(node).items()}
+    records: dict[str, Observed] = {}
+    for report in reports.values():
+        records |= _server_records(report)
     ready = {
-        server_log(name): record.ready_at if record.state == "ready" else None
+        server_log_title(name): record.ready_at if record.state == "ready" else None
         for name, record in records.items()
     }
-    for log in (log for node in reports.values() for log in node.logs):
+    for log in (log for report in reports.values() for log in report.logs):
         if log.part.startswith("engine-"):
             numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
             at = diagnosis.line_times(log, now)[numbers[-1]] if numbers else None
-            ready[log.what] = _latest((ready.get(log.what), at))
-    stopped = {server_log(name) for name, record in records.items() if record.state == "stopped"}
+            ready[log.title] = _latest((ready.get(log.title), at))
+    stopped = {
+        server_log_title(name) for name, record in records.items() if record.state == "stopped"
+    }
     times = [at for what, at in ready.items() if what not in stopped]
-    known = [at for at in times if at is not None]
-    return {**ready, "": min(known) if known and len(known) == len(times) else None}
+    ready_times = [at for at in times if at is not None]
+    return {**ready, "": min(ready_times) if times and len(ready_times) == len(times) else None}
 
 
 def _latest(times: Iterable[float | None]) -> float | None:
     return max((at for at in times if at is not None), default=None)
 
 
-def _ranked(
-    traces: Mapping[str, Sequence[Trace]], ready: Mapping[str, float | None]
-) -> list[Diagnosed]:
-    """Put the most likely first: what stands in the way before what may and what follows, the
-    earlier before the later, more nodes before fewer; the table's order decides the rest. What is
-    over comes last.
+def _rank_findings(
+    evidence: Mapping[str, Sequence[EvidenceLine]], ready: Mapping[str, float | None]
+) -> list[DiagnosisFinding]:
+    """Return the findings, most likely first: causes, possible causes, effects, resolved ones; then
+    earlier before later, and more nodes before fewer, else in the table's order.
     """
-    present_symptoms = [symptom for symptom in symptoms.TABLE if symptom.id in traces]
+    matched = [symptom for symptom in symptoms.TABLE if symptom.id in evidence]
     failed = [
-        trace.at
-        for symptom in present_symptoms
-        if _kind(symptom) != "perhaps" and symptom.id != _UNREACHABLE
-        for trace in traces[symptom.id]
+        line.at
+        for symptom in matched
+        if _symptom_kind(symptom) != "perhaps" and symptom.id != _UNREACHABLE
+        for line in evidence[symptom.id]
     ]
     start = (_latest(failed) or 0.0) - _INCIDENT
-    findings = (_finding(symptom, traces[symptom.id], start, ready) for symptom in present_symptoms)
-    return sorted(findings, key=_rank)
+    findings = (_build_finding(symptom, evidence[symptom.id], start, ready) for symptom in matched)
+    return sorted(findings, key=_sort_key)
 
 
-def _kind(symptom: Symptom) -> Kind:
+def _symptom_kind(symptom: Symptom) -> Kind:
     return "after" if symptom.after else "now" if symptom.fatal else "perhaps"
 
 
-def _finding(
-    symptom: Symptom, traces: Sequence[Trace], start: float, ready: Mapping[str, float | None]
-) -> Diagnosed:
-    """Make one finding of all lines of an entry that count now, and choose those to show; where
-    none counts, it is over.
-    """
+def _build_finding(
+    symptom: Symptom,
+    evidence: Sequence[EvidenceLine],
+    start: float,
+    ready: Mapping[str, float | None],
+) -> DiagnosisFinding:
+    """Build the finding of a symptom from its current lines; without any, it is over."""
 
-    def over(trace: Trace) -> bool:
-        if trace.at is None or symptom.id == _UNREACHABLE:
+    def over(line: EvidenceLine) -> bool:
+        if line.at is None or symptom.id == _UNREACHABLE:
             return False
-        since = ready.get(trace.what, ready[""])
-        return trace.at < start or (since is not None and trace.at <= since)
+        since = ready.get(line.what, ready[""])
+        return line.at < start or (since is not None and line.at <= since)
 
-    logs = {trace.what for trace in traces}
-    of_job = DRIVER in logs and not any(what.startswith(server_log("")) for what in logs)
-    present = [trace for trace in traces if not over(trace)]
-    lines = present or traces
-    ordered = sorted(lines, key=lambda trace: (trace.at is None, trace.at or 0.0))
-    return Diagnosed(
+    logs = {line.what for line in evidence}
+    is_batch = DRIVER in logs and not any(what.startswith(server_log_title("")) for what in logs)
+    current = [line for line in evidence if not over(line)]
+    shown = current or evidence
+    ordered = sorted(shown, key=lambda trace: (trace.at is None, trace.at or 0.0))
+    return DiagnosisFinding(
         id=symptom.id,
-        kind=_kind(symptom) if present else "over",
+        kind=_symptom_kind(symptom) if current else "over",
         cause=symptom.cause,
-        fix=symptom.batch or symptom.fix if of_job else symptom.fix,
+        fix=symptom.batch or symptom.fix if is_batch else symptom.fix,
         source=symptom.source,
-        nodes=tuple(dict.fromkeys(trace.node for trace in lines)),
-        count=len(lines),
-        evidence=tuple(_shown(ordered, latest=symptom.id in _STATES)),
+        nodes=tuple(dict.fromkeys(line.node for line in shown)),
+        count=len(shown),
+        evidence=tuple(_choose_evidence(ordered, latest=symptom.id in _STATES)),
     )
 
 
-def _rank(finding: Diagnosed) -> tuple[int, int, float, int]:
+def _sort_key(finding: DiagnosisFinding) -> tuple[int, int, float, int]:
     order = (*_FIRST, finding.id).index(finding.id)
-    # The first line shown is the earliest, but for what is in `_FIRST`, which ranks by that alone.
+    # The first line shown is the earliest, except for those of `_FIRST`, which rank by that order.
     at = finding.evidence[0].at
     earliest = math.inf if at is None else at
     return KINDS.index(finding.kind), order, earliest, -len(finding.nodes)
 
 
-def _shown(lines: Sequence[Trace], *, latest: bool) -> list[Trace]:
-    """Choose the lines to show: the first of each node, then other ones; of what repeats itself as
-    a state, the last.
+def _choose_evidence(lines: Sequence[EvidenceLine], *, latest: bool) -> list[EvidenceLine]:
+    """Choose the lines to show: first one of each node, then others; the earliest, or with `latest`
+    the latest, for repeated states.
     """
     ordered = list(reversed(lines)) if latest else list(lines)
-    firsts = list({trace.node: trace for trace in reversed(ordered)}.values())
-    texts = {trace.line for trace in firsts}
-    chosen = [trace for trace in ordered if trace in firsts]
-    chosen += [trace for trace in ordered if trace.line not in texts]
-    return list(dict.fromkeys(chosen))[:_SHOWN]
+    firsts = list({line.node: line for line in reversed(ordered)}.values())
+    texts = {line.line for line in firsts}
+    chosen = [line for line in ordered if line in firsts]
+    chosen += [line for line in ordered if line.line not in texts]
+    return list(dict.fromkeys(chosen))[:_MAX_EVIDENCE]

@@ -1,6 +1,4 @@
-"""`vlaunch doctor`: after a failure, the known causes that the logs of all nodes show, the most
-likely first.
-"""
+"""`vlaunch doctor`."""
 
 from __future__ import annotations
 
@@ -11,16 +9,15 @@ from collections.abc import Iterable, Sequence
 import click
 
 from launcher.app import options, refusal
-from launcher.app.choose import chosen
-from launcher.app.command import Call, command
+from launcher.app.choose import select_nodes
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
-from launcher.diagnose import doctor_view as ui
-from launcher.diagnose import log_files
+from launcher.diagnose import doctor_view, log_files
 from launcher.diagnose.doctor import Diagnosis, diagnose
-from launcher.tools.diagnosis import Told, ask_diagnosis, read
+from launcher.tools.diagnosis import NodeReport, parse_report, query_diagnosis
 
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
@@ -41,7 +38,7 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 )
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def doctor(
-    call: Call, since: float | None, sources: tuple[str, ...], names: tuple[str, ...]
+    call: CommandContext, since: float | None, sources: tuple[str, ...], names: tuple[str, ...]
 ) -> int:
     """Say what most likely went wrong: the logs of all nodes against the known failures, each with
     its cause and fix.
@@ -56,32 +53,36 @@ def doctor(
     if sources:
         if names:
             raise click.UsageError("--from asks no node: leave the nodes' names out")
-        found = _of_text(sources, since)
-        ui.show(found, as_json=call.as_json)
-        return 1 if found.found else 0
-    nodes = chosen(call.inventory, names)
+        diagnosis = _diagnose_files(sources, since)
+        doctor_view.print_diagnosis(diagnosis, as_json=call.as_json)
+        return 1 if diagnosis.has_problem else 0
+    nodes = select_nodes(call.inventory, names)
     with call.session(nodes=nodes, partial=True) as session:
-        found = examine(session, nodes, since=since)
-    ui.show(found, as_json=call.as_json)
-    return 1 if found.found else 0
+        diagnosis = diagnose_nodes(session, nodes, since=since)
+    doctor_view.print_diagnosis(diagnosis, as_json=call.as_json)
+    return 1 if diagnosis.has_problem else 0
 
 
-def _of_text(sources: tuple[str, ...], since: float | None) -> Diagnosis:
-    """Judge what files say."""
-    told = log_files.read(sources)
-    lines = (line for one in told.values() for log in one.logs for line in log.lines)
-    rdma = any("NET/IB" in line for line in lines)  # else nobody has promised any
-    return diagnose(told, {}, rdma=rdma, now=time.time(), since=since)
+def _diagnose_files(sources: tuple[str, ...], since: float | None) -> Diagnosis:
+    """Diagnose logs in files."""
+    reports = log_files.read_logs(sources)
+    lines = (line for report in reports.values() for log in report.logs for line in log.lines)
+    rdma = any(
+        "NET/IB" in line for line in lines
+    )  # logs without NET/IB do not show that RDMA is expected
+    return diagnose(reports, {}, rdma=rdma, now=time.time(), since=since)
 
 
-def examine(session: Session, nodes: Sequence[Node], *, since: float | None = None) -> Diagnosis:
-    """Ask the nodes that were reached, and judge what all of them told."""
+def diagnose_nodes(
+    session: Session, nodes: Sequence[Node], *, since: float | None = None
+) -> Diagnosis:
+    """Query the reached nodes, and diagnose their reports."""
     inventory, mark = session.inventory, f"@@{secrets.token_hex(12)}"
     session.wait("doctor", "reading the logs of all nodes")
     queries = [
         Command(
             node=node.name,
-            argv=ask_diagnosis(
+            argv=query_diagnosis(
                 node.docker,
                 mark=mark,
                 cluster=inventory.cluster,
@@ -93,11 +94,11 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
         )
         for node in session.reached_of(nodes)
     ]
-    told, silent = _parse(session.transport.run(queries), mark)
+    reports, no_answer = _parse_reports(session.transport.run(queries), mark)
     unreached = {name: error.brief for name, error in session.missing.items()}
-    missing = unreached | silent
+    missing = unreached | no_answer
     return diagnose(
-        {node.name: told[node.name] for node in nodes if node.name in told},
+        {node.name: reports[node.name] for node in nodes if node.name in reports},
         {node.name: missing[node.name] for node in nodes if node.name in missing},
         rdma=inventory.fabric != "ethernet",
         refused=refusal.load(inventory.cluster),
@@ -106,19 +107,23 @@ def examine(session: Session, nodes: Sequence[Node], *, since: float | None = No
     )
 
 
-def _parse(answers: Iterable[Answer], mark: str) -> tuple[dict[str, Told], dict[str, str]]:
-    """Read all answers: what each node told, and why one told nothing."""
-    told: dict[str, Told] = {}
-    silent: dict[str, str] = {}
+def _parse_reports(
+    answers: Iterable[Answer], mark: str
+) -> tuple[dict[str, NodeReport], dict[str, str]]:
+    """Parse all answers into reports by node, and reasons by node for missing ones."""
+    reports: dict[str, NodeReport] = {}
+    no_answer: dict[str, str] = {}
     for answer in answers:
-        said = read(answer.out, mark)
-        if said.clock is None and not said.lines and not said.states:
-            late = (
+        report = parse_report(answer.out, mark)
+        if report.clock is None and not report.lines and not report.states:
+            reason = (
                 f"no answer within {answer.seconds:.0f} s"
                 if answer.timed_out
                 else "it answered something else"
             )
-            silent[answer.node] = f"{late}: {untrusted.shown(answer.tail, last=True)}".strip(": ")
+            no_answer[answer.node] = f"{reason}: {untrusted.excerpt(answer.tail, last=True)}".strip(
+                ": "
+            )
         else:
-            told[answer.node] = said
-    return told, silent
+            reports[answer.node] = report
+    return reports, no_answer

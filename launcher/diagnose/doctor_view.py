@@ -1,6 +1,4 @@
-"""A diagnosis for people and machines: what stands in the way first, then what may, what follows,
-and what is over.
-"""
+"""Rendering of a diagnosis as text and JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import terminal
-from launcher.app.terminal import Line, dump_json, line, log
-from launcher.app.terminal import plain as _text
+from launcher.app.terminal import Line, dump_json, evidence_line, text_line
+from launcher.app.terminal import plain_text as _text
 from launcher.core.domain import fold
-from launcher.diagnose.doctor import KINDS, RANK_HANGS, Diagnosed, Diagnosis, Kind, Trace
+from launcher.diagnose.doctor import (
+    KINDS,
+    RANK_HANGS,
+    Diagnosis,
+    DiagnosisFinding,
+    EvidenceLine,
+    Kind,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,92 +33,94 @@ _TITLES: dict[Kind, tuple[str, str]] = {
         "dim",
     ),
 }
-_WORDS: dict[Kind, str] = {"now": "FOUND", "perhaps": "MAYBE", "after": "THEN", "over": "OVER"}
-_MARGIN = 9  # spaces before what belongs to a finding
+_LABELS: dict[Kind, str] = {"now": "FOUND", "perhaps": "MAYBE", "after": "THEN", "over": "OVER"}
+_MARGIN = 9  # columns before the details of a finding
 
 
-def show(found: Diagnosis, *, as_json: bool) -> None:
+def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool) -> None:
     """Print a diagnosis on standard output."""
     if as_json:
-        click.echo(dump_json(plain(found)))
+        click.echo(dump_json(diagnosis_json(diagnosis)))
         return
-    terminal.show(render(found))
+    terminal.show(render_diagnosis(diagnosis))
 
 
-def plain(found: Diagnosis) -> dict[str, object]:
-    """Return a diagnosis ready for JSON."""
+def diagnosis_json(diagnosis: Diagnosis) -> dict[str, object]:
+    """Return a diagnosis as JSON data."""
     return {
-        "found": found.found,
-        "findings": [{**asdict(each), "docs": each.docs} for each in found.findings],
+        "found": diagnosis.has_problem,
+        "findings": [{**asdict(finding), "docs": finding.docs} for finding in diagnosis.findings],
         "looked": {
-            "nodes": list(found.nodes),
-            "logs": found.logs,
-            "lines": found.lines,
-            "ready": found.ready,
+            "nodes": list(diagnosis.nodes),
+            "logs": diagnosis.logs,
+            "lines": diagnosis.lines,
+            "ready": diagnosis.ready,
         },
-        "gaps": [{"node": node, "what": what, "why": why} for node, what, why in found.gaps],
+        "gaps": [{"node": node, "what": what, "why": why} for node, what, why in diagnosis.gaps],
     }
 
 
-def render(found: Diagnosis) -> RenderableType:
-    """Return the findings in their order, what was looked at, and what to do next."""
+def render_diagnosis(diagnosis: Diagnosis) -> RenderableType:
+    """Return the findings by kind, the searched logs, gaps, and next steps."""
     from rich.console import Group
 
     parts: list[RenderableType] = []
     for kind in KINDS:
-        of_kind = [each for each in found.findings if each.kind == kind]
-        if of_kind:
+        findings = [finding for finding in diagnosis.findings if finding.kind == kind]
+        if findings:
             title, colour = _TITLES[kind]
-            parts.append(line(title, "bold"))
-            for each in of_kind:
-                parts += _finding(each, colour)
-    if not found.findings:
+            parts.append(text_line(title, "bold"))
+            for finding in findings:
+                parts += _render_finding(finding, colour)
+    if not diagnosis.findings:
         parts.append(_text("no known failure was found", "bold"))
-    parts.append(line(_looked(found)))
-    parts += [line(each, "yellow", lead=_text("not seen: ", "yellow")) for each in _gaps(found)]
-    parts += [line(each, lead="next: ") for each in _next(found)]
+    parts.append(text_line(_format_scope(diagnosis)))
+    lead = _text("not seen: ", "yellow")
+    parts += [text_line(gap, "yellow", lead=lead) for gap in _format_gaps(diagnosis)]
+    parts += [text_line(step, lead="next: ") for step in _next_steps(diagnosis)]
     return Group(*parts)
 
 
-def _finding(each: Diagnosed, colour: str) -> list[Line]:
-    mark = _text(f"  {_WORDS[each.kind]:<5}", colour)
-    mark.append_text(_text(f"  {fold(each.nodes)}: ", "bold"))
-    first = line(each.cause, f"{colour} bold", lead=mark)
-    docs = log(f"see: {each.docs}", margin=_MARGIN)
-    lines = [log(f"{_where(trace)}: {trace.line}", margin=_MARGIN) for trace in each.evidence]
-    if each.kind == "over":
-        return [first, *(lines[:1] if each.id == RANK_HANGS else ()), docs]
-    if each.count > len(each.evidence):
-        lines.append(log(f"… {each.count} lines in all", margin=_MARGIN))
-    fix = line(each.fix, "cyan", lead=_text(" " * _MARGIN + "fix: ", "cyan"))
+def _render_finding(finding: DiagnosisFinding, colour: str) -> list[Line]:
+    mark = _text(f"  {_LABELS[finding.kind]:<5}", colour)
+    mark.append_text(_text(f"  {fold(finding.nodes)}: ", "bold"))
+    first = text_line(finding.cause, f"{colour} bold", lead=mark)
+    docs = evidence_line(f"see: {finding.docs}", margin=_MARGIN)
+    texts = [f"{_format_origin(entry)}: {entry.line}" for entry in finding.evidence]
+    lines = [evidence_line(text, margin=_MARGIN) for text in texts]
+    if finding.kind == "over":
+        return [first, *(lines[:1] if finding.id == RANK_HANGS else ()), docs]
+    if finding.count > len(finding.evidence):
+        lines.append(evidence_line(f"… {finding.count} lines in all", margin=_MARGIN))
+    fix = text_line(finding.fix, "cyan", lead=_text(" " * _MARGIN + "fix: ", "cyan"))
     return [first, *lines, fix, docs]
 
 
-def _where(trace: Trace) -> str:
-    if trace.at is None or trace.what == "login":
-        return f"{trace.node}, {trace.what}"
-    when = datetime.fromtimestamp(trace.at).astimezone()
-    return f"{trace.node}, {trace.what}, {when:%Y-%m-%d %H:%M:%S}"
+def _format_origin(line: EvidenceLine) -> str:
+    if line.at is None or line.what == "login":
+        return f"{line.node}, {line.what}"
+    when = datetime.fromtimestamp(line.at).astimezone()
+    return f"{line.node}, {line.what}, {when:%Y-%m-%d %H:%M:%S}"
 
 
-def _looked(found: Diagnosis) -> str:
-    nodes = fold(found.nodes) if found.nodes else "no node"
-    logs = "1 log" if found.logs == 1 else f"{found.logs} logs"
-    return f"looked at {found.lines:,} lines of {logs} on {nodes}"
+def _format_scope(diagnosis: Diagnosis) -> str:
+    nodes = fold(diagnosis.nodes) if diagnosis.nodes else "no node"
+    logs = "1 log" if diagnosis.logs == 1 else f"{diagnosis.logs} logs"
+    return f"looked at {diagnosis.lines:,} lines of {logs} on {nodes}"
 
 
-def _gaps(found: Diagnosis) -> list[str]:
-    same: dict[tuple[str, str], list[str]] = {}
-    for node, what, why in found.gaps:
-        same.setdefault((what, why), []).append(node)
-    return [f"{fold(nodes)}: {what}: {why}" for (what, why), nodes in same.items()]
+def _format_gaps(diagnosis: Diagnosis) -> list[str]:
+    nodes_by_gap: dict[tuple[str, str], list[str]] = {}
+    for node, what, why in diagnosis.gaps:
+        nodes_by_gap.setdefault((what, why), []).append(node)
+    return [f"{fold(nodes)}: {what}: {why}" for (what, why), nodes in nodes_by_gap.items()]
 
 
-def _next(found: Diagnosis) -> list[str]:
-    if found.found:
+def _next_steps(diagnosis: Diagnosis) -> list[str]:
+    if diagnosis.has_problem:
         return [
             "`vlaunch check` for what logs cannot show; `vlaunch collect` makes a bundle for a bug"
             " report"
         ]
-    more = [] if found.findings else ["read the logs yourself: `vlaunch logs --tail 1000`"]
-    return ["`vlaunch check` for what logs cannot show, `vlaunch status` for what runs", *more]
+    log_hint = [] if diagnosis.findings else ["read the logs yourself: `vlaunch logs --tail 1000`"]
+    return ["`vlaunch check` for what logs cannot show, `vlaunch status` for what runs", *log_hint]

@@ -1,6 +1,4 @@
-"""`vlaunch logs`: what the containers and the servers of all nodes say, each line with where it
-comes from.
-"""
+"""`vlaunch logs`: lines of the containers and servers of all nodes, with their origins."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.agent import state
-from launcher.app.choose import chosen
-from launcher.app.command import Call, command
+from launcher.app.choose import select_nodes
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Node, fold
@@ -32,12 +30,12 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 
-Line = tuple[str, str]  # where it comes from, and its text
+SourcedLine = tuple[str, str]  # origin and text
 
-# of a server, or of a batch job, with the process of an engine
+# A server, or a batch job with an engine's process ID.
 _NAME = re.compile(rf"{state.NAME.pattern}|batch:[a-z0-9._-]{{1,40}}(?::\d{{1,10}})?")
-_MOST = 50  # containers of a cluster on a node that are read
-_LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
+_MAX_CONTAINERS = 50  # containers per node and cluster
+_READ_TIMEOUT = 60.0  # seconds to read servers' logs, unless they are followed
 
 
 @command(shows="none")
@@ -51,17 +49,19 @@ _LIMIT = 60.0  # seconds to read servers' logs, unless they are followed
 )
 @click.option("--server", metavar="NAME", help="Only what this server's engine says.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
-def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[str, ...]) -> None:
+def logs(
+    call: CommandContext, follow: bool, tail: int, server: str | None, names: tuple[str, ...]
+) -> None:
     """Print the logs of the nodes' containers, and of the engines of servers and batch jobs, each
     line with where it comes from.
     """
-    nodes = chosen(call.inventory, names)
+    nodes = select_nodes(call.inventory, names)
     with call.session(nodes=nodes) as session:
-        found = False
-        for where, line in _merged(session, nodes, server, follow=follow, tail=tail):
-            found = True
-            click.echo(f"{where}: {untrusted.plain(line)}")
-        if not found and not follow:
+        printed = False
+        for origin, line in _merge_logs(session, nodes, server, follow=follow, tail=tail):
+            printed = True
+            click.echo(f"{origin}: {untrusted.sanitize(line)}")
+        if not printed and not follow:
             if server is not None:
                 raise RequestError(
                     f"no server `{server}` has a log there", hint="see which run: `vlaunch status`"
@@ -72,20 +72,22 @@ def logs(call: Call, follow: bool, tail: int, server: str | None, names: tuple[s
             )
 
 
-def _merged(
+def _merge_logs(
     session: Session, nodes: Sequence[Node], server: str | None, *, follow: bool, tail: int
-) -> Iterator[Line]:
-    """Yield the lines of all logs as they come: of containers through the Docker API, of servers
-    from inside them. Each source has a thread, for a followed one does not end.
+) -> Iterator[SourcedLine]:
+    """Yield the lines of all logs as they arrive: of containers through the Docker API, of servers
+    from inside the containers. Each source has a thread, because followed ones do not end.
     """
-    lines: queue.Queue[Line | None] = queue.Queue(maxsize=1000)
-    sources: list[Iterable[Line]] = [_servers(session, nodes, server, follow, tail)]
+    lines: queue.Queue[SourcedLine | None] = queue.Queue(maxsize=1000)
+    sources: list[Iterable[SourcedLine]] = [_server_lines(session, nodes, server, follow, tail)]
     if server is None:
         with ThreadPoolExecutor(session.inventory.cap) as pool:
-            for found in pool.map(lambda node: _containers(session, node, follow, tail), nodes):
-                sources += found
+            for streams in pool.map(
+                lambda node: _container_logs(session, node, follow, tail), nodes
+            ):
+                sources += streams
 
-    def feed(source: Iterable[Line]) -> None:
+    def feed(source: Iterable[SourcedLine]) -> None:
         try:
             for line in source:
                 lines.put(line)
@@ -94,22 +96,24 @@ def _merged(
 
     for source in sources:
         threading.Thread(target=feed, args=(source,), daemon=True).start()
-    left = len(sources)
-    while left:
+    open_sources = len(sources)
+    while open_sources:
         try:
-            item = lines.get(timeout=None if follow else _LIMIT + 20)
+            item = lines.get(timeout=None if follow else _READ_TIMEOUT + 20)
         except queue.Empty:
             raise DeadlineError(
                 f"{fold([node.name for node in nodes])}: the logs did not end in time",
                 hint="read one node after the other: `vlaunch logs NODE`",
             ) from None
         if item is None:
-            left -= 1
+            open_sources -= 1
         else:
             yield item
 
 
-def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[Iterable[Line]]:
+def _container_logs(
+    session: Session, node: Node, follow: bool, tail: int
+) -> list[Iterable[SourcedLine]]:
     """Return the logs of a node's containers."""
     from launcher.ssh import docker_api
 
@@ -117,46 +121,57 @@ def _containers(session: Session, node: Node, follow: bool, tail: int) -> list[I
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name, symptoms.docker_error):
-            found = list(client.containers(all=True, filters={"label": label}))[:_MOST]
+            containers = list(client.containers(all=True, filters={"label": label}))[
+                :_MAX_CONTAINERS
+            ]
     except VlaunchError as error:
         return [[(node.name, f"[{error.reason}]")]]
-    return [_container(client, node, container["Id"], follow, tail) for container in found]
+    return [
+        _container_lines(client, node, container["Id"], follow, tail) for container in containers
+    ]
 
 
-def _container(
+def _container_lines(
     client: APIClient, node: Node, container: str, follow: bool, tail: int
-) -> Iterator[Line]:
+) -> Iterator[SourcedLine]:
     from launcher.ssh import docker_api
 
-    texts: list[str] = []
-    whole, count = Lines(texts.append), 0
+    complete_lines: list[str] = []
+    splitter, count = Lines(complete_lines.append), 0
     try:
         with docker_api.errors(node.name, symptoms.docker_error):
             for chunk in client.logs(container, stream=True, follow=follow, tail=tail):
-                whole.feed(chunk)
-                for text in texts:
+                splitter.feed(chunk)
+                for text in complete_lines:
                     count += 1
                     if count > tail and not follow:
                         return
                     yield node.name, text
-                texts.clear()
-        whole.end()
+                complete_lines.clear()
+        splitter.end()
     except VlaunchError as error:
-        whole.end()
-        texts.append(f"[{error.reason}]")
-    yield from ((node.name, text) for text in texts)
+        splitter.end()
+        complete_lines.append(f"[{error.reason}]")
+    yield from ((node.name, text) for text in complete_lines)
 
 
-def _servers(
+def _server_lines(
     session: Session, nodes: Sequence[Node], server: str | None, follow: bool, tail: int
-) -> Iterator[Line]:
-    """Yield the lines of all servers' engines; none of a node that has no container."""
-    words = (server or "", str(tail), "-F" if follow else "-q")
-    program = ("sh", "-c", shell.program("server_logs"), "servers", *words)
-    # A program in a container must end itself: with us (its input closes), at the latest after a
-    # minute.
-    bounded = docker.bounded(program, 0 if follow else _LIMIT)
-    site, timeout = Site(session.inventory), math.inf if follow else _LIMIT + 10
+) -> Iterator[SourcedLine]:
+    """Yield the lines of all servers' engines; none for a node without a container."""
+    mode = "-F" if follow else "-q"
+    program = (
+        "sh",
+        "-c",
+        shell.program_text("server_logs"),
+        "servers",
+        server or "",
+        str(tail),
+        mode,
+    )
+    # A program in a container must stop by itself: when its input closes, or after _READ_TIMEOUT.
+    bounded = docker.with_deadline(program, 0 if follow else _READ_TIMEOUT)
+    site, timeout = Site(session.inventory), math.inf if follow else _READ_TIMEOUT + 10
     commands = [
         Command(
             node=node.name,
@@ -172,8 +187,8 @@ def _servers(
             continue
         name, _, text = item.text.partition(" ")
         if not _NAME.fullmatch(name):
-            continue  # not a line of ours
-        where = f"{item.node}/{name}"
-        counts[where] += 1
-        if follow or counts[where] <= tail:
-            yield where, text
+            continue  # not a line of the program
+        origin = f"{item.node}/{name}"
+        counts[origin] += 1
+        if follow or counts[origin] <= tail:
+            yield origin, text

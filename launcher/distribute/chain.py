@@ -14,11 +14,11 @@ from functools import cache
 from typing import Annotated, Any, Final, Literal
 
 from launcher.core import decode
-from launcher.core.decode import Default, Text, Integer
+from launcher.core.decode import Default, Integer, Text
 from launcher.core.domain import Answer, Argv, Inventory, Mount, Node, Secret
 from launcher.core.errors import UnreadableAnswer
 from launcher.distribute.node import take
-from launcher.distribute.node.files import ManifestFile, CopyManifest
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.distribute.node.look import cache_folder
 from launcher.tools import docker, zipapps
 
@@ -49,7 +49,7 @@ class ProgramEvent:
     cpu: float = 0.0
     start: float = 0.0
     source: Text = ""
-    model_root: Text = ""
+    root: Text = ""
     who: Text = ""
     why: Text = ""
     full: bool = False
@@ -87,7 +87,7 @@ class StoredModel:
     """
 
     name: Text
-    model_root: Text
+    root: Text
     kind: Literal["hub", "plain"]
     refs: Mapping[str, Text]
     revisions: tuple[Revision, ...]
@@ -177,15 +177,15 @@ def scan_request(
     """Request one model of a node, by name or path, or else all models; `files` lists their files
     as well.
     """
-    hub, home = runtime.path(f"{node.hf_home}/hub"), runtime.path(node.hf_home)
+    hub, home = runtime.translate_path(f"{node.hf_home}/hub"), runtime.translate_path(node.hf_home)
     query: dict[str, Any]
     if not model:
         query = {"hub": hub, "beside": home}
     elif is_path(model):
-        query = {"path": runtime.path(model)}
+        query = {"path": runtime.translate_path(model)}
     else:
         query = {"hub": hub, "name": model}
-    space_path = runtime.path(model) if is_path(model) else home
+    space_path = runtime.translate_path(model) if is_path(model) else home
     return {"verb": "look", **query, "files": files, "room": space_path}
 
 
@@ -197,8 +197,8 @@ def is_path(model: str) -> bool:
 def model_root(runtime: ProgramRuntime, node: Node, model: str) -> str:
     """Return the folder of a model as the program sees it."""
     if is_path(model):
-        return runtime.path(model)
-    return runtime.path(f"{node.hf_home}/hub/{cache_folder(model)}")
+        return runtime.translate_path(model)
+    return runtime.translate_path(f"{node.hf_home}/hub/{cache_folder(model)}")
 
 
 def copy_request(

@@ -15,7 +15,7 @@ from launcher.core.sizes import format_size
 from launcher.core.transport import Command
 from launcher.distribute import chain, members
 from launcher.distribute.chain import THIS_MACHINE, ProgramRuntime
-from launcher.distribute.members import Connections, MemberSpec, CopyResult
+from launcher.distribute.members import Connections, CopyResult, MemberSpec
 from launcher.distribute.model_plan import CopyPlan
 from launcher.distribute.run_copy import coordinate_copy
 
@@ -74,7 +74,7 @@ def run_copy(
         LockError: the cluster's lock was lost.
     """
     specs = _build_specs(session, verb, plan, locations, options)
-    subject = f"{display_name(plan)}, {format_size(plan.manifest.bytes)}"
+    subject = f"{display_name(plan)}, {format_size(plan.manifest.total_bytes)}"
     if plan.targets:
         session.begin("copy", f"Copy {subject}, from {plan.source}")
         session.note("copy", f"order: {' → '.join((plan.source, *plan.targets))}")
@@ -83,7 +83,7 @@ def run_copy(
 
     def hold(command: Command) -> Any:
         local = command.node == THIS_MACHINE
-        return session.fleet.hold_here(command) if local else session.fleet.hold(command)
+        return session.fleet.hold_local(command) if local else session.fleet.hold(command)
 
     def tunnel(name: str, port: int) -> int:
         return session.fleet.forward(name, session.inventory.node(name).ip, port).port
@@ -92,8 +92,8 @@ def run_copy(
         """Raise LockError when the lock is lost."""
         list(session.transport.run(()))
 
-    connections = Connections(hold=hold, tunnel=tunnel, check=check)
-    return session.show(coordinate_copy(specs, connections, total=plan.manifest.bytes))
+    connections = Connections(start=hold, tunnel=tunnel, check=check)
+    return session.show(coordinate_copy(specs, connections, total=plan.manifest.total_bytes))
 
 
 def _build_specs(
@@ -137,20 +137,20 @@ def _build_specs(
         )
         command = members.program_command(
             name,
-            location.where,
+            location.runtime,
             request,
             timeout=_DAY,
             before=before.get(name, ()),
             talk=True,
         )
-        specs.append(MemberSpec(name=name, command=command, host=host, gives=is_local))
+        specs.append(MemberSpec(name=name, command=command, host=host, pushes=is_local))
     return specs
 
 
 def nodes_with_copy(plan: CopyPlan, finished: Collection[str] = ()) -> list[str]:
     """Return the nodes with a complete copy, in the inventory's order."""
-    complete = {*plan.complete, *finished} - {THIS_MACHINE}
-    return [name for name in plan.order if name in complete]
+    complete = {*plan.complete_nodes, *finished} - {THIS_MACHINE}
+    return [name for name in plan.all_nodes if name in complete]
 
 
 def report_result(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from launcher.core.errors import RequestError
-from launcher.distribute.chain import Resolved, NodeModels
+from launcher.distribute.chain import NodeModels, Resolved
 from launcher.distribute.node.files import UnsafeName, safe_name
 
 # The same weights in other formats, which unlike safetensors may contain code; and files that vLLM
@@ -105,7 +105,7 @@ def nodes_with_files(
         for revision in stored.revisions
         if (stored.name, revision.revision) == (model, resolved.revision)
         and not (revision.why or stored.unfinished)
-        and required <= {(row.name, row.size) for row in revision.rows}
+        and required <= {(row.name, row.size) for row in revision.unique_files}
     ]
 
 
@@ -116,6 +116,6 @@ def missing_bytes(rows: Sequence[tuple[str, int, str]], store: NodeModels) -> in
         (row.name, row.size)
         for stored in store.models
         for revision in stored.revisions
-        for row in revision.rows
+        for row in revision.unique_files
     }
     return sum(size for _, size in blobs - present)

@@ -11,10 +11,10 @@ import click
 from launcher.app import options
 from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
-from launcher.app.terminal import dump_json, text_line, make_table, plain_text, say, show
+from launcher.app.terminal import dump_json, make_table, plain_text, say, show, text_line
 from launcher.core.domain import fold
 from launcher.core.sizes import format_size
-from launcher.distribute.image_copy import copy, query_stores, pull
+from launcher.distribute.image_copy import copy, pull, query_stores
 from launcher.distribute.image_store import ImageStore
 from launcher.tools.docker import Image
 
@@ -51,7 +51,9 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
         stores = query_stores(session, reached) if reached else {}
         remarks = [error.message for error in session.missing.values()]
     remarks += [
-        f"{name}: Docker: {store.trouble}" for name, store in stores.items() if store.trouble
+        f"{name}: Docker: {store.docker_error}"
+        for name, store in stores.items()
+        if store.docker_error
     ]
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
@@ -72,7 +74,7 @@ def _as_json(
     nodes = {
         name: {
             "free": store.free,
-            "docker": store.version,
+            "docker": store.docker_version,
             "store": "containerd" if store.containerd else "classic",
             "unfinished": store.unfinished,
             "images": [image_json(image) for image in store.images],
@@ -127,8 +129,8 @@ def _describe_differences(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _describe_unfinished(stores: Mapping[str, ImageStore]) -> list[str]:
     return [
-        f"{node}: {format_size(store.unfinished)} of unfinished copies in {store.folder}; the same command"
-        " continues them"
+        f"{node}: {format_size(store.unfinished)} of unfinished copies in {store.folder}; the same"
+        " command continues them"
         for node, store in stores.items()
         if store.unfinished
     ]

@@ -19,7 +19,7 @@ from launcher.core.transport import Command
 from launcher.distribute import chain, image_store, members
 from launcher.distribute import copying as copies
 from launcher.distribute.chain import THIS_MACHINE, Exported
-from launcher.distribute.copying import CopyOptions, CopyLocation
+from launcher.distribute.copying import CopyLocation, CopyOptions
 from launcher.distribute.image_plan import (
     ImagePlan,
     check_source,
@@ -149,7 +149,7 @@ def pull_image(session: Session, node: Node, name: str) -> None:
         node=node.name,
         argv=docker.pull(node.docker, name),
         timeout=_PULL_TIMEOUT,
-        before=before[node.name],
+        preamble=before[node.name],
     )
     (answer,) = session.transport.run([command])
     if not answer.ok:
@@ -184,7 +184,7 @@ def query_stores(
         )
         return Command(node=name, argv=argv, timeout=_QUERY_TIMEOUT)
 
-    answers = [session.fleet.run_here(query(THIS_MACHINE, _DOCKER))] if local else []
+    answers = [session.fleet.run_local(query(THIS_MACHINE, _DOCKER))] if local else []
     answers += session.transport.run([query(node.name, node.docker) for node in nodes])
     stores: dict[str, ImageStore] = {}
     errors = []
@@ -214,15 +214,18 @@ def _print_plan(plan: ImagePlan) -> None:
     """Print what would be done."""
     layers = len(plan.image.layers)
     click.echo(
-        f"{plan.name}: {format_size(plan.image.size)} in {_format_layers(layers)}, from {plan.source}"
+        f"{plan.name}: {format_size(plan.image.size)} in {_format_layers(layers)},"
+        f" from {plan.source}"
     )
     before = plan.source
-    for name in plan.lacking:
-        click.echo(f"  {name} would get {_format_layers(layers - plan.has)}, from {before}")
+    for name in plan.receivers:
+        click.echo(
+            f"  {name} would get {_format_layers(layers - plan.common_layers)}, from {before}"
+        )
         before = name
     for name in plan.unnamed:
         click.echo(f"  {name} has it under another name, and would get this one, too")
-    if complete := [name for name in plan.complete if name != plan.source]:
+    if complete := [name for name in plan.complete_nodes if name != plan.source]:
         click.echo(f"  {fold(complete)} has it already")
 
 
@@ -247,14 +250,16 @@ class _ImageCopy:
         """
         plan, began = self._plan, time.monotonic()
         if not plan.targets:
-            names = [name for name in plan.complete if name != THIS_MACHINE]
+            names = [name for name in plan.complete_nodes if name != THIS_MACHINE]
             copies.report_unchanged(self._session, plan.name, names)
             return
         self._tag_images()
-        if plan.lacking:
+        if plan.receivers:
             self._copy_files(options)
         self._compare_images()
-        if plan.lacking and not self._failed:  # otherwise the same command resumes from the export
+        if (
+            plan.receivers and not self._failed
+        ):  # otherwise the same command resumes from the export
             location = self._location(plan.source)
             self._run_program(
                 plan.source,
@@ -262,16 +267,16 @@ class _ImageCopy:
                 _QUERY_TIMEOUT,
             )
         updated = {name for name in plan.targets if name not in self._failed}
-        complete = updated | {*plan.complete} - {THIS_MACHINE}
-        names = [name for name in plan.order if name in complete]
+        complete = updated | {*plan.complete_nodes} - {THIS_MACHINE}
+        names = [name for name in plan.all_nodes if name in complete]
         data = {
             "nodes": names,
             "failed": self._failed,
             "received": self._received,
             "changed": len(updated),
         }
-        max_received = max(self._received.values(), default=0)
-        text = f"{plan.name} is on {fold(names) or 'no node'}: at most {format_size(max_received)} for one"
+        size = format_size(max(self._received.values(), default=0))
+        text = f"{plan.name} is on {fold(names) or 'no node'}: at most {size} for one"
         seconds = time.monotonic() - began
         copies.report_result(self._session, plan.name, data, text=text, seconds=seconds, last=last)
 
@@ -283,8 +288,8 @@ class _ImageCopy:
         commands = [
             Command(
                 node=name,
-                argv=docker.tag(self._docker_argv(name), id_, plan.tagged),
-                before=before[name],
+                argv=docker.tag(self._docker_argv(name), id_, plan.tagged_name),
+                preamble=before[name],
             )
             for name, id_ in plan.unnamed.items()
         ]
@@ -297,10 +302,10 @@ class _ImageCopy:
         plan = self._plan
         copy_plan = plan_files(plan, self._export_image())
         check_targets(plan, copy_plan, self._stores)
-        locations = {name: self._location(name) for name in (plan.source, *plan.lacking)}
+        locations = {name: self._location(name) for name in (plan.source, *plan.receivers)}
         result = copies.run_copy(self._session, "image copy", copy_plan, locations, options)
         self._failed.update(result.failed)
-        for name in plan.lacking:
+        for name in plan.receivers:
             self._received[name] = result.members[name].received
             if name not in result.failed:
                 text = f"{format_size(self._received[name])} received, and given to Docker"
@@ -316,7 +321,7 @@ class _ImageCopy:
         session.wait("export", "docker save", deadline=_EXPORT_TIMEOUT)
         request = chain.export_request(
             self._docker_argv(plan.source),
-            image=plan.tagged,
+            image=plan.tagged_name,
             id_=plan.image.identity,
             root=self._location(plan.source).root,
             top=store.top,
@@ -342,17 +347,17 @@ class _ImageCopy:
         updated = [name for name in self._plan.targets if name not in self._failed]
         nodes = [self._session.inventory.node(name) for name in updated]
         for name, store in query_stores(self._session, nodes, scratch=self._scratch).items():
-            image = store.image(self._plan.name)
+            image = store.find_image(self._plan.name)
             if image is None or image.identity != self._plan.image.identity:
                 self._failed[name] = "Docker took it, and has another image or none of this name"
 
     def _run_program(self, name: str, request: Mapping[str, Any], timeout: float) -> Answer:
         """Run a node's program, and return its answer."""
         command = members.program_command(
-            name, self._location(name).where, request, timeout=timeout
+            name, self._location(name).runtime, request, timeout=timeout
         )
         if name == THIS_MACHINE:
-            return self._session.fleet.run_here(command)
+            return self._session.fleet.run_local(command)
         (answer,) = self._session.transport.run([command])
         return answer
 
@@ -365,7 +370,7 @@ class _ImageCopy:
         """
         inventory, store = self._session.inventory, self._stores[name]
         return CopyLocation(
-            where=copies.local_runtime(inventory)
+            runtime=copies.local_runtime(inventory)
             if name == THIS_MACHINE
             else chain.node_runtime(inventory),
             root=f"{store.folder}/{self._plan.image.identity[:16]}",

@@ -14,8 +14,8 @@ from launcher.core.sizes import format_size
 from launcher.distribute import image_store
 from launcher.distribute.chain import Exported
 from launcher.distribute.image_store import ImageStore
-from launcher.distribute.model_plan import CopyPlan, choose_chunk_size, chain_order
-from launcher.distribute.node.files import ManifestFile, CopyManifest
+from launcher.distribute.model_plan import CopyPlan, chain_order, choose_chunk_size
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.tools.docker import Image
 
 _MARGIN: Final = 1.02  # required space per byte
@@ -70,7 +70,7 @@ def plan_image(
         RequestError: no node has the image, or the nodes' images differ.
         NodeError: a node cannot take part.
     """
-    stored = {node: store.image(name) for node, store in stores.items()}
+    stored = {node: store.find_image(name) for node, store in stores.items()}
     images = {node: image for node, image in stored.items() if image is not None}
     source = _choose_source(name, images, stores, source)
     image = images[source]
@@ -94,11 +94,13 @@ def plan_image(
         name=name,
         source=source,
         image=image,
-        lacking=chain_order(receivers, source),
-        has=min((_count_common_layers(stores[node], image) for node in receivers), default=0),
+        receivers=chain_order(receivers, source),
+        common_layers=min(
+            (_count_common_layers(stores[node], image) for node in receivers), default=0
+        ),
         unnamed=unnamed,
-        complete=tuple(node for node in stores if node in matching & {source, *requested}),
-        order=tuple(stores),
+        complete_nodes=tuple(node for node in stores if node in matching & {source, *requested}),
+        all_nodes=tuple(stores),
     )
 
 
@@ -112,7 +114,7 @@ def _count_common_layers(store: ImageStore, image: Image) -> int:
 
     Containerd's store keeps the compressed layers, and Docker does not list them: all are sent.
     """
-    return 0 if store.containerd else store.has_layers(image.layers)
+    return 0 if store.containerd else store.count_layers(image.layers)
 
 
 def _choose_source(
@@ -125,7 +127,7 @@ def _choose_source(
             raise RequestError(f"{source} does not have {name}", hint=_LIST_HINT)
         return source
     if not images:
-        _check_ready(stores, [node for node, store in stores.items() if store.trouble])
+        _check_ready(stores, [node for node, store in stores.items() if store.docker_error])
         raise RequestError(
             f"no node has {name} ({fold(list(stores))} were asked)",
             hint=f"have one fetch it: `vlaunch image pull {name}`, or bring it from this machine:"
@@ -154,8 +156,8 @@ def _check_ready(stores: Mapping[str, ImageStore], nodes: Sequence[str]) -> None
     errors = []
     for node in nodes:
         store = stores[node]
-        if store.trouble:
-            errors.append(NodeError(node, "Docker does not answer", evidence=store.trouble))
+        if store.docker_error:
+            errors.append(NodeError(node, "Docker does not answer", evidence=store.docker_error))
         elif store.python < image_store.OLDEST:
             version = ".".join(map(str, store.python)) if store.python[0] else "none"
             errors.append(
@@ -173,20 +175,20 @@ def _check_ready(stores: Mapping[str, ImageStore], nodes: Sequence[str]) -> None
 
 def plan_files(plan: ImagePlan, exported: Exported) -> CopyPlan:
     """Plan the copy of an image's files, without layers that all targets have."""
-    present = {*exported.layers[: plan.has]} - {*exported.layers[plan.has :]}
+    present = {*exported.layers[: plan.common_layers]} - {*exported.layers[plan.common_layers :]}
     files = [ManifestFile(*row) for row in exported.files if row[0] not in present]
     total = sum(file.size for file in files)
     return CopyPlan(
         model=plan.name,
         revision="",
         source=plan.source,
-        targets=plan.lacking,
-        complete=plan.complete,
+        targets=plan.receivers,
+        complete_nodes=plan.complete_nodes,
         manifest=CopyManifest(files, choose_chunk_size(total)),
         links=(),
         refs=(),
-        missing=dict.fromkeys(plan.lacking, total),
-        order=plan.order,
+        missing_bytes=dict.fromkeys(plan.receivers, total),
+        all_nodes=plan.all_nodes,
     )
 
 
@@ -209,12 +211,12 @@ def check_targets(plan: ImagePlan, copy_plan: CopyPlan, stores: Mapping[str, Ima
     Loading needs the files three times: as copied, in Docker's temporary folder, and unpacked.
     Containerd's store exports compressed layers.
     """
-    size = copy_plan.manifest.bytes
+    size = copy_plan.manifest.total_bytes
     unpacked = plan.image.size if stores[plan.source].containerd else size
     docker = round((size + unpacked) * _MARGIN)
     errors = [
         error
-        for node in plan.lacking
+        for node in plan.receivers
         for error in _check_space(
             node,
             stores[node],
@@ -231,10 +233,10 @@ def _check_space(node: str, store: ImageStore, *, scratch: int, docker: int) -> 
         enough = scratch + docker <= store.free
         text = f"{format_size(scratch + docker)} are needed, {format_size(store.free)} are free"
     else:
-        enough = scratch <= store.scratch and docker <= store.free
+        enough = scratch <= store.scratch_free and docker <= store.free
         text = (
             f"{format_size(max(0, scratch))} are needed in {store.top.rpartition('/')[0]},"
-            f" {format_size(store.scratch)} are free;"
+            f" {format_size(store.scratch_free)} are free;"
             f" {format_size(docker)} where Docker keeps images, {format_size(store.free)} are free"
         )
     if enough:

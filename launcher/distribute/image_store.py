@@ -96,7 +96,7 @@ def parse_store(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -
         )
     try:
         return _build_store(
-            parts, f"{scratch}/vlaunch-{_parse_number(parts.said('user'))}", cluster, node
+            parts, f"{scratch}/vlaunch-{_parse_number(parts.output('user'))}", cluster, node
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnreadableAnswer(
@@ -106,25 +106,29 @@ def parse_store(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -
 
 
 def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
-    info: dict[str, Any] = untrusted.loads(parts.good("info") or "{}")
-    images = parts.good("images")
-    answered = parts.good("docker") is not None and images is not None
-    python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", (parts.good("python") or "").strip())
-    devices = [parts.good(name) for name in ("device", "dockerdevice")]
+    info: dict[str, Any] = untrusted.loads(parts.output_if_ok("info") or "{}")
+    images = parts.output_if_ok("images")
+    answered = parts.output_if_ok("docker") is not None and images is not None
+    python = re.fullmatch(
+        r"([0-9]{1,3})\.([0-9]{1,3})", (parts.output_if_ok("python") or "").strip()
+    )
+    devices = [parts.output_if_ok(name) for name in ("device", "dockerdevice")]
     return ImageStore(
         images=docker_read.parse_images(images) if images else (),
-        free=host_read.parse_free_bytes(parts.good("dockerdisk") or "- - - 0"),
-        scratch=host_read.parse_free_bytes(parts.good("disk") or "- - - 0"),
+        free=host_read.parse_free_bytes(parts.output_if_ok("dockerdisk") or "- - - 0"),
+        scratch_free=host_read.parse_free_bytes(parts.output_if_ok("disk") or "- - - 0"),
         same_disk=None not in devices and devices[0] == devices[1],
         folder=f"{top}/{cluster}/{node}",
         top=top,
-        unfinished=1024 * _parse_number((parts.good("unfinished") or "0").split()[0]),
+        unfinished=1024 * _parse_number((parts.output_if_ok("unfinished") or "0").split()[0]),
         python=(int(python[1]), int(python[2])) if python else (0, 0),
-        version=str(info.get("ServerVersion") or ""),
+        docker_version=str(info.get("ServerVersion") or ""),
         containerd=any(
             _CONTAINERD in [str(value) for value in row] for row in info.get("DriverStatus") or ()
         ),
-        trouble="" if answered else _docker_error(parts.said("images") or parts.said("docker")),
+        docker_error=""
+        if answered
+        else _docker_error(parts.output("images") or parts.output("docker")),
     )
 
 

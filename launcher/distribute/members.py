@@ -33,7 +33,7 @@ class MemberSpec:
     """
 
     name: str
-    program_command: Command
+    command: Command
     host: str = ""
     pushes: bool = False
 
@@ -58,7 +58,7 @@ class MemberProgress:
     shared: str = ""
     listening: bool = False
     finished: bool = False
-    last_report_at: float = 0.0
+    last_message_at: float = 0.0
     seconds: float = 0.0
     cpu: float = 0.0
     start_cpu: float = 0.0
@@ -114,7 +114,7 @@ def program_command(
         stdin=lambda: chain.program_input(request),
         shown_stdin="printf PROGRAM",
         hold_stdin=True,
-        together=talk,
-        talk=talk,
-        before=before,
+        simultaneous=talk,
+        interactive=talk,
+        preamble=before,
     )

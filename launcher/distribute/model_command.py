@@ -13,12 +13,12 @@ from launcher.app import options
 from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
-from launcher.app.terminal import dump_json, text_line, make_table, plain_text, say, show
+from launcher.app.terminal import dump_json, make_table, plain_text, say, show, text_line
 from launcher.core.domain import Node, fold
 from launcher.core.errors import RequestError
 from launcher.core.sizes import format_size
 from launcher.distribute import chain
-from launcher.distribute.chain import StoredModel, Revision, NodeModels
+from launcher.distribute.chain import NodeModels, Revision, StoredModel
 from launcher.distribute.model_copy import copy
 from launcher.distribute.model_programs import NodePrograms, check_path, warn_unreachable
 from launcher.distribute.model_pull import pull
@@ -55,7 +55,11 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     """
     picked = select_nodes(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
-        stores = NodePrograms(session, picked).look() if len(session.missing) < len(picked) else {}
+        stores = (
+            NodePrograms(session, picked).scan_models()
+            if len(session.missing) < len(picked)
+            else {}
+        )
         remarks = [error.message for error in session.missing.values()]
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
@@ -101,7 +105,7 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -
     with call.session(partial=True) as session, call.locked(session) as locked:
         warn_unreachable(locked)
         programs = NodePrograms(locked, picked)
-        stores = programs.look(name)
+        stores = programs.scan_models(name)
         nodes_with_model = [node for node in programs.nodes if _has_model(stores[node.name], name)]
         if not nodes_with_model:
             names = [node.name for node in programs.nodes]
@@ -119,7 +123,7 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -
                 hint=f"say it: `vlaunch model remove {name} --yes`",
             )
         changes = {node.name: [f"removing {name}"] for node in nodes_with_model}
-        freed = programs.ask(
+        freed = programs.run_all(
             lambda node: chain.remove_request(*_roots(programs, node, name)),
             chain.parse_removed,
             nodes=nodes_with_model,
@@ -142,7 +146,7 @@ def _has_config(model: StoredModel) -> bool:
 
 
 def _roots(programs: NodePrograms, node: Node, name: str) -> list[str]:
-    root = chain.model_root(programs.where(node), node, name)
+    root = chain.model_root(programs.runtime(node), node, name)
     if chain.is_path(name):
         return [root]
     hub, _, folder = root.rpartition("/")
@@ -156,9 +160,9 @@ def _refuse_served(session: Session, programs: NodePrograms, name: str) -> None:
     if session.inventory.head.name in session.missing or not programs.site.head_runs:
         return
     snapshot = server_queries.query_cluster(session, head_only=True)
-    for server in servers.parse_servers(snapshot.said).running:
+    for server in servers.parse_servers(snapshot.payload).running:
         if server.model == name:
-            raise RequestError(f"{server.what} uses {name}", hint="stop it first: `vlaunch stop`")
+            raise RequestError(f"{server.label} uses {name}", hint="stop it first: `vlaunch stop`")
 
 
 def _print_removal(nodes: Sequence[Node], stores: Mapping[str, NodeModels], name: str) -> None:
@@ -237,6 +241,7 @@ def _model_problems(model: StoredModel) -> list[str]:
         )
     if model.downloading:
         problems.append(
-            f"{model.name}: {format_size(model.left_over)} of downloads that run or were interrupted"
+            f"{model.name}: {format_size(model.left_over)} of downloads that run or were"
+            " interrupted"
         )
     return problems

@@ -122,9 +122,9 @@ def copy(
     nodes = [node for node in call.inventory.nodes if node in members]
     with call.session(nodes=nodes) as session, call.locked(session) as locked:
         programs = start_programs(locked, nodes, model)
-        stores = programs.look(model, files=True)
+        stores = programs.scan_models(model, files=True)
         if local_model is not None:
-            stores = {THIS_MACHINE: local_model.seen(), **stores}
+            stores = {THIS_MACHINE: local_model.scan(), **stores}
         plan = plan_copy(
             model,
             stores,
@@ -142,12 +142,12 @@ def copy(
 
 def print_plan(plan: CopyPlan) -> None:
     """Print what would be done."""
-    size = format_size(plan.manifest.bytes)
+    size = format_size(plan.manifest.total_bytes)
     files = len(plan.manifest.files)
     click.echo(f"{copies.display_name(plan)}: {size} in {files} files, from {plan.source}")
     before = plan.source
     for name in plan.targets:
-        click.echo(f"  {name} would get {format_size(plan.missing[name])}, from {before}")
+        click.echo(f"  {name} would get {format_size(plan.missing_bytes[name])}, from {before}")
         before = name
     if complete := [name for name in copies.nodes_with_copy(plan) if name != plan.source]:
         click.echo(f"  {fold(complete)} has it already")
@@ -183,14 +183,14 @@ def copy_model(
         return
     locations = {
         node.name: copies.CopyLocation(
-            where=programs.where(node),
-            root=chain.model_root(programs.where(node), node, plan.model),
+            runtime=programs.runtime(node),
+            root=chain.model_root(programs.runtime(node), node, plan.model),
         )
         for node in programs.nodes
     }
     if local:
         runtime = copies.local_runtime(session.inventory)
-        locations[THIS_MACHINE] = copies.CopyLocation(where=runtime, root=local)
+        locations[THIS_MACHINE] = copies.CopyLocation(runtime=runtime, root=local)
     result = copies.run_copy(session, "model copy", plan, locations, options)
     updated = [name for name in plan.targets if name not in result.failed]
     for node in updated:
@@ -205,7 +205,7 @@ def copy_model(
         if max_received
         else ""
     )
-    total, nodes = plan.manifest.bytes, copies.nodes_with_copy(plan, [plan.source, *updated])
+    total, nodes = plan.manifest.total_bytes, copies.nodes_with_copy(plan, [plan.source, *updated])
     data = {
         "bytes": total,
         "nodes": nodes,

@@ -11,7 +11,7 @@ from launcher.core.domain import Node, fold
 from launcher.core.plan import Plan
 from launcher.distribute import model_copy, model_pull
 from launcher.distribute.copying import CopyOptions
-from launcher.distribute.model_plan import plan_copy, complete_nodes
+from launcher.distribute.model_plan import complete_nodes, plan_copy
 from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -38,7 +38,7 @@ def ensure_model(
     began = time.monotonic()
     options = CopyOptions(cached=True)  # vLLM is about to read it
     programs = model_copy.start_programs(session, session.reached, model)
-    stores = programs.look(model, files=True)
+    stores = programs.scan_models(model, files=True)
     if complete_nodes(model, stores) or model.startswith("/"):
         copy_plan = plan_copy(model, stores, targets=missing_nodes)
         model_copy.copy_model(programs, copy_plan, options, last=False)

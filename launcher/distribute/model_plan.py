@@ -11,8 +11,8 @@ from typing import Final
 from launcher.core.domain import fold, natural_key
 from launcher.core.errors import RequestError
 from launcher.core.sizes import format_size
-from launcher.distribute.chain import THIS_MACHINE, StoredModel, Revision, NodeModels
-from launcher.distribute.node.files import ManifestFile, CopyManifest
+from launcher.distribute.chain import THIS_MACHINE, NodeModels, Revision, StoredModel
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 
 MAIN: Final = "main"
 _CHUNK, _LARGE_CHUNK = 2**20, 4 * 2**20
@@ -75,7 +75,7 @@ def plan_copy(
     if not (partial and source in copies):
         source = _choose_source(model, revision, copies, source, stores)
     entry, selected = copies[source]
-    files = selected.rows
+    files = selected.unique_files
     names = tuple(name for name in (targets or stores) if name != source)
     missing = {name: _missing_bytes(files, copies.get(name)) for name in names}
     receivers = [name for name in names if compare or not _is_current(selected, copies.get(name))]
@@ -94,12 +94,12 @@ def plan_copy(
         revision=selected.revision,
         source=source,
         targets=order,
-        complete=tuple(name for name in stores if name in {source, *names} - {*order}),
+        complete_nodes=tuple(name for name in stores if name in {source, *names} - {*order}),
         manifest=manifest,
         links=selected.links,
         refs=tuple(sorted(refs)),
-        missing={name: missing[name] for name in order},
-        order=tuple(stores),
+        missing_bytes={name: missing[name] for name in order},
+        all_nodes=tuple(stores),
     )
 
 
@@ -207,8 +207,8 @@ def _format_model(model: str, revision: str) -> str:
 
 
 def _files_differ(one: Revision, other: Revision) -> bool:
-    return {(file.name, file.size) for file in one.rows} != {
-        (file.name, file.size) for file in other.rows
+    return {(file.name, file.size) for file in one.unique_files} != {
+        (file.name, file.size) for file in other.unique_files
     }
 
 
@@ -216,20 +216,20 @@ def _is_current(source: Revision, target: tuple[StoredModel, Revision] | None) -
     """True when a target has the files already, judged by names, sizes and times."""
     if target is None or target[0].unfinished:
         return False
-    required, present = _file_keys(source.rows), _file_keys(target[1].rows)
+    required, present = _file_keys(source.unique_files), _file_keys(target[1].unique_files)
     refs = target[0].kind == "plain" or source.revision in target[0].refs.values()
     return refs and required <= present and set(source.links) <= set(target[1].links)
 
 
 def _file_keys(files: Sequence[ManifestFile]) -> set[tuple[str, int, int]]:
     """Return comparison keys: with the time of change, except for blobs, named by their digests."""
-    return {(file.name, file.size, 0 if file.sum else file.mtime) for file in files}
+    return {(file.name, file.size, 0 if file.digest else file.mtime) for file in files}
 
 
 def _missing_bytes(
     files: Sequence[ManifestFile], target: tuple[StoredModel, Revision] | None
 ) -> int:
-    present = _file_keys(target[1].rows) if target is not None else set()
+    present = _file_keys(target[1].unique_files) if target is not None else set()
     return sum(file.size for file in files if not _file_keys([file]) <= present)
 
 
@@ -244,7 +244,8 @@ def check_space(stores: Mapping[str, NodeModels], missing: Mapping[str, int]) ->
         raise RequestError(
             f"{fold(full_nodes)} has too little room",
             evidence=[
-                f"{name}: {format_size(missing[name])} are missing there, {format_size(stores[name].free)} free"
+                f"{name}: {format_size(missing[name])} are missing there,"
+                f" {format_size(stores[name].free)} free"
                 for name in full_nodes
             ],
             hint="see what could go: `vlaunch model list`, then `vlaunch model remove MODEL"

@@ -18,13 +18,13 @@ from launcher.core.domain import Answer, Inventory, Node, Secret, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError
 from launcher.core.sizes import format_size
 from launcher.distribute import chain, model_copy
-from launcher.distribute.chain import Resolved, ProgramEvent
+from launcher.distribute.chain import ProgramEvent, Resolved
 from launcher.distribute.copying import CopyOptions
 from launcher.distribute.file_filter import (
     FileFilter,
-    select_files,
-    nodes_with_files,
     missing_bytes,
+    nodes_with_files,
+    select_files,
 )
 from launcher.distribute.model_copy import REVISION, start_programs, transfer_options
 from launcher.distribute.model_plan import check_space, plan_copy
@@ -139,7 +139,7 @@ class _ModelPull:
         """
         resolved = self._resolve_revision()
         rows = select_files(self._name, resolved, file_filter)
-        stores = self._programs.look(self._name, files=True)
+        stores = self._programs.scan_models(self._name, files=True)
         complete = nodes_with_files(self._name, resolved, rows, stores)
         if not complete:
             check_space(
@@ -149,7 +149,7 @@ class _ModelPull:
                 self._print_download(target_nodes, resolved, rows)
                 return
             self._download_files(resolved, rows)
-            stores = self._programs.look(self._name, files=True)
+            stores = self._programs.scan_models(self._name, files=True)
         fetcher = self._fetcher.name
         source = fetcher if not complete or fetcher in complete else complete[0]
         names = [node.name for node in target_nodes]
@@ -204,7 +204,7 @@ class _ModelPull:
         session.begin("download", f"Download {name}, {total}, on {node.name}")
         request = chain.download_request(
             name,
-            hub=self._programs.where(node).path(f"{node.hf_home}/hub"),
+            hub=self._programs.runtime(node).translate_path(f"{node.hf_home}/hub"),
             revision=resolved.revision,
             ref=self._ref_name(resolved),
             files=[row[0] for row in rows],

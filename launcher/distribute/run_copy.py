@@ -15,7 +15,7 @@ from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError, comb
 from launcher.core.events import Event, State
 from launcher.core.sizes import format_size
 from launcher.distribute import chain
-from launcher.distribute.members import Connections, MemberProgress, MemberSpec, CopyResult
+from launcher.distribute.members import Connections, CopyResult, MemberProgress, MemberSpec
 
 _STAGE: Final = "copy"
 START_TIMEOUT: Final = 90.0  # seconds until all programs listen; a container may have to start
@@ -43,12 +43,12 @@ def coordinate_copy(
     """
     run = _Coordinator(specs, connections, total)
     try:
-        yield from run.begin()
-        yield from run.move()
+        yield from run.start()
+        yield from run.watch()
         yield from run.finish()
         return run.result()
     finally:
-        run.end()
+        run.stop()
 
 
 class _Coordinator:
@@ -77,7 +77,7 @@ class _Coordinator:
         )
         for name, spec in self._specs.items():
             self._members[name] = MemberProgress(
-                held=self._connections.hold(spec.command), heard=self._clock()
+                program=self._connections.start(spec.command), last_message_at=self._clock()
             )
         deadline = self._clock() + START_TIMEOUT
         while not all(member.listening or not member.alive for member in self._members.values()):
@@ -95,12 +95,12 @@ class _Coordinator:
             if member.shared:
                 text = f"sees the same folder as {member.shared}, which gets the files"
                 yield Event(kind="note", stage=_STAGE, node=name, text=text)
-            member.began = member.have
+            member.stored_at_start = member.stored
         self._began = self._moved_at = self._clock()
         self._send_order()
         for member in self._members.values():
             if member.alive:
-                member.held.say(chain.simple_order("go"))
+                member.program.say(chain.simple_order("go"))
         self._connect_source()
 
     def watch(self) -> Iterator[Event]:
@@ -128,7 +128,7 @@ class _Coordinator:
         self._compare_digests()
         for member in self._members.values():
             if member.alive:
-                member.held.say(chain.simple_order("finish"))
+                member.program.say(chain.simple_order("finish"))
         seconds, rate = _FINISH
         deadline = self._clock() + seconds + self._total / rate
         while not all(member.finished or not member.alive for member in self._members.values()):
@@ -144,7 +144,7 @@ class _Coordinator:
     def stop(self) -> None:
         """Stop all programs."""
         for member in self._members.values():
-            member.held.end()
+            member.program.end()
 
     # --- messages of the programs
 
@@ -152,15 +152,15 @@ class _Coordinator:
         """Handle all messages; without any, wait briefly for one of the source."""
         received = False
         for name, member in self._members.items():
-            while (message := member.held.next(0)) is not None:
+            while (message := member.program.next(0)) is not None:
                 received = True
                 yield from self._handle_message(name, member, message)
         if not received:
             first = next(iter(self._members.values()))
-            if (message := first.held.next(_POLL)) is not None:
+            if (message := first.program.next(_POLL)) is not None:
                 yield from self._handle_message(self._source, first, message)
         for name, member in self._members.items():
-            silent = self._clock() - member.heard
+            silent = self._clock() - member.last_message_at
             if (
                 member.alive
                 and member.listening
@@ -170,14 +170,14 @@ class _Coordinator:
                 yield from self._drop_member(name, f"it has said nothing for {silent:.0f}s")
 
     def _handle_message(self, name: str, member: MemberProgress, message: Any) -> Iterator[Event]:
-        member.heard = self._clock()
+        member.last_message_at = self._clock()
         if isinstance(message, Answer):
             if not member.finished and member.alive:
-                why = message.tail or "\n".join(member.complaint[-3:])
+                why = message.tail or "\n".join(member.error_lines[-3:])
                 yield from self._drop_member(name, why or f"its program ended with {message.code}")
             return
         if message.error:
-            member.complaint.append(untrusted.one_line(message.text))
+            member.error_lines.append(untrusted.one_line(message.text))
             return
         try:
             event = chain.parse_event(name, message.text)
@@ -191,22 +191,22 @@ class _Coordinator:
     ) -> Iterator[Event]:
         now = self._clock()
         if event.event == "listening":
-            member.listening, member.port, member.have = True, event.port, event.have
+            member.listening, member.port, member.stored = True, event.port, event.have
         elif event.event == "progress":
-            if event.have != member.have or event.sent != member.sent:
+            if event.have != member.stored or event.sent != member.sent:
                 self._moved_at = now
-            member.have, member.received = event.have, event.received
+            member.stored, member.received = event.have, event.received
             member.sent, member.source = event.sent, event.source
         elif event.event == "complete":
-            member.root, member.have, member.seconds = event.root, self._total, now - self._began
+            member.root, member.stored, member.seconds = event.root, self._total, now - self._began
             member.received = event.received
         elif event.event == "finished":
             member.finished, member.sent = True, event.sent
-            member.cpu, member.start = event.cpu, event.start
+            member.cpu, member.start_cpu = event.cpu, event.start
         elif event.event == "shared":
             member.shared = event.who
         elif event.event == "failed":
-            member.full = event.full
+            member.disk_full = event.full
             yield from self._drop_member(name, event.why)
         elif event.event == "wrong":
             yield from self._handle_wrong_chunk(name, event.who, event.number)
@@ -214,13 +214,13 @@ class _Coordinator:
     def _handle_wrong_chunk(self, name: str, sender: str, number: int) -> Iterator[Event]:
         text = f"got wrong bytes from {sender}, and asks again"
         if sender in self._members:
-            self._members[sender].held.say(chain.recheck_order(number))
+            self._members[sender].program.say(chain.recheck_order(number))
         yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
 
     def _drop_member(self, name: str, why: str) -> Iterator[Event]:
         member = self._members[name]
         member.failed = why or "its program ended"
-        member.held.end()
+        member.program.end()
         if name == self._source:
             raise self._member_error(name)
         if self._ordered:
@@ -235,7 +235,7 @@ class _Coordinator:
         before: list[tuple[str, str, int]] = []
         for name, member in self._members.items():
             if member.alive:
-                member.held.say(chain.peers_order(before[::-1]))
+                member.program.say(chain.peers_order(before[::-1]))
                 if member.port:
                     before.append((name, self._specs[name].host, member.port))
         self._ordered = True
@@ -243,10 +243,10 @@ class _Coordinator:
     def _connect_source(self) -> None:
         """Have a source that cannot be reached push its files to the first live node."""
         first = next(iter(self._targets()), "")
-        if self._specs[self._source].gives and first not in ("", self._gives_to):
+        if self._specs[self._source].pushes and first not in ("", self._gives_to):
             self._gives_to = first
             port = self._connections.tunnel(first, self._members[first].port)
-            self._members[self._source].held.say(chain.give_order("127.0.0.1", port))
+            self._members[self._source].program.say(chain.give_order("127.0.0.1", port))
 
     # --- state and progress
 
@@ -272,7 +272,7 @@ class _Coordinator:
         if now - self._moved_at < STALL_TIMEOUT:
             return
         progress = [
-            f"{name}: {format_size(self._members[name].have)} of {format_size(self._total)}, from"
+            f"{name}: {format_size(self._members[name].stored)} of {format_size(self._total)}, from"
             f" {self._members[name].source or 'nobody'}"
             for name in self._targets()
             if not self._members[name].root
@@ -287,7 +287,7 @@ class _Coordinator:
     def _member_error(self, name: str) -> NodeError:
         member = self._members[name]
         hint = "the same command goes on from there"
-        if member.full:
+        if member.disk_full:
             hint = "see what could go there: `vlaunch model list`, `vlaunch image list`"
         return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
 
@@ -298,9 +298,9 @@ class _Coordinator:
             member = self._members[name]
             if member.root:
                 continue
-            rate = (member.have - member.began) / seconds
+            rate = (member.stored - member.stored_at_start) / seconds
             data = {
-                "bytes": member.have,
+                "bytes": member.stored,
                 "total": self._total,
                 "rate": round(rate),
                 "from": member.source,
@@ -308,18 +308,18 @@ class _Coordinator:
             }
             source = f" from {member.source}" if member.source else ""
             text = (
-                f"{_format_share(member.have, self._total)}, {format_size(round(rate))}/s{source}"
+                f"{_format_share(member.stored, self._total)}, {format_size(round(rate))}/s{source}"
             )
             yield Event(kind="step", stage=_STAGE, node=name, text=text, state="running", data=data)
-        slowest = min(self._targets(), key=lambda name: self._members[name].have, default="")
+        slowest = min(self._targets(), key=lambda name: self._members[name].stored, default="")
         if slowest:
             member = self._members[slowest]
-            rate = (member.have - member.began) / seconds
+            rate = (member.stored - member.stored_at_start) / seconds
             remaining = (
-                f", {_format_duration((self._total - member.have) / rate)} left" if rate else ""
+                f", {_format_duration((self._total - member.stored) / rate)} left" if rate else ""
             )
-            text = f"{_format_share(member.have, self._total)} on {slowest}, the last{remaining}"
-            data = {"bytes": member.have, "total": self._total}
+            text = f"{_format_share(member.stored, self._total)} on {slowest}, the last{remaining}"
+            data = {"bytes": member.stored, "total": self._total}
             state: State = "running" if due else ""
             yield Event(kind="wait", stage=_STAGE, text=text, state=state, data=data)
 

@@ -1,4 +1,4 @@
-"""A `vllm serve` command → the part that vlaunch does not set itself, and why. Pure."""
+"""Adaptation of a `vllm serve` command to a cluster; drops options that vlaunch sets. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from launcher.core import redaction, secret_patterns
 from launcher.core.domain import Backend, Inventory
 from launcher.core.errors import RequestError
-from launcher.recipes.merge import numbers
-from launcher.recipes.vllm_command import Option, VllmCommand, options
+from launcher.recipes.merge import version_numbers
+from launcher.recipes.vllm_command import CommandOption, VllmCommand, parse_options
 from launcher.tools import vllm
 
 # Variables that vlaunch sets on each node (`launcher/tools/containers.py`, `serving/wanted.py`,
-# `network/engine_log.py`), with what they follow from. Options: `vllm.RESERVED`.
+# `network/engine_log.py`), with their sources. Options: `vllm.RESERVED`.
 _RESERVED_ENV = {
     r"\w+_SOCK(ET)?_IFNAME|MN_IF_NAME|OMPI_MCA_btl_tcp_if_include": (
         "`network: {interface: …}` of the inventory"
@@ -31,7 +31,7 @@ _RESERVED_ENV = {
     r"|USAGE_STATS_ENABLED|gcs_rpc_server_reconnect_timeout_s|health_check_.*|memory_.*"
     r"|process_group_.*|worker_niceness)": "its own settings of Ray",
 }
-# Read before Python begins, or by Ray, which starts its workers before vLLM hands variables on
+# Read before Python starts, or by Ray, which starts its workers before vLLM passes them variables
 # (v1/executor/ray_executor_v2.py, 0.32).
 _READ_EARLY = re.compile("(LD_|PYTHON|MALLOC_|OMP_|KMP_|GOMP_|RAY_).*")
 _SHELL_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\}|\()|`")
@@ -40,9 +40,9 @@ Problem = tuple[str, str]  # the problem, and a hint
 
 
 @dataclass(slots=True, kw_only=True)
-class Adapted:
-    """The arguments and variables that vLLM is given; `dropped` has the other options, each with
-    its key in `vllm.RESERVED`.
+class AdaptedCommand:
+    """Arguments and variables for vLLM; `dropped` has the other options, each with its key in
+    `vllm.RESERVED`.
     """
 
     args: tuple[str, ...] = ()
@@ -52,33 +52,34 @@ class Adapted:
     problems: list[Problem] = field(default_factory=list)
 
 
-def adapt(
+def adapt_command(
     command: VllmCommand,
     inventory: Inventory,
     *,
     args: Sequence[str],
     replicas: int,
     backend: Backend,
-) -> Adapted:
-    """Return what of a command is served on the nodes of `inventory`, whose `env:` wins, as do the
-    other arguments `args`.
+) -> AdaptedCommand:
+    """Adapt a command to the nodes of `inventory`; its `env:` and `args` override the command.
 
-    Raises RequestError with every problem.
+    Raises RequestError with all problems.
     """
-    result = Adapted(notes=[*command.notes])
+    result = AdaptedCommand(notes=[*command.notes])
     _check_image(result, command, inventory)
-    kept = [option for option in command.options if _keep(result, option, inventory, replicas)]
-    given = {option.name: option for option in options(args)}
-    for option in kept:
-        if (other := given.get(option.name, option)) != option:
+    accepted = [
+        option for option in command.options if _accept_option(result, option, inventory, replicas)
+    ]
+    overrides = {option.name: option for option in parse_options(args)}
+    for option in accepted:
+        if (other := overrides.get(option.name, option)) != option:
             result.notes.append(f"`{other.text}` replaces `{option.text}`")
-    kept = [option for option in kept if option.name not in given]
-    result.args = (*(word for option in kept for word in option.words), *args)
+    accepted = [option for option in accepted if option.name not in overrides]
+    result.args = (*(argument for option in accepted for argument in option.argv), *args)
     for name, value in command.env.items():
-        if _keep_variable(result, name, value, inventory):
+        if _accept_variable(result, name, value, inventory):
             result.env[name] = value
-    result.problems += _unusable(kept, result.env)
-    result.problems += _late(result.env) if backend == "ray" else ()
+    result.problems += _value_problems(accepted, result.env)
+    result.problems += _late_variables(result.env) if backend == "ray" else ()
     if result.problems:
         raise RequestError(
             f"{command.origin} cannot be served here",
@@ -88,42 +89,45 @@ def adapt(
     return result
 
 
-def _keep(result: Adapted, option: Option, inventory: Inventory, replicas: int) -> bool:
+def _accept_option(
+    result: AdaptedCommand, option: CommandOption, inventory: Inventory, replicas: int
+) -> bool:
     """Return False for an option that vlaunch sets, and record it."""
-    key = vllm.reserved(option.words[0])
-    if key is None or (vllm.balancing(option.words[:1]) and replicas > 1):
+    key = vllm.reserved_key(option.argv[0])
+    if key is None or (vllm.balancing_modes(option.argv[:1]) and replicas > 1):
         return True
     name = _SECRETS.get(key)
     text = option.name if name else option.text
     if name:
-        result.problems += _secret(option.name, option.values, name, inventory)
+        result.problems += _hide_secret(option.name, option.values, name, inventory)
     result.dropped.append((text, key))
     return False
 
 
-def _keep_variable(result: Adapted, name: str, value: str, inventory: Inventory) -> bool:
+def _accept_variable(result: AdaptedCommand, name: str, value: str, inventory: Inventory) -> bool:
     """Return False for a variable that vlaunch or the inventory sets, and record it."""
     if secret_patterns.NAME.search(name):
-        result.problems += _secret(name, [value], name, inventory)
+        result.problems += _hide_secret(name, [value], name, inventory)
         result.notes.append(f"dropped `{name}`; use `secrets:` of the inventory")
         return False
     for pattern, source in _RESERVED_ENV.items():
         if re.fullmatch(pattern, name):
             result.notes.append(f"dropped `{name}={value}`; vlaunch sets it from {source}")
             return False
-    there = {node.env.get(name) for node in inventory.nodes} - {None, value}
-    if there:
-        result.notes.append(f"`{name}={there.pop()}` of the inventory replaces `{name}={value}`")
+    configured = {node.env.get(name) for node in inventory.nodes} - {None, value}
+    if configured:
+        other = configured.pop()
+        result.notes.append(f"`{name}={other}` of the inventory replaces `{name}={value}`")
     return not any(name in node.env for node in inventory.nodes)
 
 
-def _secret(
+def _hide_secret(
     where: str, values: Sequence[str], name: str, inventory: Inventory
 ) -> Iterator[Problem]:
-    """Hide the values of a secret; it is a problem unless the inventory has it under `secrets:`."""
+    """Redact the values of a secret; yields a problem unless `secrets:` has it."""
     for value in values:
         if not value.startswith("$"):
-            redaction.learn(value)
+            redaction.add_secrets(value)
     if name not in inventory.secrets:
         yield (
             f"{where} is a secret, which command lines and logs on the nodes would show",
@@ -131,25 +135,27 @@ def _secret(
         )
 
 
-def _unusable(kept: Sequence[Option], env: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield words that look like a secret, or that a shell was to replace."""
-    words = [(f"`{option.words[0]}`", word) for option in kept for word in option.words]
-    for where, word in [*words, *env.items()]:
-        if secret_patterns.VALUE.search(word):
-            redaction.learn(word)
+def _value_problems(options: Sequence[CommandOption], env: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield arguments that look like a secret or that contain shell syntax."""
+    arguments = [
+        (f"`{option.argv[0]}`", argument) for option in options for argument in option.argv
+    ]
+    for where, argument in [*arguments, *env.items()]:
+        if secret_patterns.VALUE.search(argument):
+            redaction.add_secrets(argument)
             yield (
                 f"a value of {where} looks like a secret",
                 "name its source under `secrets:` in the inventory",
             )
-        elif variable := _SHELL_VARIABLE.search(word):
+        elif variable := _SHELL_VARIABLE.search(argument):
             yield (
                 f"{where} contains the shell's `{variable[0]}`, which vlaunch does not expand",
                 f"replace `{variable[0]}` with its value",
             )
 
 
-def _late(env: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield variables that Ray's workers would get too late."""
+def _late_variables(env: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield variables that would reach Ray's workers too late."""
     late = {name: value for name, value in env.items() if _READ_EARLY.fullmatch(name)}
     if late:
         lines = "\n".join(["env:", *(f'  {name}: "{value}"' for name, value in late.items())])
@@ -159,15 +165,15 @@ def _late(env: Mapping[str, str]) -> Iterator[Problem]:
         )
 
 
-def _check_image(result: Adapted, command: VllmCommand, inventory: Inventory) -> None:
+def _check_image(result: AdaptedCommand, command: VllmCommand, inventory: Inventory) -> None:
     """Compare a command's image and version with the inventory's image, by its tag."""
     image, version = command.image, command.version
     tag = re.search(r":(v?\d+(?:\.\d+)+)[^/:]*$", inventory.image.partition("@")[0])
-    if tag and numbers(tag[1]) < numbers(version):
+    if tag and version_numbers(tag[1]) < version_numbers(version):
         problem = f"it needs vLLM {version}, and the cluster's image is {inventory.image}"
         hint = f"set `image:` to {image or 'a newer one'}, then run `vlaunch up`"
         result.problems.append((problem, hint))
-    elif version and not (tag and numbers(version)):
+    elif version and not (tag and version_numbers(version)):
         note = f"{command.origin} needs vLLM {version}; check that {inventory.image} has it"
         result.notes.append(note)
     if image and image != inventory.image and not image.endswith(":latest"):

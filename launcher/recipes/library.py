@@ -1,4 +1,4 @@
-"""The packaged recipes, the kinds of nodes that they know, and recipes in files of the same format.
+"""Packaged recipes with their kinds of nodes, and recipes in files of the same format.
 
 `data/recipes.json` holds the keys of `schema.py` from one commit of vllm-project/recipes
 (`data/NOTICE`); `make recipes` writes it.
@@ -16,20 +16,20 @@ from typing import Any, TypeVar
 from launcher.core.errors import RequestError
 from launcher.inventory import document
 from launcher.inventory.mistakes import did_you_mean
-from launcher.inventory.partial_validation import validated
+from launcher.inventory.partial_validation import validate_parts
 from launcher.recipes.schema import Recipe
 from launcher.tools.host import Gpu
 
 _DATA = Path(__file__).parent / "data" / "recipes.json"
 _T = TypeVar("_T")
-# Words of a name that no driver reports, and the number of GPUs (`rtx_pro_6000_8x`).
+# Parts of a name that no driver reports, and the number of GPUs (`rtx_pro_6000_8x`).
 _NOT_IN_DRIVER = re.compile(r"dgx|spark|station|\d+x")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A kind of node; `name` and `generation` are empty, and `vram_gb` of all its GPUs is 0, where
-    they are unknown. `accelerator` is the inventory's word, and the brand in recipes.
+    """A kind of node; unknown values are empty or 0. `vram_gb` is the memory of all its GPUs;
+    `accelerator` has the inventory's values, which are the brands in recipes.
     """
 
     name: str = ""
@@ -38,57 +38,57 @@ class Hardware:
     gpu_count: int = 1
     vram_gb: float = 0.0
 
-    def pick(self, values: Mapping[str, _T]) -> _T | None:
+    def pick_value(self, values: Mapping[str, _T]) -> _T | None:
         """Return the value for this hardware: by its name, generation or brand, or the default."""
         keys = (self.name, self.generation, self.accelerator, "default")
         return next((values[key] for key in keys if key in values), None)
 
-    def excluded(self, words: Mapping[str, str]) -> bool:
+    def is_excluded(self, support: Mapping[str, str]) -> bool:
         """True when a recipe says `unsupported` for this hardware."""
-        return self.pick(words) == "unsupported"
+        return self.pick_value(support) == "unsupported"
 
 
-def hardware_named(name: str, known: Mapping[str, Hardware]) -> Hardware:
+def find_hardware(name: str, candidates: Mapping[str, Hardware]) -> Hardware:
     """Return the hardware of a name; raises RequestError when there is none."""
-    if name not in known:
+    if name not in candidates:
         raise RequestError(
-            f"recipes know no hardware `{name}` of this kind{did_you_mean(name, known)}",
-            evidence="known: " + ", ".join(sorted(known)),
+            f"recipes know no hardware `{name}` of this kind{did_you_mean(name, candidates)}",
+            evidence="known: " + ", ".join(sorted(candidates)),
             hint="choose one with `--hardware NAME`",
         )
-    return known[name]
+    return candidates[name]
 
 
-def hardware_of_gpus(
-    gpus: Sequence[Gpu], count: int, known: Mapping[str, Hardware]
+def match_hardware(
+    gpus: Sequence[Gpu], count: int, candidates: Mapping[str, Hardware]
 ) -> Hardware | None:
-    """Return the hardware with `count` such GPUs, or the largest with fewer: the driver calls one
-    `NVIDIA H100 80GB HBM3`, for example. None when none matches.
+    """Return the hardware with `count` such GPUs, or the largest with fewer, by the driver's name
+    of a GPU, such as `NVIDIA H100 80GB HBM3`. None when none matches.
     """
     reported = set(re.findall(r"[a-z0-9]+", gpus[0].name.lower())) if gpus else set()
-    matches = [each for name, each in known.items() if _driver_words(name) <= reported]
-    matches.sort(key=lambda each: each.gpu_count)
-    fewer = [each for each in matches if each.gpu_count <= count]
+    matches = [hardware for name, hardware in candidates.items() if _driver_terms(name) <= reported]
+    matches.sort(key=lambda hardware: hardware.gpu_count)
+    fewer = [hardware for hardware in matches if hardware.gpu_count <= count]
     return next(iter(fewer[-1:] or matches[:1]), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """The packaged recipes by name, ORG/MODEL, and the kinds of nodes that they know."""
+    """Packaged recipes by name (ORG/MODEL), and their kinds of nodes."""
 
     source: str
     hardware: Mapping[str, Any]
     recipes: Mapping[str, Any]
 
-    def hardware_of(self, accelerator: str) -> dict[str, Hardware]:
+    def hardware_by_name(self, accelerator: str) -> dict[str, Hardware]:
         """Return the kinds of nodes with such GPUs by name, such as h100."""
-        found = [Hardware(name=name, **data) for name, data in self.hardware.items()]
-        return {each.name: each for each in found if each.accelerator == accelerator}
+        kinds = {name: Hardware(name=name, **data) for name, data in self.hardware.items()}
+        return {name: kind for name, kind in kinds.items() if kind.accelerator == accelerator}
 
-    def recipe(self, name: str) -> Recipe:
+    def load_recipe(self, name: str) -> Recipe:
         """Return a packaged recipe, or the one in a file; raises RequestError."""
         if name.endswith((".yaml", ".yml")):
-            return read_file(Path(name))
+            return read_recipe(Path(name))
         if name not in self.recipes:
             raise RequestError(
                 f"no recipe `{name}`{did_you_mean(name, self.recipes)}",
@@ -97,32 +97,32 @@ class Library:
         return Recipe.model_validate(self.recipes[name])
 
 
-def load() -> Library:
+def load_library() -> Library:
     """Read the packaged recipes."""
     return Library(**json.loads(_DATA.read_text(encoding="utf-8")))
 
 
-def read_file(path: Path) -> Recipe:
-    """Read a recipe in vLLM's format; raises RequestError with every mistake and its line."""
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe in vLLM's format; raises RequestError with all mistakes and their lines."""
     try:
-        content = document.read_file(path, most=1 << 20, kind="recipe")
+        content = document.read_file(path, max_bytes=1 << 20, kind="recipe")
     except document.UnusableFile as error:
         raise RequestError(
             f"the recipe {path} {error}", hint="list the packaged recipes: `vlaunch recipes list`"
         ) from None
-    written = document.parse(content, first="model", example="docs/reference/recipes.md")
-    mistakes, recipe = list(written.mistakes), None
-    if written.data is not None:
-        recipe, found = validated(written.data, Recipe, lambda _: None)
-        mistakes += found
+    parsed = document.parse_document(content, first_key="model", example="docs/recipes.md")
+    mistakes, recipe = list(parsed.mistakes), None
+    if parsed.data is not None:
+        recipe, invalid = validate_parts(parsed.data, Recipe, lambda _: None)
+        mistakes += invalid
     if mistakes or recipe is None:
         raise RequestError(
             f"the recipe {path} has mistakes",
-            evidence=[f"{path}:{line}: {mistake}" for line, mistake in written.told(mistakes)],
+            evidence=[f"{path}:{line}: {text}" for line, text in parsed.sorted_messages(mistakes)],
             hint="see a correct one: `vlaunch recipes show openai/gpt-oss-120b`",
         )
     return recipe
 
 
-def _driver_words(name: str) -> set[str]:
-    return {word for word in name.split("_") if not _NOT_IN_DRIVER.fullmatch(word)}
+def _driver_terms(name: str) -> set[str]:
+    return {term for term in name.split("_") if not _NOT_IN_DRIVER.fullmatch(term)}

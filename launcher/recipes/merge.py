@@ -1,4 +1,4 @@
-"""A recipe with a variant, hardware and features → one `vllm serve` command. Pure."""
+"""Merge of a recipe's variant, hardware and features into one `vllm serve` command. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import did_you_mean
 from launcher.recipes.library import Hardware
-from launcher.recipes.schema import Feature, Layer, Mode, Recipe, Variant
-from launcher.recipes.vllm_command import VllmCommand, last_of_each, options
+from launcher.recipes.schema import ArgumentLayer, Feature, Mode, Recipe, Variant
+from launcher.recipes.vllm_command import VllmCommand, drop_overridden, parse_options
 
-# Formats that only Blackwell's tensor cores have.
+# Formats that need Blackwell's tensor cores.
 _PRECISION_HARDWARE = {"nvfp4": {"generation": "blackwell"}, "fp4": {"generation": "blackwell"}}
 
 
-def merge(
+def merge_recipe(
     name: str,
     recipe: Recipe,
     hardware: Hardware,
@@ -26,59 +26,61 @@ def merge(
 ) -> VllmCommand:
     """Return the command of a recipe on `gpus` GPUs of all nodes.
 
-    Of an argument or variable that is set twice, the last counts: base, variant, hardware,
-    features. `features` has the modes of those that are chosen (empty: the recipe's; `off`).
+    Later layers override earlier ones: base, variant, hardware, features. `features` maps chosen
+    features to their modes (empty: the recipe's mode; or `off`).
 
     Raises RequestError: the variant or a feature does not exist, or nothing runs on this hardware.
     """
-    key, why = _variant(name, recipe, hardware, gpus, variant)
+    key, why = _choose_variant(name, recipe, hardware, gpus, variant)
     checkpoint = recipe.variants.get(key, Variant())
-    turned_on, notes = _features(name, recipe, hardware, key, features or {})
+    turned_on, notes = _enable_features(name, recipe, hardware, key, features or {})
     exact = checkpoint.hardware_overrides.get(hardware.name)
     layers = [
-        Layer(extra_args=recipe.model.base_args, extra_env=recipe.model.base_env),
+        ArgumentLayer(extra_args=recipe.model.base_args, extra_env=recipe.model.base_env),
         checkpoint,
         exact,
-        _of_generation(hardware, recipe.hardware_overrides),
-        _of_generation(hardware, checkpoint.hardware_overrides),
-        *(Layer(extra_args=args) for args in turned_on.values()),
+        _generation_layer(hardware, recipe.hardware_overrides),
+        _generation_layer(hardware, checkpoint.hardware_overrides),
+        *(ArgumentLayer(extra_args=args) for args in turned_on.values()),
     ]
     env: dict[str, str] = {}
-    words: list[str] = []
+    argv: list[str] = []
     for layer in filter(None, layers):
-        words += layer.extra_args
+        argv += layer.extra_args
         env |= layer.extra_env
     images = recipe.model.docker_image | checkpoint.docker_image
     own = next(iter(exact.docker_image.values()), "") if exact else ""
-    off = [each for each in recipe.features if each not in turned_on]
+    off = [feature for feature in recipe.features if feature not in turned_on]
     return VllmCommand(
         origin=f"the recipe {name}",
         model=checkpoint.model_id or recipe.model.model_id,
-        options=tuple(last_of_each(options(words))),
+        options=tuple(drop_overridden(parse_options(argv))),
         env=env,
         image=own or images.get(hardware.accelerator, ""),
-        version=max(recipe.model.min_vllm_version, checkpoint.min_vllm_version, key=numbers),
+        version=max(
+            recipe.model.min_vllm_version, checkpoint.min_vllm_version, key=version_numbers
+        ),
         notes=(
             f"recipe {name}: variant {key} on {hardware.name or 'unknown hardware'} ({why})",
             f"features: {', '.join(turned_on) or 'none'}"
             + (f"; off: {', '.join(off)} (`--feature NAME`)" if off else ""),
             *notes,
-            *_notes(recipe, checkpoint, hardware),
+            *_hardware_notes(recipe, checkpoint, hardware),
         ),
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, for comparing; none of `nightly`."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, for comparisons; none of `nightly`."""
     start = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(map(int, start[1].split("."))) if start else ()
 
 
-def _variant(
+def _choose_variant(
     name: str, recipe: Recipe, hardware: Hardware, gpus: int, chosen: str | None
 ) -> tuple[str, str]:
-    """Return the variant to serve, and why: the default where it fits, else the largest."""
-    if hardware.excluded(recipe.meta.hardware):
+    """Return the variant to serve, with the reason: the default if it fits, else the largest."""
+    if hardware.is_excluded(recipe.meta.hardware):
         raise RequestError(
             f"{name} does not run on {hardware.name}, according to its recipe",
             hint=f"see its hardware: `vlaunch recipes show {name}`",
@@ -93,8 +95,8 @@ def _variant(
     order = sorted(variants, key=lambda key: (key != "default", -variants[key].vram_minimum_gb))
     rejected: list[str] = []
     for key in [chosen] if chosen else order:
-        if wrong := _unfit(variants[key], hardware, memory):
-            rejected.append(f"variant {key} {wrong}")
+        if problem := _unfit_reason(variants[key], hardware, memory):
+            rejected.append(f"variant {key} {problem}")
         else:
             needed = variants[key].vram_minimum_gb
             return key, "; ".join([f"needs {needed:g} GB" if needed else "fits", *rejected])
@@ -107,23 +109,23 @@ def _variant(
     )
 
 
-def _unfit(variant: Variant, hardware: Hardware, memory: float) -> str:
-    """Return why a variant does not run on some hardware with so many GB (0: unknown)."""
+def _unfit_reason(variant: Variant, hardware: Hardware, memory: float) -> str:
+    """Return why a variant does not run on hardware with `memory` GB (0: unknown)."""
     if variant.supported_hardware and hardware.name not in variant.supported_hardware:
         return f"is for {', '.join(variant.supported_hardware)}"
     needs = variant.precision_hardware or _PRECISION_HARDWARE.get(variant.precision, {})
-    own = {"brand": hardware.accelerator, "generation": hardware.generation}
-    if any(own.get(key) != value.lower() for key, value in needs.items()):
+    properties = {"brand": hardware.accelerator, "generation": hardware.generation}
+    if any(properties.get(key) != value.lower() for key, value in needs.items()):
         return f"({variant.precision}) needs {' '.join(needs.values())}"
     if memory and variant.vram_minimum_gb > memory:
         return f"needs {variant.vram_minimum_gb:g} GB, the GPUs have {memory:.0f} GB"
     return ""
 
 
-def _features(
+def _enable_features(
     name: str, recipe: Recipe, hardware: Hardware, variant: str, chosen: Mapping[str, str]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the arguments of each feature that is on, and notes on those that cannot be."""
+    """Return the arguments of each enabled feature, and notes on unusable ones."""
     for key in chosen:
         if key not in recipe.features:
             raise RequestError(
@@ -138,48 +140,50 @@ def _features(
         mode = chosen.get(key, "off" if key in optional and key not in modes else "")
         if mode == "off":
             continue
-        wishes = [mode] if mode else [modes.get(key, ""), feature.default_mode, *feature.modes]
-        form, wrong = _form(feature, hardware, variant, wishes)
-        if form is not None:
-            turned_on[key] = (hardware.pick(form.hardware_overrides) or form).args
+        preferred = [mode] if mode else [modes.get(key, ""), feature.default_mode, *feature.modes]
+        selected, problem = _choose_mode(feature, hardware, variant, preferred)
+        if selected is not None:
+            turned_on[key] = (hardware.pick_value(selected.hardware_overrides) or selected).args
         elif key in chosen:
             raise RequestError(
-                f"the feature {key} cannot be used: {wrong}",
+                f"the feature {key} cannot be used: {problem}",
                 hint=f"leave it out, or see its modes: `vlaunch recipes show {name}`",
             )
         else:
-            notes.append(f"feature {key} is off: {wrong}")
+            notes.append(f"feature {key} is off: {problem}")
     return turned_on, notes
 
 
-def _form(
-    feature: Feature, hardware: Hardware, variant: str, wishes: Sequence[str]
+def _choose_mode(
+    feature: Feature, hardware: Hardware, variant: str, preferred: Sequence[str]
 ) -> tuple[Mode | None, str]:
-    """Return a feature's form in the first mode of `wishes` that fits, or why there is none."""
-    if hardware.excluded(feature.hardware):
+    """Return the first usable mode of `preferred`, or the reason why there is none."""
+    if hardware.is_excluded(feature.hardware):
         return None, f"it does not run on {hardware.name}"
-    if not feature.modes and not wishes[0]:
+    if not feature.modes and not preferred[0]:
         return feature, ""
     fitting = {
         key: mode
         for key, mode in feature.modes.items()
-        if variant in (mode.variants or [variant]) and not hardware.excluded(mode.hardware)
+        if variant in (mode.variants or [variant]) and not hardware.is_excluded(mode.hardware)
     }
-    form = next((fitting[key] for key in wishes if key in fitting), None)
-    return form, f"its modes for {variant} are: {', '.join(fitting) or 'none'}"
+    selected = next((fitting[key] for key in preferred if key in fitting), None)
+    return selected, f"its modes for {variant} are: {', '.join(fitting) or 'none'}"
 
 
-def _of_generation(hardware: Hardware, overrides: Mapping[str, Layer]) -> Layer | None:
+def _generation_layer(
+    hardware: Hardware, overrides: Mapping[str, ArgumentLayer]
+) -> ArgumentLayer | None:
     return overrides.get(hardware.generation) or overrides.get(hardware.accelerator)
 
 
-def _notes(recipe: Recipe, variant: Variant, hardware: Hardware) -> Iterator[str]:
-    verified = [key for key, word in recipe.meta.hardware.items() if word == "verified"]
+def _hardware_notes(recipe: Recipe, variant: Variant, hardware: Hardware) -> Iterator[str]:
+    verified = [key for key, status in recipe.meta.hardware.items() if status == "verified"]
     if not hardware.name:
         yield "arguments for one kind of GPU are left out; name it: `--hardware NAME`"
     elif hardware.name not in verified:
         yield f"not verified on {hardware.name}; verified on: {', '.join(verified) or 'none'}"
-    if tp := hardware.pick(variant.tp):
+    if tp := hardware.pick_value(variant.tp):
         yield f"the recipe serves this variant with TP {tp} (`--tp {tp}`)"
     for dependency in recipe.dependencies:
         if not dependency.optional:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from launcher.app import options
-from launcher.app.terminal import dump_json, field, say
-from launcher.recipes.serve_options import complete
+from launcher.app.terminal import dump_json, print_field, say
+from launcher.recipes.serve_options import complete_recipes
 
 
 @click.group()
@@ -24,29 +24,31 @@ def list_(as_json: bool, words: tuple[str, ...]) -> int:
     from launcher.recipes import library
 
     def named_otherwise(item: tuple[str, object]) -> bool:
-        return not all(word.lower() in item[0].lower() for word in words)
+        return not all(term.lower() in item[0].lower() for term in words)
 
-    packaged = library.load()
+    packaged = library.load_library()
     matches = {
-        name: packaged.recipe(name)
+        name: packaged.load_recipe(name)
         for name, data in sorted(packaged.recipes.items(), key=named_otherwise)
-        if all(word.lower() in f"{name} {data}".lower() for word in words)
+        if all(term.lower() in f"{name} {data}".lower() for term in words)
     }
     if as_json:
         click.echo(dump_json({"source": packaged.source, "recipes": list(matches)}))
         return 0
     width = max(map(len, matches), default=0)
     for name, recipe in matches.items():
-        sizes = (f"{key} {each.vram_minimum_gb:g} GB" for key, each in recipe.variants.items())
-        verified = [key for key, word in recipe.meta.hardware.items() if word == "verified"]
-        more = f"; verified on {', '.join(verified)}" if verified else ""
-        field(f"{name:<{width}}  {', '.join(sizes)}{more}")
+        sizes = (
+            f"{key} {variant.vram_minimum_gb:g} GB" for key, variant in recipe.variants.items()
+        )
+        verified = [key for key, term in recipe.meta.hardware.items() if term == "verified"]
+        suffix = f"; verified on {', '.join(verified)}" if verified else ""
+        print_field(f"{name:<{width}}  {', '.join(sizes)}{suffix}")
     say(f"{len(matches)} of {len(packaged.recipes)} recipes from {packaged.source}")
     return 0
 
 
 @recipes.command(short_help="Show a recipe")
-@click.argument("name", metavar="NAME", shell_complete=complete)
+@click.argument("name", metavar="NAME", shell_complete=complete_recipes)
 def show(name: str) -> int:
     """Print a recipe, ORG/MODEL or a file, in vLLM's format.
 
@@ -56,8 +58,8 @@ def show(name: str) -> int:
 
     from launcher.recipes import library
 
-    packaged = library.load()
-    recipe = packaged.recipe(name).model_dump(exclude_defaults=True)
+    packaged = library.load_library()
+    recipe = packaged.load_recipe(name).model_dump(exclude_defaults=True)
     source = packaged.source if name in packaged.recipes else name
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=1000)
     click.echo(f"# {source}\n{text}", nl=False)

@@ -6,18 +6,18 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from launcher.core.values import Argument, Bounds, EnvName, EnvValue, Model, NonEmpty, Read
+from launcher.core.values import Argument, Bounds, Converter, EnvName, EnvValue, Model, NonEmpty
 from launcher.inventory.schema import Section
 
 
-class Part(Section):
+class RecipeSection(Section):
     """A mapping in a recipe; keys that vlaunch does not read are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-def _images(value: object) -> object:
-    """Read an image: one for NVIDIA, or one for each brand, perhaps by CUDA version."""
+def _parse_images(value: object) -> object:
+    """Parse an image: one for NVIDIA, or one per brand, optionally by CUDA version."""
     if isinstance(value, str):
         return {"nvidia": value}
     if not isinstance(value, dict):
@@ -28,16 +28,18 @@ def _images(value: object) -> object:
     }
 
 
-def _for_all(value: object) -> object:
+def _parse_sizes(value: object) -> object:
     return {"default": value} if isinstance(value, int) else value
 
 
 Names = list[NonEmpty]
-Images = Annotated[dict[str, NonEmpty], Read(_images, str | dict[str, Any])]
-Sizes = Annotated[dict[str, Annotated[int, Bounds(ge=1)]], Read(_for_all, int | dict[str, int])]
+Images = Annotated[dict[str, NonEmpty], Converter(_parse_images, str | dict[str, Any])]
+Sizes = Annotated[
+    dict[str, Annotated[int, Bounds(ge=1)]], Converter(_parse_sizes, int | dict[str, int])
+]
 
 
-class Layer(Part):
+class ArgumentLayer(RecipeSection):
     """Arguments, variables and an image that a part of a recipe adds."""
 
     extra_args: list[Argument] = Field(default_factory=list)
@@ -45,7 +47,7 @@ class Layer(Part):
     docker_image: Images = Field(default_factory=dict)
 
 
-class FeatureArgs(Part):
+class FeatureArgs(RecipeSection):
     """Arguments of a feature."""
 
     args: list[Argument] = Field(default_factory=list)
@@ -66,21 +68,21 @@ class Feature(Mode):
     default_mode: str = ""
 
 
-class Variant(Layer):
+class Variant(ArgumentLayer):
     """One checkpoint of a model."""
 
     model_id: Model | None = None
     precision: str = ""
     vram_minimum_gb: Annotated[float, Bounds(ge=0)] = 0.0
     tp: Sizes = Field(default_factory=dict)
-    hardware_overrides: dict[str, Layer] = Field(default_factory=dict)
+    hardware_overrides: dict[str, ArgumentLayer] = Field(default_factory=dict)
     supported_hardware: Names = Field(default_factory=list)
     precision_hardware: dict[str, str] = Field(default_factory=dict)
     default_modes: dict[str, str] = Field(default_factory=dict)
     min_vllm_version: str = ""
 
 
-class ModelPart(Part):
+class ModelPart(RecipeSection):
     """The model, with the arguments and variables of every variant."""
 
     model_id: Model
@@ -90,14 +92,14 @@ class ModelPart(Part):
     min_vllm_version: str = ""
 
 
-class Dependency(Part):
+class Dependency(RecipeSection):
     """A command that installs something beside vLLM."""
 
     command: str
     optional: bool = False
 
 
-class Meta(Part):
+class Meta(RecipeSection):
     """The title and the hardware of a recipe: `verified` or `unsupported`."""
 
     title: str = ""
@@ -106,7 +108,7 @@ class Meta(Part):
     hardware: dict[str, str] = Field(default_factory=dict)
 
 
-class Recipe(Part):
+class Recipe(RecipeSection):
     """A recipe, without its guide, its strategies and the site's own keys."""
 
     meta: Meta = Field(default_factory=Meta)
@@ -116,4 +118,4 @@ class Recipe(Part):
     opt_in_features: Names = Field(default_factory=list)
     hardware_opt_in_features: dict[str, Names] = Field(default_factory=dict)
     variants: dict[str, Variant] = Field(default_factory=dict)
-    hardware_overrides: dict[str, Layer] = Field(default_factory=dict)
+    hardware_overrides: dict[str, ArgumentLayer] = Field(default_factory=dict)

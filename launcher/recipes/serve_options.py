@@ -1,4 +1,4 @@
-"""`vlaunch serve --recipe` and `--command`: their flags, and the server that they describe."""
+"""Options of `vlaunch serve --recipe` and `--command`, and the server that they describe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from launcher.app.command import Call
+from launcher.app.command import CommandContext
 from launcher.core.domain import Inventory
 from launcher.recipes import vllm_command
 from launcher.recipes.vllm_command import VllmCommand
@@ -24,11 +24,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SIZES = ("--tensor", "-tp", "--pipeline", "-pp", "--data-parallel", "-dp")
 
 
-def complete(ctx: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
+def complete_recipes(
+    ctx: click.Context, parameter: click.Parameter, text: str
+) -> list[CompletionItem]:
     """Return the packaged recipes whose names begin with `text`, for the shell."""
     from launcher.recipes import library
 
-    names = library.load().recipes
+    names = library.load_library().recipes
     return [CompletionItem(name) for name in names if name.lower().startswith(text.lower())]
 
 
@@ -36,7 +38,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--recipe",
         metavar="NAME",
-        shell_complete=complete,
+        shell_complete=complete_recipes,
         help="Serve a recipe: ORG/MODEL from `vlaunch recipes list`, or a file.",
     ),
     click.option("--variant", metavar="NAME", help="Checkpoint of the recipe, such as fp8."),
@@ -58,8 +60,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The flags of a recipe or a pasted command."""
+class RecipeFlags:
+    """Options of a recipe or a pasted command."""
 
     recipe: str | None = None
     variant: str | None = None
@@ -69,85 +71,88 @@ class Flags:
 
 
 def flags(function: F) -> F:
-    """Add the flags; the function gets what they say as `describe`, which completes a server."""
+    """Add the options; the function receives `describe`, which applies them to a server's spec."""
 
     @functools.wraps(function)
-    def called(*args: Any, **given: Any) -> Any:
-        found = Flags(**{name: given.pop(name) for name in Flags.__dataclass_fields__})
-        if found.recipe is None and replace(found, pasted=None) != Flags():
+    def called(*args: Any, **kwargs: Any) -> Any:
+        values = RecipeFlags(
+            **{name: kwargs.pop(name) for name in RecipeFlags.__dataclass_fields__}
+        )
+        if values.recipe is None and replace(values, pasted=None) != RecipeFlags():
             raise click.UsageError("--variant, --hardware and --feature go with --recipe")
-        if found.recipe is not None and found.pasted is not None:
+        if values.recipe is not None and values.pasted is not None:
             raise click.UsageError("--recipe and --command exclude each other")
-        describe = None if found == Flags() else functools.partial(applied, found)
-        return function(*args, describe=describe, **given)
+        describe = None if values == RecipeFlags() else functools.partial(apply_flags, values)
+        return function(*args, describe=describe, **kwargs)
 
     for option in reversed(_OPTIONS):
         called = option(called)
     return cast("F", called)
 
 
-def applied(flags: Flags, call: Call, spec: StartSpec) -> StartSpec:
-    """Return the server of a recipe or a pasted command, with notes on what vlaunch sets itself.
+def apply_flags(flags: RecipeFlags, call: CommandContext, spec: StartSpec) -> StartSpec:
+    """Apply a recipe or a pasted command to a spec, with notes on dropped options.
 
-    Raises RequestError with every problem.
+    Raises RequestError with all problems.
     """
-    from launcher.recipes.adapt import adapt
+    from launcher.recipes.adapt import adapt_command
 
-    here = placement.narrow(call.inventory, spec.nodes, spec.gpus)
+    inventory = placement.narrow_inventory(call.inventory, spec.nodes, spec.gpus)
     if flags.pasted is None:
-        command = _of_recipe(call, flags, here)
+        command = _recipe_command(call, flags, inventory)
     else:
         command = vllm_command.parse_pasted(
             sys.stdin.read() if flags.pasted == "-" else flags.pasted
         )
-    replicas = spec.dp or here.serve.dp
-    found = adapt(command, here, args=spec.args, replicas=replicas, backend=spec.backend)
+    replicas = spec.dp or inventory.serve.dp
+    adapted = adapt_command(
+        command, inventory, args=spec.args, replicas=replicas, backend=spec.backend
+    )
     model = spec.model or command.model
-    spec = replace(spec, model=model, args=found.args, env=found.env)
-    split = spec.request(call.inventory, None).placement
-    return replace(spec, notes=(*found.notes, *_dropped(found.dropped, spec, split)))
+    spec = replace(spec, model=model, args=adapted.args, env=adapted.env)
+    layout = spec.build_request(call.inventory, None).placement
+    return replace(spec, notes=(*adapted.notes, *_describe_dropped(adapted.dropped, spec, layout)))
 
 
-def _dropped(
-    options: Sequence[tuple[str, str]], spec: StartSpec, split: Placement
+def _describe_dropped(
+    options: Sequence[tuple[str, str]], spec: StartSpec, layout: Placement
 ) -> Iterator[str]:
-    """Describe dropped options, with the values that are used instead."""
-    used = {
+    """Describe dropped options, with the values that vlaunch sets instead."""
+    values = {
         "--model": spec.model,
         "--host": spec.host,
         "--port": str(spec.port),
         "--distributed-executor-backend": spec.backend,
     }
-    sizes = "the sizes of the plan" if spec.planned else split.words
+    sizes = "the sizes of the plan" if spec.planned else layout.label
     for text, key in options:
-        value = sizes if key.startswith(_SIZES) else used.get(key)
-        now = f" (vlaunch sets {value})" if value else ""
-        yield f"dropped `{text}`{now}; use {vllm.RESERVED[key]}"
+        value = sizes if key.startswith(_SIZES) else values.get(key)
+        replacement = f" (vlaunch sets {value})" if value else ""
+        yield f"dropped `{text}`{replacement}; use {vllm.RESERVED[key]}"
 
 
-def _of_recipe(call: Call, flags: Flags, here: Inventory) -> VllmCommand:
+def _recipe_command(call: CommandContext, flags: RecipeFlags, inventory: Inventory) -> VllmCommand:
     """Return the command of a recipe, for the GPUs that the nodes report or `--hardware`."""
     from launcher.recipes import library
-    from launcher.recipes.merge import merge
+    from launcher.recipes.merge import merge_recipe
 
-    packaged, name = library.load(), flags.recipe or ""
-    recipe = packaged.recipe(name)
-    known = packaged.hardware_of(here.accelerator)
-    nodes = library.Hardware(accelerator=here.accelerator)
+    packaged, name = library.load_library(), flags.recipe or ""
+    recipe = packaged.load_recipe(name)
+    candidates = packaged.hardware_by_name(inventory.accelerator)
+    hardware = library.Hardware(accelerator=inventory.accelerator)
     if flags.hardware:
-        nodes = library.hardware_named(flags.hardware, known)
+        hardware = library.find_hardware(flags.hardware, candidates)
     elif not call.offline:
         with call.session() as session:
-            facts = observe.observe(session.inventory, session.transport, [])
-        gpus = [gpu for node in here.nodes for gpu in facts[node.name].used(node)]
-        nodes = (
-            library.hardware_of_gpus(gpus, min(node.gpus for node in here.nodes), known) or nodes
-        )
-    return merge(
+            facts = observe.probe_nodes(session.inventory, session.transport, [])
+        gpus = [gpu for node in inventory.nodes for gpu in facts[node.name].used_gpus(node)]
+        count = min(node.gpus for node in inventory.nodes)
+        hardware = library.match_hardware(gpus, count, candidates) or hardware
+    return merge_recipe(
         name,
         recipe,
-        nodes,
-        here.gpus,
+        hardware,
+        inventory.gpus,
         variant=flags.variant,
-        features={key: mode for key, _, mode in (each.partition("=") for each in flags.features)},
+        features={key: mode for key, _, mode in (text.partition("=") for text in flags.features)},
     )

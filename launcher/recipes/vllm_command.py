@@ -1,7 +1,7 @@
-"""A `vllm serve` command, from a recipe or from a pasted command line. Pure.
+"""Model of a `vllm serve` command, and the parser of pasted command lines. Pure.
 
-A pasted one is `vllm serve …`, `python -m vllm.entrypoints.openai.api_server …` or `docker run …
-IMAGE …`, with variables before it, continued lines and comments.
+A command line is `vllm serve …`, `python -m vllm.entrypoints.openai.api_server …` or `docker run …
+IMAGE …`, with optional variables, continued lines and comments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launcher.core.errors import RequestError
-from launcher.core.secret_patterns import clean
+from launcher.core.secret_patterns import redact_secrets
 
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -21,140 +21,142 @@ _OPERATOR = re.compile(r"[();<>|&]+")
 _SERVER = re.compile(
     r"(?:\S*/)?vllm serve |(?:\S*/)?python3? -m vllm\.entrypoints\.openai\.api_server "
 )
-# Options of `docker run` whose value, if any, is in the same word.
-_DOCKER_WORD = re.compile(
+# Options of `docker run` without a value in the next argument.
+_DOCKER_FLAG = re.compile(
     "--.*=.*|-[^-].+|-[ditP]|--(rm|privileged|init|detach|interactive|tty|read-only|publish-all)"
 )
 _HINT = "paste one command: `[NAME=VALUE …] vllm serve MODEL [OPTIONS]`, or `docker run …` of it"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class CommandOption:
     """An option with its values, as written."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The name that argparse knows: `--max_model_len=8` sets --max-model-len, and
-        `--no-enable-x` sets --enable-x.
+        """The normalized name: `--max_model_len=8` sets --max-model-len, and `--no-enable-x` sets
+        --enable-x.
         """
-        name = self.words[0].partition("=")[0]
+        name = self.argv[0].partition("=")[0]
         return re.sub("^--no-", "--", name.replace("_", "-")) if name.startswith("--") else name
 
     @property
     def values(self) -> list[str]:
-        """The words after the name, and after `=`."""
-        return [word for word in (self.words[0].partition("=")[2], *self.words[1:]) if word]
+        """The values after the name or after `=`."""
+        return [value for value in (self.argv[0].partition("=")[2], *self.argv[1:]) if value]
 
     @property
     def text(self) -> str:
         """The option as typed in a shell."""
-        return shlex.join(self.words)
+        return shlex.join(self.argv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmCommand:
     """A model with its arguments and variables; `origin` names the recipe or the pasted command,
-    `version` is the oldest vLLM that works. `notes` are shown before the start.
+    `version` is the oldest supported vLLM. `notes` are shown before the start.
     """
 
     origin: str
     model: str
-    options: tuple[Option, ...] = ()
+    options: tuple[CommandOption, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     version: str = ""
     notes: tuple[str, ...] = ()
 
 
-def options(words: Iterable[str]) -> list[Option]:
-    """Split words into options; `--max-model-len auto` written as one word is two."""
-    split: list[str] = []
-    for word in words:
-        split += word.split(" ", 1) if re.match(r"--[\w-]+ ", word) else [word]
+def parse_options(argv: Iterable[str]) -> list[CommandOption]:
+    """Group arguments into options; `--max-model-len auto` as one argument counts as two."""
+    arguments: list[str] = []
+    for argument in argv:
+        arguments += argument.split(" ", 1) if re.match(r"--[\w-]+ ", argument) else [argument]
     groups: list[list[str]] = []
-    for word in split:
-        if not groups or (word.startswith("-") and not _NEGATIVE_NUMBER.match(word)):
-            groups.append([word])
+    for argument in arguments:
+        if not groups or (argument.startswith("-") and not _NEGATIVE_NUMBER.match(argument)):
+            groups.append([argument])
         else:
-            groups[-1].append(word)
-    return [Option(tuple(group)) for group in groups]
+            groups[-1].append(argument)
+    return [CommandOption(tuple(group)) for group in groups]
 
 
-def last_of_each(given: Iterable[Option]) -> list[Option]:
-    """Drop options that a later one sets again."""
-    kept: dict[str, Option] = {}
-    for option in given:
-        kept.pop(option.name, None)
-        kept[option.name] = option
-    return list(kept.values())
+def drop_overridden(options: Iterable[CommandOption]) -> list[CommandOption]:
+    """Drop options that a later option sets again."""
+    last: dict[str, CommandOption] = {}
+    for option in options:
+        last.pop(option.name, None)
+        last[option.name] = option
+    return list(last.values())
 
 
 def parse_pasted(text: str) -> VllmCommand:
-    """Read a pasted command; raises RequestError when it does not start a server of vLLM."""
+    """Parse a pasted command; raises RequestError unless it starts a vLLM server."""
     text = re.sub(r"\\[ \t]*\r?\n", " ", text)
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
-        words = list(lexer)
+        argv = list(lexer)
     except ValueError as error:
-        raise _unreadable(f"a shell cannot read it: {error}".lower()) from None
+        raise _parse_error(f"a shell cannot read it: {error}".lower()) from None
     env: dict[str, str] = {}
-    while words and (words[0] in _SKIPPED or _ASSIGNMENT.match(words[0])):
-        name, equals, value = words.pop(0).partition("=")
+    while argv and (argv[0] in _SKIPPED or _ASSIGNMENT.match(argv[0])):
+        name, equals, value = argv.pop(0).partition("=")
         env |= {name: value} if equals else {}
     image, notes = "", list[str]()
-    if words[:2] in (["docker", "run"], ["podman", "run"]):
-        image, words = _docker(words[2:], env)
+    if argv[:2] in (["docker", "run"], ["podman", "run"]):
+        image, argv = _parse_docker_run(argv[2:], env)
         notes.append("options of `docker run` are ignored: the inventory describes the containers")
-    if server := _SERVER.match(" ".join(words) + " "):
-        words = words[len(server[0].split()) :]
+    if server := _SERVER.match(" ".join(argv) + " "):
+        argv = argv[len(server[0].split()) :]
     elif not image:
-        raise _unreadable("it does not start `vllm serve`")
-    if operator := next(filter(_OPERATOR.fullmatch, words), None):
-        raise _unreadable(f"it contains `{operator}` of the shell")
-    model, given = _model(words)
+        raise _parse_error("it does not start `vllm serve`")
+    if operator := next(filter(_OPERATOR.fullmatch, argv), None):
+        raise _parse_error(f"it contains `{operator}` of the shell")
+    model, options = _split_model(argv)
     return VllmCommand(
         origin="the pasted command",
         model=model,
-        options=tuple(given),
+        options=tuple(options),
         env=env,
         image=image,
         notes=tuple(notes),
     )
 
 
-def _docker(words: list[str], env: dict[str, str]) -> tuple[str, list[str]]:
-    """Return the image and the words after it, and add the container's variables to `env`."""
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        variable = re.fullmatch("(?:-e|--env=|--env$)(.*)", word)
+def _parse_docker_run(argv: list[str], env: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the image and the arguments after it, and add the container's variables to `env`."""
+    while argv and argv[0].startswith("-"):
+        argument = argv.pop(0)
+        variable = re.fullmatch("(?:-e|--env=|--env$)(.*)", argument)
         value = variable[1] if variable else ""
-        if words and not value and not _DOCKER_WORD.fullmatch(word):
-            value = words.pop(0)
+        if argv and not value and not _DOCKER_FLAG.fullmatch(argument):
+            value = argv.pop(0)
         if variable:
             name, equals, text = value.partition("=")
             env[name] = text if equals else f"${name}"
-    if not words:
-        raise _unreadable("`docker run` has no image")
-    return words[0], words[1:]
+    if not argv:
+        raise _parse_error("`docker run` has no image")
+    return argv[0], argv[1:]
 
 
-def _model(words: list[str]) -> tuple[str, list[Option]]:
-    """Return the model, which comes first or after --model, and the options."""
-    model, rest = (words[0], words[1:]) if words and words[0][:1] != "-" else ("", words)
-    given = options(rest)
-    if given and not given[0].words[0].startswith("-"):
-        raise _unreadable(f"`{clean(given[0].words[0])}` stands where an option should be")
-    for option in [option for option in given if option.name == "--model"]:
-        given.remove(option)
+def _split_model(argv: list[str]) -> tuple[str, list[CommandOption]]:
+    """Return the model, the first argument or the value of --model, and the options."""
+    model, arguments = (argv[0], argv[1:]) if argv and argv[0][:1] != "-" else ("", argv)
+    options = parse_options(arguments)
+    if options and not options[0].argv[0].startswith("-"):
+        raise _parse_error(
+            f"`{redact_secrets(options[0].argv[0])}` stands where an option should be"
+        )
+    for option in [option for option in options if option.name == "--model"]:
+        options.remove(option)
         model = model or " ".join(option.values)
     if not model:
-        raise _unreadable("it names no model directly after `vllm serve`, nor with --model")
-    return model, given
+        raise _parse_error("it names no model directly after `vllm serve`, nor with --model")
+    return model, options
 
 
-def _unreadable(why: str) -> RequestError:
+def _parse_error(why: str) -> RequestError:
     return RequestError("the pasted command cannot be used", evidence=why, hint=_HINT)

@@ -19,4 +19,4 @@ def test_no_name_leads_out_of_the_bundle(name: str, tmp_path: Path) -> None:
         tarfile.open(tmp_path / "x.tar", "w") as archive,
         pytest.raises(ValueError, match="not a name of ours"),
     ):
-        Bundle(archive, "root").add(name, "x")
+        Bundle(archive, "root").add_file(name, "x")

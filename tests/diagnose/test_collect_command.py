@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from launcher.agent.desired import Process
+from launcher.agent.desired import ProcessSpec
 from launcher.core import redaction
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
@@ -37,7 +37,7 @@ SECRETS = {
 @pytest.fixture
 def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     """A cluster whose nodes put every secret everywhere."""
-    redaction.forget()
+    redaction.clear_secrets()
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     password.chmod(0o600)
@@ -77,7 +77,7 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     fault = kept.fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
     record = kept.seen("chat", "gave-up", since=1795299000.0, faults=[fault]).as_json()
     server = kept.wanted(
-        "chat", processes=(Process(node="gpu01", argv=("vllm",), env={"A": ALL}),)
+        "chat", processes=(ProcessSpec(node="gpu01", argv=("vllm",), env={"A": ALL}),)
     ).as_json()
     telling = Telling(
         parts={
@@ -286,7 +286,7 @@ def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.diagnose.bundle.files", stop)
+    monkeypatch.setattr("launcher.diagnose.bundle.node_files", stop)
 
     assert leaky.run("collect").code == 130
     assert set(tmp_path.iterdir()) == before

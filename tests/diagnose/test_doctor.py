@@ -16,7 +16,7 @@ from launcher.agent.observed import Fault, Wedge
 from launcher.core import untrusted
 from launcher.diagnose import doctor_view as ui
 from launcher.diagnose.doctor import Diagnosis, diagnose
-from launcher.tools.diagnosis import Log, State, Told, format_time
+from launcher.tools.diagnosis import ContainerState, Log, NodeReport, format_time
 from tests import kept
 
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
@@ -34,18 +34,18 @@ def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "se
     }
     return Log(
         part=part,
-        what=what,
+        title=what,
         lines=tuple(each if isinstance(each, str) else each[1] for each in lines),
         stamps=stamps,
     )
 
 
 def judge(
-    *nodes: Told | Log, rdma: bool = False, since: float | None = None, **missing: str
+    *nodes: NodeReport | Log, rdma: bool = False, since: float | None = None, **missing: str
 ) -> Diagnosis:
     """Judge what nodes told; each log is a node's only one."""
     told = {
-        f"gpu{at:02d}": each if isinstance(each, Told) else Told(logs=(each,))
+        f"gpu{at:02d}": each if isinstance(each, NodeReport) else NodeReport(logs=(each,))
         for at, each in enumerate(nodes, 1)
     }
     return diagnose(told, missing, rdma=rdma, now=NOW, since=since)
@@ -73,8 +73,8 @@ def test_a_cause_comes_before_what_follows_from_it() -> None:
     found = judge(log((50, DEAD), (40, GLOO)))
 
     assert kinds(found) == [("now", "gloo-interface"), ("after", "rank-died")]
-    assert found.found
-    assert found.findings[0].docs == "docs/reference/failures.md#gloo-interface"
+    assert found.has_problem
+    assert found.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
 
 
 def test_of_two_causes_the_earlier_comes_first() -> None:
@@ -101,7 +101,7 @@ def test_what_may_be_harmless_is_told_and_no_failure() -> None:
     found = judge(log((5, "OSError: [Errno 98] Address already in use")))
 
     assert kinds(found) == [("perhaps", "port-taken")]
-    assert not found.found
+    assert not found.has_problem
 
 
 def test_a_line_counts_for_one_entry_only() -> None:
@@ -127,7 +127,7 @@ def test_what_was_before_the_server_was_ready_is_over() -> None:
     )
 
     assert kinds(found) == [("over", "gloo-interface"), ("over", "rank-died")]
-    assert not found.found
+    assert not found.has_problem
     assert found.ready == NOW - 60
 
 
@@ -191,7 +191,7 @@ def test_what_one_server_overcame_is_not_over_for_another() -> None:
     chat = log((90, GLOO), (60, "Application startup complete."))
     embed = log((80, DEAD), part="engine-2", what="server embed")
     shared = log((85, "unhandled system error"), part="log-1", what="container")
-    found = judge(Told(logs=(chat, embed, shared)))
+    found = judge(NodeReport(logs=(chat, embed, shared)))
     assert kinds(found) == [
         ("now", "nccl-system-error"),
         ("after", "rank-died"),
@@ -201,11 +201,13 @@ def test_what_one_server_overcame_is_not_over_for_another() -> None:
     embed = log(
         (80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed"
     )
-    assert [kind for kind, _ in kinds(judge(Told(logs=(chat, embed, shared))))] == ["over"] * 3
+    assert [kind for kind, _ in kinds(judge(NodeReport(logs=(chat, embed, shared))))] == [
+        "over"
+    ] * 3
     # A server that somebody has stopped is waited for by nobody.
-    stopped = Told(
+    stopped = NodeReport(
         logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared),
-        kept=record("embed", "stopped"),
+        supervisor_files=record("embed", "stopped"),
     )
     assert [kind for kind, _ in kinds(judge(stopped))] == ["over"] * 2
 
@@ -215,7 +217,7 @@ def test_the_keeper_s_last_fault_comes_first() -> None:
     said = fault(
         what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}"
     )
-    found = judge(Told(kept=record("chat", "pausing", said)), gpu09="gone")
+    found = judge(NodeReport(supervisor_files=record("chat", "pausing", said)), gpu09="gone")
 
     assert kinds(found) == [
         ("now", "server-died"),
@@ -233,8 +235,8 @@ def test_the_keeper_s_last_fault_comes_first() -> None:
 def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
     """And takes nothing away from what it brought about."""
     found = judge(
-        Told(
-            kept=record(
+        NodeReport(
+            supervisor_files=record(
                 "chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory.")
             )
         )
@@ -256,7 +258,7 @@ def test_a_cause_that_nobody_knows_is_told_with_its_process() -> None:
         cause="KeyError: 'x'",
         evidence="(Worker_PP1 pid=7, ip=gpu02) KeyError: 'x'",
     )
-    found = judge(Told(kept=record("chat", "failed", said))).findings[0]
+    found = judge(NodeReport(supervisor_files=record("chat", "failed", said))).findings[0]
 
     assert (
         found.evidence[0].line
@@ -276,7 +278,7 @@ def test_a_failed_batch_job_says_why() -> None:
         part="driver-1",
         what="job driver",
     )
-    known, failed = judge(Told(logs=(driver,))).findings
+    known, failed = judge(NodeReport(logs=(driver,))).findings
 
     assert (known.id, failed.id) == ("gpu-memory-held", "batch-failed")
     assert "engine: {args: …}" in known.fix
@@ -285,7 +287,11 @@ def test_a_failed_batch_job_says_why() -> None:
 def test_of_several_faults_the_last_is_shown_first() -> None:
     """Its line is the news."""
     (found,) = judge(
-        Told(kept=record("chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")))
+        NodeReport(
+            supervisor_files=record(
+                "chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")
+            )
+        )
     ).findings
 
     assert "new" in found.evidence[0].line
@@ -293,8 +299,8 @@ def test_of_several_faults_the_last_is_shown_first() -> None:
 
 def test_a_keeper_that_gave_up_says_so() -> None:
     """No restart is left."""
-    told = Told(
-        kept=record(
+    told = NodeReport(
+        supervisor_files=record(
             "chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"
         )
     )
@@ -305,11 +311,13 @@ def test_a_keeper_that_gave_up_says_so() -> None:
 def test_a_fault_that_was_recovered_from_is_over() -> None:
     """The keeper did its work; another server's fault is not over by that."""
     good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
-    found = judge(Told(kept=good))
+    found = judge(NodeReport(supervisor_files=good))
 
-    assert (kinds(found), found.found) == ([("over", "server-died")], False)
+    assert (kinds(found), found.has_problem) == ([("over", "server-died")], False)
     assert "ready again after 40 s" in found.findings[0].evidence[0].line
-    assert judge(Told(kept={**good, **record("embed", "pausing", fault())})).found
+    assert judge(
+        NodeReport(supervisor_files={**good, **record("embed", "pausing", fault())})
+    ).has_problem
 
 
 @pytest.mark.parametrize(
@@ -318,43 +326,45 @@ def test_a_fault_that_was_recovered_from_is_over() -> None:
 )
 def test_a_strange_record_is_borne(strange: object) -> None:
     """A container may write what it likes."""
-    assert judge(Told(kept={"chat": {"observed": strange}})).findings == ()
+    assert judge(NodeReport(supervisor_files={"chat": {"observed": strange}})).findings == ()
 
 
 @pytest.mark.parametrize(
     ("state", "ids"),
     [
-        (State(name="c", role="head", status="running"), []),
+        (ContainerState(name="c", role="head", status="running"), []),
         (
-            State(name="c", role="worker", status="exited", exit_code=1),
+            ContainerState(name="c", role="worker", status="exited", exit_code=1),
             [("after", "container-ended")],
         ),
-        (State(name="c", role="probe", status="exited", exit_code=1), []),
+        (ContainerState(name="c", role="probe", status="exited", exit_code=1), []),
         (
-            State(name="c", role="worker", status="restarting", restarts=9),
+            ContainerState(name="c", role="worker", status="restarting", restarts=9),
             [("after", "container-restarts")],
         ),
         (
-            State(name="c", role="worker", status="exited", exit_code=137, oom=True),
+            ContainerState(name="c", role="worker", status="exited", exit_code=137, oom=True),
             [("now", "kernel-oom"), ("after", "container-ended")],
         ),
         (
-            State(
+            ContainerState(
                 name="c", role="head", status="created", error='could not select device driver ""'
             ),
             [("now", "gpu-runtime")],
         ),
     ],
 )
-def test_docker_s_word_on_containers_is_evidence(state: State, ids: list[tuple[str, str]]) -> None:
+def test_docker_s_word_on_containers_is_evidence(
+    state: ContainerState, ids: list[tuple[str, str]]
+) -> None:
     """Logs do not say who killed them."""
-    assert kinds(judge(Told(states=(state,)))) == ids
+    assert kinds(judge(NodeReport(states=(state,)))) == ids
 
 
 def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
     """What could not be had is evidence too."""
     found = judge(
-        Told(
+        NodeReport(
             gaps={
                 "containers": (
                     "permission denied while trying to connect to the Docker daemon socket"
@@ -376,7 +386,7 @@ def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
 @pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)
 def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
     """Warnings are over once the server is ready."""
-    assert not judge(log(*path.read_text(encoding="utf-8").splitlines())).found
+    assert not judge(log(*path.read_text(encoding="utf-8").splitlines())).has_problem
 
 
 @pytest.mark.parametrize(
@@ -390,7 +400,7 @@ def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
 )
 def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
     """Before everything that they bring about."""
-    text = untrusted.plain((VLLM / f"{name}.log").read_text(encoding="utf-8"))
+    text = untrusted.sanitize((VLLM / f"{name}.log").read_text(encoding="utf-8"))
 
     assert judge(log(*text.split("\n"))).findings[0].id == first
 
@@ -411,7 +421,7 @@ WEDGE = Wedge(
 )
 SUSPECT = {
     "verdict": "suspect",
-    "reason": f"no step has ended for 70 s: {WEDGE.where}",
+    "reason": f"no step has ended for 70 s: {WEDGE.location}",
     "wedge": WEDGE,
     "written": NOW,
     "ready_at": NOW - 600,
@@ -421,7 +431,7 @@ SUSPECT = {
 def test_a_rank_that_hangs() -> None:
     """It is named with its node and frame, ahead of its effects."""
     diagnosis = judge(
-        Told(kept=record("chat", "ready", **SUSPECT)),
+        NodeReport(supervisor_files=record("chat", "ready", **SUSPECT)),
         log((9, "No available shared memory broadcast block found in 60 seconds")),
     )
 
@@ -430,14 +440,14 @@ def test_a_rank_that_hangs() -> None:
         "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02 in _spin"
         " (worker.py:13)"
     )
-    assert diagnosis.found
+    assert diagnosis.has_problem
 
 
 def test_a_hang_of_an_unknown_rank() -> None:
     """The activity of all ranks is listed instead."""
     reason = "no step has ended for 70 s: rank unknown"
     unknown = {**SUSPECT, "reason": reason, "wedge": replace(WEDGE, rank="", node="")}
-    diagnosis = judge(Told(kept=record("chat", "ready", **unknown)))
+    diagnosis = judge(NodeReport(supervisor_files=record("chat", "ready", **unknown)))
 
     assert diagnosis.findings[0].evidence[0].line == (
         f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
@@ -448,10 +458,17 @@ def test_a_server_that_is_quiet() -> None:
     """A long step is no failure."""
     quiet = {**SUSPECT, "verdict": "quiet", "wedge": None}
 
-    assert kinds(judge(Told(kept=record("chat", "ready", **quiet)))) == [
+    assert kinds(judge(NodeReport(supervisor_files=record("chat", "ready", **quiet)))) == [
         ("perhaps", "server-quiet")
     ]
-    assert kinds(judge(Told(kept=record("chat", "ready", **{**quiet, "verdict": "busy"})))) == []
+    assert (
+        kinds(
+            judge(
+                NodeReport(supervisor_files=record("chat", "ready", **{**quiet, "verdict": "busy"}))
+            )
+        )
+        == []
+    )
 
 
 def test_a_fault_of_a_rank_that_hung() -> None:
@@ -460,14 +477,14 @@ def test_a_fault_of_a_rank_that_hung() -> None:
     hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
     line = f"keeper: fault of server chat: {text}"
 
-    diagnosis = judge(Told(kept=record("chat", "pausing", hang)))
+    diagnosis = judge(NodeReport(supervisor_files=record("chat", "pausing", hang)))
     assert kinds(diagnosis) == [("now", "rank-hangs")]
     assert diagnosis.findings[0].evidence[0].line == line
 
-    diagnosis = judge(Told(kept=record("chat", "ready", hang, ready_at=NOW - 5)))
+    diagnosis = judge(NodeReport(supervisor_files=record("chat", "ready", hang, ready_at=NOW - 5)))
     assert kinds(diagnosis) == [("over", "rank-hangs")]
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(ui.render(diagnosis))
+    console.print(ui.render_diagnosis(diagnosis))
     assert line in console.export_text()
 
 
@@ -492,7 +509,7 @@ def test_a_fault_of_a_rank_that_hung() -> None:
 )
 def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None:
     """They are reported only when a rank hangs."""
-    suspect = Told(kept=record("chat", "ready", **SUSPECT))
+    suspect = NodeReport(supervisor_files=record("chat", "ready", **SUSPECT))
     findings = [
         finding for finding in judge(suspect, log(*lines)).findings if finding.id == "known-to-hang"
     ]

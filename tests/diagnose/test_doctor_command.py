@@ -322,7 +322,7 @@ def test_lines_of_a_log_are_bounded(
     """A file of short lines takes many times its size in memory."""
     monkeypatch.setattr(log_files, "_LINES", 10)
     (tmp_path / "a.log").write_text("".join(f"{number}\n" for number in range(100)))
-    (told,) = log_files.read((str(tmp_path / "a.log"),)).values()
+    (told,) = log_files.read_logs((str(tmp_path / "a.log"),)).values()
 
     assert told.logs[0].lines[-1] == "99"
     assert len(told.logs[0].lines) < 11

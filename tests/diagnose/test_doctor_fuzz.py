@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.diagnose.doctor import diagnose
-from launcher.diagnose.doctor_view import plain, render
+from launcher.diagnose.doctor_view import diagnosis_json, render_diagnosis
 from launcher.tools import symptoms
-from launcher.tools.diagnosis import read
+from launcher.tools.diagnosis import parse_report
 from tests.fuzz import quick
 
 MARK = "@@f00d"
@@ -123,14 +123,16 @@ answers = st.lists(st.tuples(st.sampled_from(NAMES), bodies), max_size=12)
 @quick
 def test_every_answer_gives_a_diagnosis(parts: list[tuple[str, str]], rdma: bool) -> None:
     """Of entries of the table only, and without anything that a terminal would obey."""
-    told = read("".join(f"\n{MARK} {name}\n{body}\n{MARK} rc 0\n" for name, body in parts), MARK)
+    told = parse_report(
+        "".join(f"\n{MARK} {name}\n{body}\n{MARK} rc 0\n" for name, body in parts), MARK
+    )
     found = diagnose(
         {"gpu01": told, "gpu02": told}, {"gpu03": "away"}, rdma=rdma, now=1795300000.0, since=None
     )
     to = Console(file=io.StringIO(), width=200)
-    to.print(render(found))
+    to.print(render_diagnosis(found))
 
     assert {each.id for each in found.findings} <= {each.id for each in symptoms.TABLE}
     assert found.findings[0].id in ("node-unreachable", "server-died", "server-gave-up")
     assert b"\x1b" not in to.file.getvalue().encode()  # type: ignore[attr-defined]
-    json.dumps(plain(found), allow_nan=False)
+    json.dumps(diagnosis_json(found), allow_nan=False)

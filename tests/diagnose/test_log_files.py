@@ -12,7 +12,7 @@ from launcher.diagnose import log_files
 def said(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the lines of each log of each node."""
     found = log_files.split_logs(text, "FILE")
-    return {name: {log.what: log.lines for log in one.logs} for name, one in found.items()}
+    return {name: {log.title: log.lines for log in one.logs} for name, one in found.items()}
 
 
 KUBECTL = "[pod/chat-0/vllm] INFO one\n[pod/chat-0-1/gate] two\n[pod/chat-0/vllm] \n"

@@ -80,7 +80,7 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
 
     def read(*words: str) -> list[str]:
         argv, env = (
-            ("sh", "-c", shell.program("server_logs"), "servers", *words),
+            ("sh", "-c", shell.program_text("server_logs"), "servers", *words),
             {
                 **os.environ,
                 "VLAUNCH_STATE": str(tmp_path),

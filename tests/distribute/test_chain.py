@@ -13,7 +13,7 @@ import pytest
 from launcher.core.domain import Answer, Inventory, Mount, Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.distribute import chain
-from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 
 NODE = Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True, hf_home="/data/hf")
 INVENTORY = Inventory(
@@ -32,18 +32,21 @@ def answer(*events: dict[str, Any], code: int = 0) -> Answer:
 
 def test_paths_are_those_of_containers() -> None:
     """In a container as they are; a program of the node's own sees them at their sources."""
-    node, image = chain.on_node(INVENTORY), chain.in_image(INVENTORY, NODE)
+    node, image = chain.node_runtime(INVENTORY), chain.image_runtime(INVENTORY, NODE)
 
-    assert node.path("/models/a") == "/srv/models/a"
-    assert (node.path("/modelsx"), node.path("/data/hf/x")) == ("/modelsx", "/data/hf/x")
-    assert image.path("/models/a") == "/models/a"
-    assert chain.root(node, NODE, "org/m") == "/data/hf/hub/models--org--m"
-    assert chain.root(node, NODE, "/models/a") == "/srv/models/a"
+    assert node.translate_path("/models/a") == "/srv/models/a"
+    assert (node.translate_path("/modelsx"), node.translate_path("/data/hf/x")) == (
+        "/modelsx",
+        "/data/hf/x",
+    )
+    assert image.translate_path("/models/a") == "/models/a"
+    assert chain.model_root(node, NODE, "org/m") == "/data/hf/hub/models--org--m"
+    assert chain.model_root(node, NODE, "/models/a") == "/srv/models/a"
 
 
 def test_a_container_sees_what_those_of_the_cluster_see() -> None:
     """It is thrown away, has its input, and is in the nodes' network."""
-    words = " ".join(chain.in_image(INVENTORY, NODE).argv)
+    words = " ".join(chain.image_runtime(INVENTORY, NODE).argv)
 
     assert "--interactive --network host" in words
     assert "--volume /data/hf:/data/hf --volume /srv/models:/models" in words
@@ -53,18 +56,18 @@ def test_a_container_sees_what_those_of_the_cluster_see() -> None:
 
 def test_no_certificate_is_in_a_command_line() -> None:
     """It travels on standard input, with the program."""
-    request = chain.copy(
+    request = chain.copy_request(
         node="n1",
         root="/m",
-        manifest=Manifest([File("a", 1)], 1),
+        manifest=CopyManifest([ManifestFile("a", 1)], 1),
         certificate=CERTIFICATE,
         encrypt=True,
         streams=2,
         listen=("10.0.0.1", 1),
     )
 
-    assert CERTIFICATE.encode() in chain.program(request)
-    for where in (chain.on_node(INVENTORY), chain.in_image(INVENTORY, NODE)):
+    assert CERTIFICATE.encode() in chain.program_input(request)
+    for where in (chain.node_runtime(INVENTORY), chain.image_runtime(INVENTORY, NODE)):
         assert CERTIFICATE not in " ".join(where.argv)
 
 
@@ -78,28 +81,32 @@ def test_no_certificate_is_in_a_command_line() -> None:
 )
 def test_a_look_at_one_model_or_all(model: str, asked: dict[str, str]) -> None:
     """By name, by path, or whatever there is."""
-    said = chain.look(chain.on_node(INVENTORY), NODE, model=model)
+    said = chain.scan_request(chain.node_runtime(INVENTORY), NODE, model=model)
 
     assert said == {"verb": "look", "files": False, **asked}
 
 
 def test_orders_can_be_said() -> None:
     """Each is one line that reaches a program as it is."""
-    from launcher.ssh.envelope import spoken
+    from launcher.ssh.envelope import encode_line
 
-    orders = [chain.before([("n1", "10.0.0.1", 5)]), chain.give("127.0.0.1", 7), chain.simply("go")]
+    orders = [
+        chain.peers_order([("n1", "10.0.0.1", 5)]),
+        chain.give_order("127.0.0.1", 7),
+        chain.simple_order("go"),
+    ]
 
-    assert [json.loads(spoken(each))["order"] for each in orders] == ["before", "give", "go"]
+    assert [json.loads(encode_line(each))["order"] for each in orders] == ["before", "give", "go"]
 
 
 def test_what_a_node_says() -> None:
     """Fields that an event does not have are as if nothing had been said."""
-    said = chain.said("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
+    said = chain.parse_event("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
 
     assert (said.event, said.have, said.source, said.why) == ("progress", 5, "n0", "")
     for line in ("nonsense", '{"event": 5}', '{"have": 1}', '{"event": "x", "have": "much"}'):
         with pytest.raises(UnreadableAnswer, match="what n1 says of the copy"):
-            chain.said("n1", line)
+            chain.parse_event("n1", line)
 
 
 def test_an_answer_is_the_last_line() -> None:
@@ -109,7 +116,7 @@ def test_an_answer_is_the_last_line() -> None:
     with pytest.raises(UnreadableAnswer, match="n1 cannot do it: No such file"):
         chain.parse_removed(answer({"event": "failed", "why": "No such file"}, code=1))
     with pytest.raises(UnreadableAnswer) as caught:
-        chain.parse_look(Answer(node="n1", code=127, err="sh: python3: not found"))
+        chain.parse_models(Answer(node="n1", code=127, err="sh: python3: not found"))
 
     assert caught.value.evidence == "sh: python3: not found"
 
@@ -121,12 +128,12 @@ def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
     model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
     model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}
     seen = {"event": "seen", "free": 1}
-    good = chain.parse_look(answer({**seen, "models": [{**model, "revisions": [found]}]}))
+    good = chain.parse_models(answer({**seen, "models": [{**model, "revisions": [found]}]}))
     assert good.models[0].revisions[0].revision == "v1.0"
 
     model["revisions"] = [{**found, "revision": revision}]
     with pytest.raises(UnreadableAnswer, match="revision"):
-        chain.parse_look(answer({**seen, "models": [model]}))
+        chain.parse_models(answer({**seen, "models": [model]}))
 
 
 @pytest.mark.processes
@@ -136,14 +143,14 @@ def test_the_program_runs_from_what_is_sent(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text("{}")
     request = {"verb": "look", "path": str(tmp_path / "m"), "files": True, "room": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, *chain.on_node(INVENTORY).argv[1:]],
-        input=chain.program(request),
+        [sys.executable, *chain.node_runtime(INVENTORY).argv[1:]],
+        input=chain.program_input(request),
         capture_output=True,
         check=True,
         cwd=tmp_path,
         timeout=60,
     )
-    seen = chain.parse_look(Answer(node="n1", code=0, out=ran.stdout.decode()))
+    seen = chain.parse_models(Answer(node="n1", code=0, out=ran.stdout.decode()))
 
     assert seen.models[0].revisions[0].files[0][:2] == ("config.json", 2)
     assert seen.models[0].revisions[0].why == "no weights"

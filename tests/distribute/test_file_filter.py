@@ -6,7 +6,12 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.distribute.chain import Resolved
-from launcher.distribute.file_filter import FileFilter, choose, holders, missing
+from launcher.distribute.file_filter import (
+    FileFilter,
+    missing_bytes,
+    nodes_with_files,
+    select_files,
+)
 from tests.distribute.test_model_plan import hub, revision, seen
 
 NAME, COMMIT = "org/model", "1" * 40
@@ -25,7 +30,7 @@ def resolved(*files: tuple[str, int, str]) -> Resolved:
 
 
 def names(wish: FileFilter, *files: tuple[str, int, str]) -> list[str]:
-    return [row[0] for row in choose(NAME, resolved(*files), wish)]
+    return [row[0] for row in select_files(NAME, resolved(*files), wish)]
 
 
 def test_weights_come_in_safetensors_alone() -> None:
@@ -75,7 +80,7 @@ def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], said: str) -
 def test_nodes_that_have_all_of_it() -> None:
     """With the sizes that the hub tells, in this revision, and with no unfinished copy."""
     config = ("config.json", 100, GIT)
-    rows = choose(NAME, resolved(config, FILES[1]), FileFilter())
+    rows = select_files(NAME, resolved(config, FILES[1]), FileFilter())
     blobs = tuple((f"blobs/{digest}", size, 0, digest) for _, size, digest in rows)
     complete = revision(files=blobs)
     nodes = {
@@ -86,13 +91,13 @@ def test_nodes_that_have_all_of_it() -> None:
         "empty": seen(),
     }
 
-    assert holders(NAME, resolved(), rows, nodes) == ["complete"]
+    assert nodes_with_files(NAME, resolved(), rows, nodes) == ["complete"]
 
 
 def test_files_that_a_node_lacks() -> None:
     """Equal files count once; those of another revision are there."""
-    rows = choose(NAME, resolved(), FileFilter())
+    rows = select_files(NAME, resolved(), FileFilter())
     stored = revision("2" * 40, files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
 
-    assert missing(rows, seen()) == 5000 + 100 + 7
-    assert missing(rows, seen(hub(stored))) == 100 + 7
+    assert missing_bytes(rows, seen()) == 5000 + 100 + 7
+    assert missing_bytes(rows, seen(hub(stored))) == 100 + 7

@@ -18,7 +18,7 @@ from launcher.core.errors import ConnectError
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain, copying
-from launcher.distribute.members import Member, Part, Spread
+from launcher.distribute.members import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
 from tests.command_line import Cluster, FakeHeld
 from tests.image_tars import LAYERS, NAME, classic, sha
@@ -53,7 +53,7 @@ class Nodes:
         argv = command.argv
         if argv[3:4] == ("images",):
             return Answer(node=command.node, code=0, out=self.told(command.node))
-        if argv == chain.on_node(self.cluster.world.inventory).argv:
+        if argv == chain.node_runtime(self.cluster.world.inventory).argv:
             return self._program(command)
         if argv[0] == "docker" and argv[1] in ("pull", "tag"):
             self.docker.append((command.node, *argv[1:]))
@@ -109,7 +109,7 @@ class Nodes:
 def nodes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made = Nodes(cluster, tmp_path)
     cluster.world.answer = made.answer  # type: ignore[method-assign]
-    monkeypatch.setattr("launcher.distribute.node.main._end_with_input", lambda: None)
+    monkeypatch.setattr("launcher.distribute.node.main._exit_with_input", lambda: None)
     cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
     for machine in cluster.world.machines.values():
         machine.images = {NAME: json_of(NAME, DIFFS)}
@@ -117,28 +117,30 @@ def nodes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[Part]]:
+def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[MemberSpec]]:
     """What `spread` is called with, each time; then all have the image, unless Docker is told to
     lose it.
     """
-    called: list[list[Part]] = []
+    called: list[list[MemberSpec]] = []
 
-    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+    def fake(
+        parts: list[MemberSpec], connections: Any, *, total: int
+    ) -> Generator[Event, None, CopyResult]:
         called.append(list(parts))
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
         held = FakeHeld([])
-        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
         for each in parts[1:]:
             if nodes.loads:
                 nodes.has(each.name, NAME)
-        return Spread(seconds=2.0, members=members)
+        return CopyResult(seconds=2.0, members=members)
 
     monkeypatch.setattr(copying, "spread", fake)
     return called
 
 
-def requests(parts: list[Part]) -> list[dict[str, Any]]:
+def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
     """What each program is asked."""
     return [json.loads(each.command.stdin())["request"] for each in parts if each.command.stdin]
 
@@ -187,7 +189,7 @@ def test_a_dry_run_says_who_gets_what(nodes: Nodes) -> None:
     assert nodes.cluster.held == []
 
 
-def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """Only what is missing travels; the source has its blobs below a folder of its own, and nothing
     of it is left there.
     """
@@ -208,7 +210,7 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -
     assert target["root"].startswith("/var/tmp/vlaunch-0/c/gpu01/")
     assert target["rate"] == 10_000_000
     assert source["certificate"] == target["certificate"]
-    assert f"copying {NAME}" in " ".join(chains[0][1].command.before)
+    assert f"copying {NAME}" in " ".join(chains[0][1].command.preamble)
     assert [each["verb"] for each in nodes.asked] == ["export", "drop"]
     assert not (nodes.folder / "var").joinpath("tmp", "vlaunch-0").exists()
     done = ran.events[-1]["data"]
@@ -216,7 +218,7 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[Part]]) -
     assert nodes.cluster.trace[-1] == "free"
 
 
-def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """What was copied is compared, whatever Docker said."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.loads = False
@@ -236,7 +238,7 @@ def test_nothing_to_copy(nodes: Nodes) -> None:
     assert nodes.asked == []
 
 
-def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """Nothing goes anywhere."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.saved = b"something else"
@@ -248,7 +250,7 @@ def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[Part]]) -
     assert chains == []
 
 
-def test_one_node_pulls(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_one_node_pulls(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """By default the head; the others get it from there."""
     ran = nodes.cluster.run("image", "pull")
 
@@ -267,7 +269,7 @@ def test_words_that_make_no_sense(nodes: Nodes) -> None:
     assert nodes.cluster.commands == []
 
 
-def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """Is all that a node gets that has it under another one."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.images["gpu02"] = [json_of("mirror/b:1", DIFFS)]
@@ -280,7 +282,9 @@ def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[Part]]) 
     assert (chains, nodes.asked) == ([], [])
 
 
-def test_up_has_nodes_give_each_other_the_image(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_up_has_nodes_give_each_other_the_image(
+    nodes: Nodes, chains: list[list[MemberSpec]]
+) -> None:
     """Nobody pulls what one has; what a script cannot do, a dry run says."""
     cluster = nodes.cluster
     cluster.write(cluster.path.read_text() + "image_source: nodes\n")
@@ -297,7 +301,7 @@ def test_up_has_nodes_give_each_other_the_image(nodes: Nodes, chains: list[list[
     assert [each["kind"] for each in ran.events].count("done") == 1
 
 
-def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[Part]]) -> None:
+def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     """Where nobody has the image."""
     cluster = nodes.cluster
     cluster.write(cluster.path.read_text() + "image_source: nodes\n")

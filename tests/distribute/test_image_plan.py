@@ -10,8 +10,8 @@ import pytest
 from launcher.core.errors import NodeError, RequestError
 from launcher.distribute.chain import Exported
 from launcher.distribute.image_plan import check_source, check_targets, plan_files, plan_image
-from launcher.distribute.image_store import Store
-from launcher.distribute.model_plan import Copying
+from launcher.distribute.image_store import ImageStore
+from launcher.distribute.model_plan import CopyPlan
 from launcher.tools.docker import Image
 
 GIB = 2**30
@@ -31,10 +31,10 @@ def image(*names: str, identity: str = "i", layers: tuple[str, ...] = LAYERS) ->
     )
 
 
-def store(*images: Image, **more: Any) -> Store:
+def store(*images: Image, **more: Any) -> ImageStore:
     about = {"free": 100 * GIB, "scratch": 100 * GIB, "python": (3, 11)}
     folders = {"folder": "/var/tmp/vlaunch-0/c/n", "top": "/var/tmp/vlaunch-0"}
-    return Store(**{**folders, **about, "images": images, **more})
+    return ImageStore(**{**folders, **about, "images": images, **more})
 
 
 PATHS = tuple(f"blobs/sha256/{layer}" for layer in LAYERS)
@@ -44,7 +44,7 @@ EXPORTED = Exported(
 )
 
 
-def plan_targets(seen: dict[str, Store]) -> Copying:
+def plan_targets(seen: dict[str, ImageStore]) -> CopyPlan:
     """Plan a copy, and check the room on its targets."""
     plan = plan_image("x:1", seen)
     copying = plan_files(plan, EXPORTED)
@@ -62,10 +62,10 @@ def test_nodes_that_lack_it_are_one_chain() -> None:
     }
     plan = plan_image("x:1", seen)
 
-    assert (plan.source, plan.complete) == ("n1", ("n1", "n4"))
-    assert (plan.lacking, plan.has) == (("n2", "n3"), 2)
-    assert plan_image("x:1", {**seen, "n5": store()}).has == 0
-    assert plan.tagged == "x:1"
+    assert (plan.source, plan.complete_nodes) == ("n1", ("n1", "n4"))
+    assert (plan.receivers, plan.common_layers) == (("n2", "n3"), 2)
+    assert plan_image("x:1", {**seen, "n5": store()}).common_layers == 0
+    assert plan.tagged_name == "x:1"
 
 
 def test_only_some_nodes_shall_have_it() -> None:
@@ -74,7 +74,7 @@ def test_only_some_nodes_shall_have_it() -> None:
     plan = plan_image("x", seen, targets=["n3"])
 
     assert (plan.source, plan.targets) == ("n2", ("n3",))
-    assert plan.tagged == "x:latest"
+    assert plan.tagged_name == "x:latest"
 
 
 def test_containerds_store_gets_all_layers() -> None:
@@ -82,7 +82,7 @@ def test_containerds_store_gets_all_layers() -> None:
     base = image("base:1", layers=LAYERS[:2], identity="base")
     seen = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
 
-    assert plan_image("x:1", seen).has == 0
+    assert plan_image("x:1", seen).common_layers == 0
 
 
 def test_layers_that_all_have_are_not_sent() -> None:
@@ -92,8 +92,8 @@ def test_layers_that_all_have_are_not_sent() -> None:
     copying = plan_files(plan, EXPORTED)
 
     assert [each.name for each in copying.manifest.files] == ["manifest.json", PATHS[2]]
-    assert [each.sum for each in copying.manifest.files] == ["", LAYERS[2]]
-    assert (copying.targets, copying.missing) == (("n2",), {"n2": GIB + 1000})
+    assert [each.digest for each in copying.manifest.files] == ["", LAYERS[2]]
+    assert (copying.targets, copying.missing_bytes) == (("n2",), {"n2": GIB + 1000})
     again = replace(EXPORTED, layers=(*PATHS, PATHS[0]))
     assert PATHS[0] in [each.name for each in plan_files(plan, again).manifest.files]
 
@@ -185,7 +185,7 @@ def test_the_same_image_under_another_name_is_only_named() -> None:
     seen = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
     copying = plan_image("x:1", seen)
 
-    assert copying.lacking == ()
+    assert copying.receivers == ()
     assert copying.unnamed == {"n2": image("x:1").id}
     assert copying.targets == ("n2",)
 

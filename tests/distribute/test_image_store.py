@@ -12,7 +12,7 @@ import pytest
 
 from launcher.core.errors import UnreadableAnswer
 from launcher.distribute import image_store
-from launcher.distribute.image_store import Store, is_named
+from launcher.distribute.image_store import ImageStore, is_named
 from launcher.tools.docker import Image
 from tests.simulated import image_json
 
@@ -38,10 +38,10 @@ def docker(tmp_path: Path) -> Path:
     return path
 
 
-def asked(docker: Path, scratch: Path) -> Store:
-    argv = image_store.ask((str(docker),), cluster="c", node="n", scratch=str(scratch))
+def asked(docker: Path, scratch: Path) -> ImageStore:
+    argv = image_store.query_argv((str(docker),), cluster="c", node="n", scratch=str(scratch))
     ran = subprocess.run(argv, capture_output=True, text=True, check=True)
-    return image_store.parse(ran.stdout, cluster="c", node="n", scratch=str(scratch))
+    return image_store.parse_store(ran.stdout, cluster="c", node="n", scratch=str(scratch))
 
 
 def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
     store = asked(docker, tmp_path / "not" / "there")
 
     assert [each.id for each in store.images] == [image_json(name)["Id"] for name in ("a:1", "b:1")]
-    assert (store.version, store.containerd, store.trouble) == ("26.1.5", False, "")
+    assert (store.docker_version, store.containerd, store.docker_error) == ("26.1.5", False, "")
     assert store.same_disk
     assert store.free > 0
-    assert store.scratch > 0
+    assert store.scratch_free > 0
     assert store.python >= (3, 8)
     assert store.unfinished == 0
     left = Path(store.folder)
@@ -77,9 +77,9 @@ def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
     docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     store = asked(docker, tmp_path)
 
-    assert "Cannot connect" in store.trouble
+    assert "Cannot connect" in store.docker_error
     assert store.images == ()
-    assert store.scratch > 0
+    assert store.scratch_free > 0
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_read(text: str) -> None:
     """Is an error, not a node without images."""
     with pytest.raises(UnreadableAnswer):
-        image_store.parse(text, cluster="c", node="n")
+        image_store.parse_store(text, cluster="c", node="n")
 
 
 def _image(*names: str, layers: tuple[str, ...] = (), **more: Any) -> Image:
@@ -122,10 +122,10 @@ def test_a_name_with_a_digest() -> None:
 
 def test_layers_count_from_the_lowest_on() -> None:
     """One that lies on another one than here is kept as another one."""
-    store = Store(
+    store = ImageStore(
         folder="", top="", images=(_image(layers=("a", "b", "x")), _image(layers=("c", "d")))
     )
 
-    assert store.has_layers(["a", "b", "c", "d"]) == 2
-    assert store.has_layers(["b", "c"]) == 0
-    assert store.has_layers(["c", "d"]) == 2
+    assert store.count_layers(["a", "b", "c", "d"]) == 2
+    assert store.count_layers(["b", "c"]) == 0
+    assert store.count_layers(["c", "d"]) == 2

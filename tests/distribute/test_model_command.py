@@ -20,7 +20,7 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain, copying
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import Member, Part, Spread
+from launcher.distribute.run_copy import MemberProgress, MemberSpec, CopyResult
 from tests.command_line import Cluster, FakeHeld
 
 COMMIT = "1" * 40
@@ -42,7 +42,7 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
     simulated = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:
-        if command.argv != chain.on_node(cluster.world.inventory).argv:
+        if command.argv != chain.node_runtime(cluster.world.inventory).argv:
             return simulated(command)
         assert command.stdin is not None
         said = io.StringIO()
@@ -135,24 +135,26 @@ def test_nothing_to_copy(nodes: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
     """What `spread` is called with; of all nodes but the last one it says that they have it now."""
-    called: list[Part] = []
+    called: list[MemberSpec] = []
 
-    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+    def fake(
+        parts: list[MemberSpec], connections: Any, *, total: int
+    ) -> Generator[Event, None, CopyResult]:
         called.extend(parts)
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
         held = FakeHeld([])
-        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
+        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
         members[parts[-1].name].failed = "No space left on device"
-        return Spread(seconds=2.0, members=members)
+        return CopyResult(seconds=2.0, members=members)
 
     monkeypatch.setattr(copying, "spread", fake)
     return called
 
 
-def requests(parts: list[Part]) -> list[dict[str, Any]]:
+def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
     """What each program is asked."""
     return [
         json.loads(each.command.stdin())["request"]
@@ -161,7 +163,9 @@ def requests(parts: list[Part]) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_path: Path) -> None:
+def test_a_model_goes_along_the_chain(
+    nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
+) -> None:
     """Each node writes into its own home and serves at its own address; all have one key, which is
     in no command line. Who did not get it fails the command.
     """
@@ -176,9 +180,9 @@ def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_pat
     assert asked[1]["refs"] == [["refs/main", COMMIT]]
     assert (asked[1]["rate"], asked[1]["label"]) == (10_000_000, COMMIT)
     assert asked[0]["certificate"] == asked[1]["certificate"]
-    assert all(asked[0]["certificate"] not in " ".join(part.command.words) for part in parts)
-    assert parts[0].command.before == ()
-    assert "copying org/m" in " ".join(parts[1].command.before)
+    assert all(asked[0]["certificate"] not in " ".join(part.command.full_argv) for part in parts)
+    assert parts[0].command.preamble == ()
+    assert "copying org/m" in " ".join(parts[1].command.preamble)
     assert ran.code == 1
     assert "gpu01: does not have org/m" in ran.err
     assert "No space left on device" in ran.err
@@ -186,7 +190,7 @@ def test_a_model_goes_along_the_chain(nodes: Cluster, parts: list[Part], tmp_pat
     assert nodes.trace[-1] == "free"
 
 
-def test_a_folder_of_this_machine(nodes: Cluster, parts: list[Part], tmp_path: Path) -> None:
+def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_path: Path) -> None:
     """It has no address: it brings its files. Where it goes has to be said when homes differ."""
     plain(tmp_path / "mine")
     ran = nodes.run("model", "copy", "./mine")
@@ -194,8 +198,8 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[Part], tmp_path: P
     nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
     nodes.run("model", "copy", "./mine")
 
-    assert [each.name for each in parts] == [chain.HERE, "gpu01", "gpu02"]
-    assert [each.gives for each in parts] == [True, False, False]
+    assert [each.name for each in parts] == [chain.THIS_MACHINE, "gpu01", "gpu02"]
+    assert [each.pushes for each in parts] == [True, False, False]
     asked = requests(parts)
     assert "listen" not in asked[0]
     assert asked[0]["root"] == str(tmp_path / "mine")

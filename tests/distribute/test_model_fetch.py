@@ -16,7 +16,7 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain, copying
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import Member, Part, Spread
+from launcher.distribute.run_copy import MemberProgress, MemberSpec, CopyResult
 from tests.command_line import Cluster, FakeHeld, Ran
 from tests.distribute.test_model_command import COMMIT, home, in_hub, requests
 
@@ -36,7 +36,7 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
     for machine in cluster.world.machines.values():
         machine.images = {"x:1": next(iter(machine.images.values()))}
     simulated = cluster.world.answer
-    words = chain.on_node(cluster.world.inventory).argv[2]
+    words = chain.node_runtime(cluster.world.inventory).argv[2]
 
     def answer(command: Command) -> Answer | None:
         if words not in command.argv or command.stdin is None:
@@ -55,19 +55,21 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 
 @pytest.fixture
-def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
     """What `spread` is called with; then all have the model."""
-    called: list[Part] = []
+    called: list[MemberSpec] = []
 
-    def fake(parts: list[Part], connections: Any, *, total: int) -> Generator[Event, None, Spread]:
+    def fake(
+        parts: list[MemberSpec], connections: Any, *, total: int
+    ) -> Generator[Event, None, CopyResult]:
         called.extend(parts)
         assert nodes.world.verbs() == []  # no server is asked for before
         yield Event(kind="wait", stage="copy", text="moving")
         for machine in nodes.world.machines.values():
             machine.config = CONFIG
         held = FakeHeld([])
-        members = {each.name: Member(held=held, received=total) for each in parts}  # type: ignore[arg-type]
-        return Spread(seconds=2.0, members=members)
+        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
+        return CopyResult(seconds=2.0, members=members)
 
     monkeypatch.setattr(copying, "spread", fake)
     return called
@@ -78,7 +80,7 @@ def serve(nodes: Cluster, *words: str) -> Ran:
     return nodes.run(*asked)
 
 
-def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[Part]) -> None:
+def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[MemberSpec]) -> None:
     """The node that would download it is named, and the command that copies it."""
     ran = serve(nodes)
 
@@ -87,7 +89,7 @@ def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[Part]) -
 
 
 @pytest.mark.parametrize("how", ["--fetch", "models: {spread: auto}"])
-def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[Part], how: str) -> None:
+def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[MemberSpec], how: str) -> None:
     """From the node that has it; then the server is asked for."""
     if how != "--fetch":
         nodes.write(nodes.path.read_text() + how + "\n")
@@ -101,14 +103,14 @@ def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[Part], how: 
     assert [each["stage"] for each in ran.events if each["kind"] == "done"] == ["serve"]
 
 
-def test_only_nodes_that_load_it(nodes: Cluster, parts: list[Part]) -> None:
+def test_only_nodes_that_load_it(nodes: Cluster, parts: list[MemberSpec]) -> None:
     """A server of gpu01 alone needs nothing."""
     ran = serve(nodes, "--fetch", "--backend", "mp", "--nodes", "gpu01")
 
     assert (ran.code, parts) == (0, [])
 
 
-def test_what_runs_is_left_alone(nodes: Cluster, parts: list[Part]) -> None:
+def test_what_runs_is_left_alone(nodes: Cluster, parts: list[MemberSpec]) -> None:
     """It is watched."""
     assert serve(nodes).code == 0
     ran = serve(nodes, "--fetch")
@@ -117,7 +119,7 @@ def test_what_runs_is_left_alone(nodes: Cluster, parts: list[Part]) -> None:
     assert "runs already" in ran.err
 
 
-def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[Part]) -> None:
+def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[MemberSpec]) -> None:
     """And how to see more."""
     ran = serve(nodes, "--fetch", "--dry-run")
 
@@ -126,7 +128,7 @@ def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[Part]) -> None:
 
 
 def test_a_half_finished_copy_is_refused(
-    nodes: Cluster, parts: list[Part], monkeypatch: pytest.MonkeyPatch
+    nodes: Cluster, parts: list[MemberSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command that finishes it; the flag does so itself."""
     real = type(nodes.world)._model
@@ -148,7 +150,7 @@ def test_a_half_finished_copy_is_refused(
 
 
 def test_what_no_node_has_is_downloaded_once(
-    nodes: Cluster, parts: list[Part], tmp_path: Path
+    nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
 ) -> None:
     """By one of its nodes; a hub that refuses ends it before a server is asked for."""
     nodes.world.machines["gpu01"].config = None
@@ -175,7 +177,7 @@ def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [(), ("--plan", "auto")])
 def test_what_would_refuse_the_server_is_told_before_anything_moves(
-    nodes: Cluster, parts: list[Part], how: tuple[str, ...]
+    nodes: Cluster, parts: list[MemberSpec], how: tuple[str, ...]
 ) -> None:
     """A port that is taken needs no hours to be found; that the model is not there is no reason."""
     nodes.world.machines["gpu01"].listening = (22, 8000)

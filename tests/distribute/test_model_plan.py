@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.core.errors import RequestError
-from launcher.distribute.chain import HERE, Model, Revision, Seen
-from launcher.distribute.model_plan import chunk, in_order, plan_copy
+from launcher.distribute.chain import THIS_MACHINE, NodeModels, Revision, StoredModel
+from launcher.distribute.model_plan import chain_order, choose_chunk_size, plan_copy
 
 NAME = "org/model"
 BLOB, SMALL = "a" * 64, "b" * 40
@@ -37,7 +37,7 @@ def revision(commit: str = COMMIT, **changes: Any) -> Revision:
     return Revision(**{**said, **changes})
 
 
-def hub(*revisions: Revision, **changes: Any) -> Model:
+def hub(*revisions: Revision, **changes: Any) -> StoredModel:
     said: dict[str, Any] = {
         "name": NAME,
         "root": "/hf/hub/models--org--model",
@@ -49,11 +49,11 @@ def hub(*revisions: Revision, **changes: Any) -> Model:
         "downloading": 0,
         "left_over": 0,
     }
-    return Model(**{**said, **changes})
+    return StoredModel(**{**said, **changes})
 
 
-def seen(*models: Model, free: int = 100 * GB) -> Seen:
-    return Seen(models=models, free=free)
+def seen(*models: StoredModel, free: int = 100 * GB) -> NodeModels:
+    return NodeModels(models=models, free=free)
 
 
 def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
@@ -61,9 +61,9 @@ def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
     copying = plan_copy(NAME, {"a": seen(), "b": seen(hub()), "c": seen(), "d": seen(hub())})
 
     assert (copying.source, copying.targets) == ("b", ("c", "a"))
-    assert copying.complete == ("b", "d")
-    assert copying.missing == {"a": 5 * GB + 100, "c": 5 * GB + 100}
-    assert [each.sum for each in copying.manifest.files] == [SMALL, BLOB]
+    assert copying.complete_nodes == ("b", "d")
+    assert copying.missing_bytes == {"a": 5 * GB + 100, "c": 5 * GB + 100}
+    assert [each.digest for each in copying.manifest.files] == [SMALL, BLOB]
     assert copying.links == revision().links
     assert copying.refs == (("refs/main", COMMIT),)
     assert copying.label == COMMIT
@@ -77,15 +77,15 @@ def test_who_has_most_goes_first() -> None:
     copying = plan_copy(NAME, {"a": seen(hub()), "b": seen(), "c": seen(hub(part))})
 
     assert copying.targets == ("c", "b")
-    assert copying.missing == {"b": 5 * GB + 100, "c": 100}
+    assert copying.missing_bytes == {"b": 5 * GB + 100, "c": 100}
 
 
 def test_names_that_follow_each_other_are_neighbours() -> None:
     """From the source round: each rack is entered once and left once; numbers are numbers."""
     names = ("r2-n9", "r1-n2", "head", "r1-n10", "r2-n1")
 
-    assert in_order(names, "r1-n3") == ("r1-n10", "r2-n1", "r2-n9", "head", "r1-n2")
-    assert in_order(names, HERE) == ("head", "r1-n2", "r1-n10", "r2-n1", "r2-n9")
+    assert chain_order(names, "r1-n3") == ("r1-n10", "r2-n1", "r2-n9", "head", "r1-n2")
+    assert chain_order(names, THIS_MACHINE) == ("head", "r1-n2", "r1-n10", "r2-n1", "r2-n9")
 
 
 def test_nothing_is_to_be_done_where_all_have_it() -> None:
@@ -113,7 +113,7 @@ def test_a_folders_files_count_by_name_size_and_time() -> None:
     )
 
     copying = plan_copy(path, {"a": seen(there), "b": seen(older), "c": seen(there)}, source="a")
-    assert (copying.targets, copying.missing) == (("b",), {"b": GB})
+    assert (copying.targets, copying.missing_bytes) == (("b",), {"b": GB})
     assert (copying.refs, copying.label) == ((), "files")
 
 
@@ -160,7 +160,7 @@ def test_only_those_that_are_meant() -> None:
 
 def test_chunks_are_larger_where_there_are_many() -> None:
     """A bound on how many there are."""
-    assert (chunk(10 * GB), chunk(700 * GB)) == (2**20, 2**22)
+    assert (choose_chunk_size(10 * GB), choose_chunk_size(700 * GB)) == (2**20, 2**22)
 
 
 def test_a_file_that_leads_out_of_its_folder() -> None:

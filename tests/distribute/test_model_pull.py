@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.distribute import chain
-from launcher.distribute.run_copy import Part
+from launcher.distribute.run_copy import MemberSpec
 from launcher.ssh.fleet import Line
 from tests.command_line import Cluster
 from tests.distribute.test_model_command import COMMIT, FILES, home, in_hub, nodes, parts, requests
@@ -32,10 +32,13 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
     downloads: list[Command] = []
 
     def answer(command: Command) -> Answer | None:
-        if command.argv == chain.on_node(nodes.world.inventory).argv and command.stdin is not None:
+        if (
+            command.argv == chain.node_runtime(nodes.world.inventory).argv
+            and command.stdin is not None
+        ):
             request = json.loads(command.stdin())["request"]
             last = nodes.held[-1] if nodes.held else command
-            if "downloading org/m" in " ".join(last.before) and last not in downloads:
+            if "downloading org/m" in " ".join(last.preamble) and last not in downloads:
                 downloads.append(last)
                 in_hub(home(tmp_path, last.node))
             if request["verb"] == "resolve":
@@ -49,7 +52,7 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_one_node_downloads_for_all(
-    nodes: Cluster, hub: dict[str, Any], parts: list[Part], tmp_path: Path
+    nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec], tmp_path: Path
 ) -> None:
     """The head, unless another one is named; then it is copied from there. The token is in no
     command line, nor in any output.
@@ -64,18 +67,18 @@ def test_one_node_downloads_for_all(
     assert (request["verb"], request["token"], request["ref"]) == ("download", TOKEN, "main")
     assert sorted(request["files"]) == sorted(FILES)
     assert request["hub"] == f"{home(tmp_path, 'gpu01')}/hub"
-    assert "downloading org/m" in " ".join(fetches.before)
+    assert "downloading org/m" in " ".join(fetches.preamble)
     assert [each.name for each in parts] == ["gpu01", "gpu02"]
     assert requests(parts)[1]["refs"] == [["refs/main", COMMIT]]
     assert "5 MiB downloaded" in ran.err
-    assert TOKEN not in " ".join(word for each in nodes.held for word in each.words)
+    assert TOKEN not in " ".join(word for each in nodes.held for word in each.full_argv)
     assert TOKEN not in ran.out + ran.err
     nodes.run("model", "pull", "org/m", "--node", "gpu02")
     assert hub["asked"]["node"] == "gpu02"
 
 
 def test_a_download_for_one_node_is_compared(
-    nodes: Cluster, hub: dict[str, Any], parts: list[Part]
+    nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
 ) -> None:
     """With the hub's digests, by a copy without targets."""
     nodes.run("model", "pull", "org/m", "--to", "gpu01")
@@ -83,7 +86,9 @@ def test_a_download_for_one_node_is_compared(
     assert [(each["source"], each["alone"]) for each in requests(parts)] == [(True, True)]
 
 
-def test_a_download_that_fails(nodes: Cluster, hub: dict[str, Any], parts: list[Part]) -> None:
+def test_a_download_that_fails(
+    nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
+) -> None:
     """Is told with its reason, and nothing is copied."""
     failed = json.dumps({"event": "failed", "why": "LocalEntryNotFoundError: no route"})
     nodes.lock[1] = Line(node="gpu01", text=failed)
@@ -106,7 +111,7 @@ def test_a_dry_run_says_what_would_come(nodes: Cluster, hub: dict[str, Any]) -> 
 
 
 def test_what_a_node_has_is_not_downloaded(
-    nodes: Cluster, hub: dict[str, Any], parts: list[Part], tmp_path: Path
+    nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec], tmp_path: Path
 ) -> None:
     """It is copied from there; where all have it, nothing is done."""
     in_hub(home(tmp_path, "gpu02"))

@@ -19,7 +19,7 @@ import pytest
 from launcher.app import issue_certificates
 from launcher.core.errors import NodeError, VlaunchError
 from launcher.distribute import run_copy as spreading
-from launcher.distribute.node.files import Manifest
+from launcher.distribute.node.files import CopyManifest
 from launcher.distribute.node.secure import Tls
 from tests.chains import (
     CHUNK,
@@ -148,7 +148,7 @@ def test_a_hanging_node_is_stepped_over(chain: Chain, monkeypatch: pytest.Monkey
     """Its connections stand, and nothing comes: after some seconds the others go on without it,
     and the launcher gives it up.
     """
-    monkeypatch.setattr(spreading, "SILENT", 3.0)
+    monkeypatch.setattr(spreading, "SILENCE_TIMEOUT", 3.0)
     chain.rate = SLOWLY
     came = chain.run(at=when(0.4, lambda: chain.kill("n2", signal.SIGSTOP)))
 
@@ -217,7 +217,7 @@ def test_a_file_that_is_not_what_was_published_goes_nowhere(chain: Chain) -> Non
         for each in rows(chain.roots["n0"])
     ]
     with pytest.raises(NodeError) as caught:
-        chain.run(Manifest(files, CHUNK))
+        chain.run(CopyManifest(files, CHUNK))
 
     assert "model-2.safetensors is not what was published" in caught.value.evidence
     assert content(chain.roots["n1"]) == {}
@@ -265,7 +265,7 @@ def test_other_programs_get_nothing(chain: Chain) -> None:
             socket.create_connection(("127.0.0.1", port), 5) as sock,
             pytest.raises(ssl.SSLCertVerificationError),
         ):
-            Tls(issue_certificates.make("copy")).connect(sock, 5.0)
+            Tls(issue_certificates.make_certificate("copy")).connect(sock, 5.0)
 
     result = chain.run(at=connect)
 

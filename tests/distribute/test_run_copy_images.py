@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.distribute.members import Part
+from launcher.distribute.members import MemberSpec
 from launcher.distribute.node import images
-from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 from tests.chains import CHUNK, Chain, when
 from tests.image_tars import NAME, sha, tar_of
 
@@ -34,12 +34,12 @@ class Images(Chain):
         root, top = str(self.roots["n0"]), str(self.base / "n0")
         (self.base / "n0").chmod(0o700)
         asked = {"of": "1", "root": root, "top": top, "need": 1, "save": ["cat", str(saved)]}
-        self.exported = images.export(asked)
+        self.exported = images.export_image(asked)
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> CopyManifest:
         """What is copied."""
-        return Manifest([File(*row) for row in self.exported["files"]], CHUNK)
+        return CopyManifest([ManifestFile(*row) for row in self.exported["files"]], CHUNK)
 
     def given(self, name: str) -> Path:
         """What a node's Docker was given."""
@@ -59,12 +59,12 @@ class Images(Chain):
     def _part(
         self,
         name: str,
-        manifest: Manifest,
+        manifest: CopyManifest,
         source: str,
         links: list[list[str]],
         gives: bool,
         more: dict[str, Any],
-    ) -> Part:
+    ) -> MemberSpec:
         script = "echo no space left >&2; exit 1" if name == self.refuses else 'cat > "$0"'
         top = self.roots[name].parent
         top.chmod(0o700)
@@ -94,8 +94,8 @@ def test_every_docker_is_given_the_image(chain: Images) -> None:
 
     assert came.failed == {}
     assert [chain.has_it(name) for name in chain.names[1:]] == [True] * 3
-    assert came.members["n3"].received == chain.manifest.bytes
-    assert came.members["n0"].sent == chain.manifest.bytes
+    assert came.members["n3"].received == chain.manifest.total_bytes
+    assert came.members["n0"].sent == chain.manifest.total_bytes
 
 
 def test_a_killed_node_goes_on_the_next_time(chain: Images) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_node_goes_on_the_next_time(chain: Images) -> None:
     assert [chain.has_it(name) for name in ("n1", "n2", "n3")] == [False, True, True]
     again = chain.run(chain.manifest, names=["n0", "n1"])
     assert chain.has_it("n1")
-    assert 0 < again.members["n1"].received < 0.9 * chain.manifest.bytes
+    assert 0 < again.members["n1"].received < 0.9 * chain.manifest.total_bytes
 
 
 def test_a_docker_that_refuses_is_named(chain: Images) -> None:

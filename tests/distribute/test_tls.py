@@ -13,7 +13,10 @@ import pytest
 from launcher.app import issue_certificates
 from launcher.distribute import tls
 
-OURS, FOREIGN = issue_certificates.make("run"), issue_certificates.make("another run")
+OURS, FOREIGN = (
+    issue_certificates.make_certificate("run"),
+    issue_certificates.make_certificate("another run"),
+)
 
 
 def run_both(
@@ -86,7 +89,7 @@ def test_a_client_needs_the_private_key(own: str) -> None:
 def test_an_expired_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused even when both sides have the same one."""
     monkeypatch.setattr(issue_certificates, "_UNTIL", datetime(2020, 1, 1, tzinfo=timezone.utc))
-    expired = tls.contexts(issue_certificates.make("run"))
+    expired = tls.contexts(issue_certificates.make_certificate("run"))
     server, client = run_both(expired[0], expired[1].wrap_socket)
 
     assert client == "its certificate is not this run's: certificate has expired"

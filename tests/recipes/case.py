@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
 from launcher.recipes import library
-from launcher.recipes.library import Hardware, hardware_named
+from launcher.recipes.library import Hardware, find_hardware
 from launcher.recipes.schema import Recipe
 
 FILE = Path(__file__).parents[1] / "fixtures" / "recipes" / "dense.yaml"
@@ -15,12 +15,12 @@ FILE = Path(__file__).parents[1] / "fixtures" / "recipes" / "dense.yaml"
 
 def recipe() -> Recipe:
     """The made-up recipe."""
-    return library.read_file(FILE)
+    return library.read_recipe(FILE)
 
 
 def hardware(name: str, accelerator: str = "nvidia") -> Hardware:
     """Hardware of the packaged recipes."""
-    return hardware_named(name, library.load().hardware_of(accelerator))
+    return find_hardware(name, library.load_library().hardware_by_name(accelerator))
 
 
 def nodes(more: str = "", image: str = "vllm/vllm-openai:v0.32.0") -> Inventory:

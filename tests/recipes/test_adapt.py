@@ -10,7 +10,7 @@ import pytest
 from launcher.core import redaction
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
-from launcher.recipes.adapt import Adapted, adapt
+from launcher.recipes.adapt import AdaptedCommand, adapt_command
 from launcher.recipes.vllm_command import VllmCommand, parse_pasted
 from launcher.tools import vllm
 from tests.recipes import case
@@ -25,9 +25,9 @@ def adapted(
     *args: str,
     replicas: int = 1,
     backend: str = "mp",
-) -> Adapted:
+) -> AdaptedCommand:
     """Adapt a pasted command."""
-    return adapt(
+    return adapt_command(
         parse_pasted(text),
         inventory or case.nodes(),
         args=args,
@@ -195,7 +195,7 @@ def test_the_version_of_an_image(version: str, image: str, notes: list[str]) -> 
     """Is compared by its tag; where that is impossible, a note says so."""
     command = VllmCommand(origin="the recipe r", model="m", version=version)
     inventory = case.nodes(image=image)
-    found = adapt(command, inventory, args=(), replicas=1, backend="mp")
+    found = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
 
     assert len(found.notes) == len(notes)
     assert all(map(re.search, notes, found.notes))
@@ -205,15 +205,15 @@ def test_an_old_image_and_a_named_one() -> None:
     """The hint has the recipe's image; another image alone is a note."""
     command = VllmCommand(origin="the recipe r", model="m", version="0.33", image="acme/vllm:x")
     with pytest.raises(RequestError) as raised:
-        adapt(command, case.nodes(), args=(), replicas=1, backend="mp")
+        adapt_command(command, case.nodes(), args=(), replicas=1, backend="mp")
     assert "needs vLLM 0.33, and the cluster's image is vllm/vllm-openai" in raised.value.evidence
     assert raised.value.hint == "set `image:` to acme/vllm:x, then run `vlaunch up`"
 
     inventory = case.nodes(image="vllm/vllm-openai:v0.33.0")
-    found = adapt(command, inventory, args=(), replicas=1, backend="mp")
+    found = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
     assert "names the image acme/vllm:x" in found.notes[0]
     latest = replace(command, image="vllm/vllm-openai:latest")
-    assert adapt(latest, inventory, args=(), replicas=1, backend="mp").notes == []
+    assert adapt_command(latest, inventory, args=(), replicas=1, backend="mp").notes == []
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import package_recipes
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.errors import RequestError
 from launcher.recipes import library
-from launcher.recipes.adapt import adapt
-from launcher.recipes.library import hardware_named, hardware_of_gpus
-from launcher.recipes.merge import merge
+from launcher.recipes.adapt import adapt_command
+from launcher.recipes.library import find_hardware, match_hardware
+from launcher.recipes.merge import merge_recipe
 from launcher.recipes.schema import Recipe
 from launcher.tools.host import Gpu
 from tests.recipes import case
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "launcher" / "recipes" / "data"
-NVIDIA = library.load().hardware_of("nvidia")
+NVIDIA = library.load_library().hardware_by_name("nvidia")
 
 
 @pytest.mark.parametrize(
@@ -39,48 +39,48 @@ NVIDIA = library.load().hardware_of("nvidia")
 def test_names_of_drivers(gpu: str, count: int, name: str | None) -> None:
     """The profile with so many GPUs, else the largest with fewer."""
     gpus = [Gpu(index=0, name=gpu, memory_total=80_000, memory_used=0, driver="580")]
-    found = hardware_of_gpus(gpus, count, NVIDIA)
+    found = match_hardware(gpus, count, NVIDIA)
 
     assert (found and found.name) == name
 
 
 def test_no_gpus() -> None:
     """Nodes may report none."""
-    assert hardware_of_gpus([], 8, NVIDIA) is None
+    assert match_hardware([], 8, NVIDIA) is None
 
 
 def test_unknown_names_of_hardware() -> None:
     """Only hardware of the inventory's accelerator is offered."""
-    assert hardware_named("h200", NVIDIA).generation == "hopper"
+    assert find_hardware("h200", NVIDIA).generation == "hopper"
     with pytest.raises(
         RequestError, match=r"no hardware `h20` of this kind; did you mean `h200`\?"
     ):
-        hardware_named("h20", NVIDIA)
+        find_hardware("h20", NVIDIA)
     with pytest.raises(RequestError, match="no hardware `mi300x`"):
-        hardware_named("mi300x", NVIDIA)
-    assert set(library.load().hardware_of("cpu")) == {"xeon5", "xeon6"}
+        find_hardware("mi300x", NVIDIA)
+    assert set(library.load_library().hardware_by_name("cpu")) == {"xeon5", "xeon6"}
 
 
 def test_every_packaged_recipe_is_merged_on_all_its_hardware() -> None:
     """Each gives a command without a problem, with every variant and feature, or its own reason."""
-    packaged = library.load()
+    packaged = library.load_library()
     inventory = case.nodes()
     count = 0
     for name in packaged.recipes:
-        recipe = packaged.recipe(name)
-        for hardware in packaged.hardware_of("nvidia").values():
-            if hardware.excluded(recipe.meta.hardware):
+        recipe = packaged.load_recipe(name)
+        for hardware in packaged.hardware_by_name("nvidia").values():
+            if hardware.is_excluded(recipe.meta.hardware):
                 continue
             for variant in recipe.variants:
-                command = merge(name, recipe, hardware, 16, variant=variant)
-                adapt(command, inventory, args=(), replicas=1, backend="mp")
+                command = merge_recipe(name, recipe, hardware, 16, variant=variant)
+                adapt_command(command, inventory, args=(), replicas=1, backend="mp")
                 count += 1
     assert count > 4000
 
 
 def test_the_package_names_source_and_licence() -> None:
     """And holds no guides, no strategies and no recipes of vLLM-Omni."""
-    packaged = library.load()
+    packaged = library.load_library()
     notice = (DATA / "NOTICE").read_text()
     text = (DATA / "recipes.json").read_text()
 
@@ -97,17 +97,17 @@ def test_a_shown_recipe_is_a_file_of_its_format(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So that it can be edited and served."""
-    assert run(["recipes", "show", name]) == 0
+    assert run_command(["recipes", "show", name]) == 0
     path = tmp_path / "mine.yaml"
     path.write_text(capsys.readouterr().out)
 
-    assert library.read_file(path) == library.load().recipe(name)
+    assert library.read_recipe(path) == library.load_library().load_recipe(name)
 
 
 def test_unknown_names() -> None:
     """The nearest is named."""
     with pytest.raises(RequestError, match=r"did you mean `openai/gpt-oss-120b`\?") as raised:
-        library.load().recipe("openai/gpt-oss-12b")
+        library.load_library().load_recipe("openai/gpt-oss-12b")
     assert raised.value.hint == "search for it: `vlaunch recipes list gpt-oss-12b`"
 
 
@@ -130,7 +130,7 @@ def test_every_mistake_has_its_line(tmp_path: Path, text: str, evidence: list[st
     path.write_text(text)
 
     with pytest.raises(RequestError, match="has mistakes") as raised:
-        library.load().recipe(str(path))
+        library.load_library().load_recipe(str(path))
     for part in evidence:
         assert part in raised.value.evidence
 
@@ -138,7 +138,7 @@ def test_every_mistake_has_its_line(tmp_path: Path, text: str, evidence: list[st
 def test_a_missing_file() -> None:
     """Is no mistake in YAML."""
     with pytest.raises(RequestError, match=r"none\.yaml cannot be read: no such file"):
-        library.load().recipe("none.yaml")
+        library.load_library().load_recipe("none.yaml")
 
 
 def test_writing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +163,9 @@ def test_writing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     package_recipes.main(checkout)
 
-    packaged = library.load()
+    packaged = library.load_library()
     assert list(packaged.recipes) == ["acme/Dense-8B"]
-    assert packaged.recipe("acme/Dense-8B") == case.recipe()
-    assert isinstance(packaged.recipe("acme/Dense-8B"), Recipe)
-    assert list(packaged.hardware_of("nvidia")) == ["big"]
+    assert packaged.load_recipe("acme/Dense-8B") == case.recipe()
+    assert isinstance(packaged.load_recipe("acme/Dense-8B"), Recipe)
+    assert list(packaged.hardware_by_name("nvidia")) == ["big"]
     assert packaged.source.partition(" at ")[2] in (data / "NOTICE").read_text()

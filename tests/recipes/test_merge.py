@@ -6,7 +6,7 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.recipes.library import Hardware
-from launcher.recipes.merge import merge, numbers
+from launcher.recipes.merge import merge_recipe, version_numbers
 from launcher.recipes.vllm_command import VllmCommand
 from tests.recipes import case
 
@@ -18,7 +18,7 @@ def merged(
 ) -> VllmCommand:
     """Merge the made-up recipe."""
     hardware = case.hardware(on) if isinstance(on, str) else on
-    return merge("acme", case.recipe(), hardware, gpus, variant=variant, features=features)
+    return merge_recipe("acme", case.recipe(), hardware, gpus, variant=variant, features=features)
 
 
 def args(command: VllmCommand) -> list[str]:
@@ -140,5 +140,5 @@ def test_unsupported_hardware() -> None:
 
 def test_versions_are_compared_as_numbers() -> None:
     """Not as text."""
-    assert numbers("v0.9.1") < numbers("0.10") < numbers("0.10.1rc2")
-    assert numbers("nightly") == ()
+    assert version_numbers("v0.9.1") < version_numbers("0.10") < version_numbers("0.10.1rc2")
+    assert version_numbers("nightly") == ()

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.recipes import serve_options
 from tests import golden
 from tests.command_line import Cluster
@@ -31,7 +31,7 @@ NCCL_SOCKET_IFNAME=eth9 VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B --host 127.0.0.1
 def serve(*words: str, inventory: str = "h100-infiniband") -> int:
     """Dry-run on the cluster of a sample inventory."""
     path = str(ROOT / "inventory" / f"{inventory}.yaml")
-    return run(["serve", "-i", path, "--dry-run", "--offline", *words])
+    return run_command(["serve", "-i", path, "--dry-run", "--offline", *words])
 
 
 def wanted(script: str) -> dict[str, Any]:
@@ -192,9 +192,9 @@ def test_a_list_is_filtered(
     words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By all words, in any part of a recipe."""
-    assert run(["recipes", "list", "--json", *words]) == 0
+    assert run_command(["recipes", "list", "--json", *words]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == names
-    assert run(["recipes", "list", *words]) == 0
+    assert run_command(["recipes", "list", *words]) == 0
     ran = capsys.readouterr()
     assert [line.split()[0] for line in ran.out.splitlines()] == names
     assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
@@ -204,7 +204,7 @@ def test_recipes_with_the_word_in_their_name_come_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Others have it in an argument, such as the name of a parser."""
-    assert run(["recipes", "list", "--json", "qwen"]) == 0
+    assert run_command(["recipes", "list", "--json", "qwen"]) == 0
     named = ["qwen" in name.lower() for name in json.loads(capsys.readouterr().out)["recipes"]]
 
     assert named == sorted(named, reverse=True)
@@ -213,16 +213,16 @@ def test_recipes_with_the_word_in_their_name_come_first(
 
 def test_a_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """A packaged one with its source, a file by its name."""
-    assert run(["recipes", "show", "openai/gpt-oss-20b"]) == 0
+    assert run_command(["recipes", "show", "openai/gpt-oss-20b"]) == 0
     assert capsys.readouterr().out.startswith("# https://github.com/vllm-project/recipes at ")
-    assert run(["recipes", "show", str(case.FILE)]) == 0
+    assert run_command(["recipes", "show", str(case.FILE)]) == 0
     assert capsys.readouterr().out.startswith(f"# {case.FILE}\nmeta:\n  title: Dense 8B\n")
-    assert run(["recipes", "show", "none"]) == 2
+    assert run_command(["recipes", "show", "none"]) == 2
 
 
 def test_names_are_completed() -> None:
     """As the shell asks for them."""
     context, parameter = click.Context(click.Command("x")), click.Argument(["name"])
-    found = serve_options.complete(context, parameter, "OPENAI/g")
+    found = serve_options.complete_recipes(context, parameter, "OPENAI/g")
 
     assert [item.value for item in found] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]

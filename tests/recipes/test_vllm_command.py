@@ -62,7 +62,7 @@ def test_docker() -> None:
 
     assert (command.image, command.model) == ("vllm/vllm-openai:v0.11.0", "a/b")
     assert command.env == {"A": "b", "C": "d", "E": "f", "G": "$G"}
-    assert [option.words for option in command.options] == [("--x", "-1")]
+    assert [option.argv for option in command.options] == [("--x", "-1")]
     assert command.notes[0].startswith("options of `docker run` are ignored")
 
 

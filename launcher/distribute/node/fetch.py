@@ -1,7 +1,7 @@
-"""Asks Hugging Face what a model consists of, and downloads it, with Hugging Face's own client: it
-knows tokens, mirrors, proxies and the layout of its cache. The images of vLLM bring it.
+"""Queries and downloads with Hugging Face's own client, which handles tokens, mirrors, proxies and
+the layout of its cache. vLLM's images contain it.
 
-The only part of the chain that needs more than the standard library.
+No other module of the node program needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 from . import place
-from .look import folder
-from .store import discard
+from .look import cache_folder
+from .store import discard_parts
 
 _REPORT_INTERVAL = 1.0  # seconds
 _BUSY_STATUSES = (429, 500, 502, 503, 504)
 _RETRY_DELAYS = (1.0, 3.0, 9.0)  # seconds
-_WORKERS = 4  # files at a time: as many begin anew after an interruption
+_WORKERS = 4  # files at a time; after an interruption these restart from their first byte
 
 
 class HubError(Exception):
-    """The hub, or the way to it, refused a request."""
+    """The hub rejected a request, or could not be reached."""
 
 
 def resolve_revision(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the commit of a revision, and its files with sizes and digests; raises NotFetched."""
+    """Return the commit of a revision, and its files with sizes and digests; raises HubError."""
     with _hub(request) as hub:
         info = _retry_busy(
             lambda: hub.HfApi().model_info(
@@ -37,20 +37,20 @@ def resolve_revision(request: dict[str, Any]) -> dict[str, Any]:
             )
         )
         files = []
-        for each in info.siblings or []:
-            digest = each.lfs["sha256"] if each.lfs else each.blob_id
-            files.append([each.rfilename, each.size or 0, digest or ""])
+        for sibling in info.siblings or []:
+            digest = sibling.lfs["sha256"] if sibling.lfs else sibling.blob_id
+            files.append([sibling.rfilename, sibling.size or 0, digest or ""])
     return {"revision": info.sha, "files": files}
 
 
 def download_files(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
     """Download the named files of a commit into the cache `hub`, and point `ref` to the commit;
-    raises NotFetched.
+    raises HubError.
 
-    Progress is told each second. Complete files stay, whatever happens.
+    Emits progress each second. Complete files stay after a failure.
     """
-    repo = os.path.join(request["hub"], folder(request["name"]))
-    discard(repo)  # files of an interrupted copy, which the client cannot use
+    repo = os.path.join(request["hub"], cache_folder(request["name"]))
+    discard_parts(repo)  # the client cannot use the parts of an interrupted copy
     done = threading.Event()
 
     def watch() -> None:
@@ -69,16 +69,16 @@ def download_files(request: dict[str, Any], tell: Callable[..., None]) -> dict[s
             )
     finally:
         done.set()
-    place.point(repo, f"refs/{request['ref']}", request["revision"])
+    place.write_ref(repo, f"refs/{request['ref']}", request["revision"])
     place.give_to_owner(repo)
     return {"bytes": _cached_bytes(os.path.join(repo, "blobs"))}
 
 
 @contextlib.contextmanager
 def _hub(request: dict[str, Any]) -> Any:
-    """Have Hugging Face's client with the request's environment; its errors become NotFetched."""
+    """Yield Hugging Face's client with the request's environment; its errors become HubError."""
     os.environ.update(request.get("env", {}))
-    # What the model's users must not do is asked for here.
+    # The containers run offline, but this request needs the hub.
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.pop(name, None)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -90,35 +90,35 @@ def _hub(request: dict[str, Any]) -> Any:
         raise HubError(f"there is no huggingface_hub here: {error}") from None
     try:
         yield huggingface_hub
-    # it has dozens of its own, and those of whatever carries it
+    # the client has dozens of exceptions, and passes on those of its HTTP library
     except Exception as error:
         raise HubError(_describe_error(error)) from None
 
 
-def _retry_busy(ask: Callable[[], Any]) -> Any:
-    """Ask again when the hub is busy; the client does so for files alone."""
+def _retry_busy(call: Callable[[], Any]) -> Any:
+    """Retry a call while the hub is busy; the client itself retries only downloads of files."""
     for seconds in _RETRY_DELAYS:
         try:
-            return ask()
+            return call()
         except Exception as error:
             answer = getattr(error, "response", None)
             if getattr(answer, "status_code", 0) not in _BUSY_STATUSES:
                 raise
             time.sleep(seconds)
-    return ask()
+    return call()
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the kind and the first lines of an error: it has the address and the reason."""
+    """Return the class and the first lines of an error, with the address and the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:3]])
 
 
 def _cached_bytes(blobs: str) -> int:
-    """Return the bytes in a cache's folder, of whole files and of those that are begun."""
+    """Return the bytes in a cache's folder, of complete and incomplete files."""
     size = 0
     with contextlib.suppress(OSError), os.scandir(blobs) as entries:
-        for each in entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
-                size += each.stat().st_blocks * 512
+                size += entry.stat().st_blocks * 512
     return size

@@ -1,6 +1,6 @@
-"""Files of a copy: names below a folder, cut into chunks that are numbered consecutively.
+"""Files of a copy: names below a folder, split into consecutively numbered chunks.
 
-Names come from another machine, and none may lead out of the folder.
+Names come from another machine, so each is checked not to lead out of the folder.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-STATE = ".vlaunch"  # below the folder: what is not finished, and the record of what is
-_GIT_HASH = "sha1"  # of git's choosing, not ours
+STATE = ".vlaunch"  # subfolder with unfinished parts and records of complete copies
+_GIT_HASH = "sha1"  # git's hash of blobs
 
 
 class UnsafeName(ValueError):
-    """A name that must not be written."""
+    """A file name or path that is unsafe to write."""
 
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """One file: its name below the folder, bytes, time of change, and its publisher's digest.
+    """A file: name below the folder, bytes, time of change, and publisher's digest.
 
-    `sum` is the SHA-256 of its bytes (64 digits) or git's SHA-1 of it as a blob (40), as Hugging
-    Face names its blobs; empty where nobody says.
+    `digest` is the SHA-256 of its bytes (64 digits) or git's SHA-1 of its blob (40 digits), as in
+    the names of Hugging Face's blobs; empty where unknown.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ManifestFile:
 
 
 def safe_name(name: str) -> str:
-    """Return a name that stays below the folder; raises Unsafe."""
+    """Return the name if it stays below the folder; raises UnsafeName."""
     parts = name.split("/")
     bad = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
     if bad or "\0" in name or parts[0] == STATE:
@@ -49,9 +49,9 @@ def safe_name(name: str) -> str:
 
 
 def safe_path(root: str, name: str) -> str:
-    """Return the path of a name below `root`; raises Unsafe where a link in between leads out."""
+    """Return the path of a name below `root`; raises UnsafeName where a link leads out."""
     path = os.path.join(root, safe_name(name))
-    if "/" not in name:  # no folder is in between, and there may be ten thousand of these
+    if "/" not in name:  # no folder in between; skips realpath() for thousands of blobs
         return path
     real, parent = os.path.realpath(root), os.path.realpath(os.path.dirname(path))
     if parent != real and not parent.startswith(real.rstrip("/") + "/"):
@@ -61,32 +61,35 @@ def safe_path(root: str, name: str) -> str:
 
 def state_folder(root: str, *names: str) -> str:
     """Make `.vlaunch` below `root`, or a folder in it, and return its path; raises OSError, and
-    Unsafe where a link or another user's folder lies there.
+    UnsafeName for a link or another user's folder.
     """
     path = root
     for name in (STATE, *names):
         path = os.path.join(path, name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
-        there = os.lstat(path)
-        if not stat.S_ISDIR(there.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
             raise UnsafeName(f"{path} is not a folder but a link or a file: remove it")
-        if there.st_uid not in (0, os.geteuid()) and there.st_uid not in _allowed_owners(root):
-            raise UnsafeName(f"{path} belongs to another user (UID {there.st_uid}): remove it")
+        if status.st_uid not in (0, os.geteuid()) and status.st_uid not in _allowed_owners(root):
+            raise UnsafeName(f"{path} belongs to another user (UID {status.st_uid}): remove it")
     return path
 
 
 def _allowed_owners(root: str) -> set[int]:
-    """Return the users who may own `.vlaunch` besides root: the owners of the model, and the user
-    that a network file system takes this process for.
+    """Return the user IDs that may own `.vlaunch` besides root: the owners of the model, and the
+    user to which a network file system maps this process.
     """
-    with tempfile.TemporaryFile(dir=root) as probe:
+    with tempfile.TemporaryFile(dir=root) as new_file:
         parent = os.path.dirname(root.rstrip("/"))
-        return {os.fstat(probe.fileno()).st_uid, *(os.stat(one).st_uid for one in (root, parent))}
+        return {
+            os.fstat(new_file.fileno()).st_uid,
+            *(os.stat(folder).st_uid for folder in (root, parent)),
+        }
 
 
 def open_plain(path: str, flags: int) -> int:
-    """Open a file, or make it, and return its descriptor; raises OSError, and Unsafe for a link."""
+    """Open or create a file, and return its descriptor; raises OSError, UnsafeName for a link."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o644)
     except OSError as error:
@@ -96,44 +99,44 @@ def open_plain(path: str, flags: int) -> int:
 
 
 class CopyManifest:
-    """The files of one copy in their order, and its chunks of `chunk` bytes each.
+    """Ordered files of a copy, in chunks of `chunk_size` bytes.
 
-    Raises Unsafe for a name that leads out, and ValueError for what is no list of files.
+    Raises UnsafeName for a name that leads out, and ValueError for an invalid list of files.
     """
 
     def __init__(self, files: list[ManifestFile], chunk: int) -> None:
         self.files, self.chunk_size = files, chunk
-        if chunk < 1 or any(each.size < 0 for each in files):
+        if chunk < 1 or any(file.size < 0 for file in files):
             raise ValueError("a size is negative")
-        if len({safe_name(each.name) for each in files}) != len(files):
+        if len({safe_name(file.name) for file in files}) != len(files):
             raise ValueError("a file is named twice")
         self.first_chunks: list[int] = []  # number of each file's first chunk
         number = 0
-        for each in files:
+        for file in files:
             self.first_chunks.append(number)
-            number += -(-each.size // chunk)
+            number += -(-file.size // chunk)
         self.chunk_count = number
-        self.total_bytes = sum(each.size for each in files)
+        self.total_bytes = sum(file.size for file in files)
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> CopyManifest:
-        """Read what `as_json` wrote."""
-        return cls([ManifestFile(*each) for each in said["files"]], int(said["chunk"]))
+    def from_json(cls, payload: dict[str, Any]) -> CopyManifest:
+        """Parse the result of `as_json`."""
+        return cls([ManifestFile(*row) for row in payload["files"]], int(payload["chunk"]))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for `json.dumps`."""
-        rows = [[each.name, each.size, each.mtime, each.sum] for each in self.files]
+        """Return the manifest ready for `json.dumps`."""
+        rows = [[file.name, file.size, file.mtime, file.digest] for file in self.files]
         return {"files": rows, "chunk": self.chunk_size}
 
     @cached_property
     def identity(self) -> str:
-        """64 digits that are the same for the same files in the same chunks."""
+        """SHA-256 of the manifest: equal for equal files and chunks."""
         text = json.dumps(self.as_json(), separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def locate_chunk(self, number: int) -> tuple[int, int, int]:
-        """Return which file a chunk is of, where it begins there, and how many bytes it has."""
-        # Files without bytes have no chunk: of several that begin at a number, the last has it.
+        """Return a chunk's file index, offset in the file, and size in bytes."""
+        # Empty files have no chunks: of several files with this first chunk, the last one has it.
         at = bisect.bisect_right(self.first_chunks, number) - 1
         offset = (number - self.first_chunks[at]) * self.chunk_size
         return at, offset, min(self.chunk_size, self.files[at].size - offset)
@@ -147,21 +150,21 @@ class CopyManifest:
 
 
 class PublisherDigest:
-    """The publisher's digest of a file, taken while it is read from its beginning to its end."""
+    """Check of a file against its publisher's digest, computed while it is read in order."""
 
     def __init__(self, file: ManifestFile) -> None:
-        self._expected = file.sum
-        if len(file.sum) == 40:  # git's name of a blob
+        self._expected = file.digest
+        if len(file.digest) == 40:  # git's name of a blob
             self._hash = hashlib.new(_GIT_HASH, b"blob %d\0" % file.size)
         else:
             self._hash = hashlib.sha256()
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         if self._expected:
             self._hash.update(data)
 
     @property
     def mismatch(self) -> bool:
-        """True when the bytes are not what was published; False where nobody says what was."""
+        """True when the bytes do not match the publisher's digest; False without a digest."""
         return bool(self._expected) and self._hash.hexdigest() != self._expected

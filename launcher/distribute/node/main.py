@@ -1,5 +1,5 @@
-"""The program of one node: reads what is wanted on its standard input, tells what becomes of it on
-its standard output, a JSON object a line each, and ends with its input.
+"""Entry point of the node program: reads a request and orders from standard input, prints events as
+lines of JSON, and exits when its input closes.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ import time
 from typing import Any
 
 from . import images, place, wire
-from .fetch import NotFetched, download, resolve
-from .files import STATE, Manifest, Unsafe, state_folder
-from .give import PATIENCE, Listener, serve
-from .look import look
-from .record import Known
+from .fetch import HubError, download_files, resolve_revision
+from .files import STATE, CopyManifest, UnsafeName, state_folder
+from .give import SILENCE_TIMEOUT, Listener, serve_chunks
+from .look import scan_models
+from .record import DigestRecords
 from .secure import Tls
-from .source import Altered, Cache, Reader
-from .store import Store
+from .source import PageCache, SourceAltered, SourceReader
+from .store import ChunkStore
 from .take import Streams, Upstream
 
-_REPORT_INTERVAL = 0.5  # seconds between two words of how far it is
-_SPACE_MARGIN = 1.02  # how much more room is asked for than the bytes that are missing
+_REPORT_INTERVAL = 0.5  # seconds between two progress events
+_SPACE_MARGIN = 1.02  # required space per missing byte
 _lock = threading.Lock()
 _RENEW_INTERVAL = 2.0  # seconds
-_STALE_AFTER = 8.0  # seconds without a touch, after which a writer counts as dead
+_STALE_AFTER = 8.0  # seconds without a renewal, after which a writer counts as dead
 
 
-def emit_event(event: str, **more: Any) -> None:
-    """Print an event; nobody who reads is a reason to end."""
+def emit_event(event: str, **fields: Any) -> None:
+    """Print an event; exits when the reader is gone."""
     with _lock:
         try:
-            sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
+            sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
             sys.stdout.flush()
         except (OSError, ValueError):
             os._exit(1)
 
 
 def main(request: dict[str, Any]) -> int:
-    """Do what the request says; returns the exit code."""
+    """Run a request; returns the exit code."""
     try:
         if request["verb"] == "look":
-            emit_event("seen", **look(request))
+            emit_event("seen", **scan_models(request))
         elif request["verb"] == "resolve":
-            emit_event("resolved", **resolve(request))
+            emit_event("resolved", **resolve_revision(request))
         elif request["verb"] == "export":
             _exit_with_input()
-            emit_event("exported", **images.export(request))
+            emit_event("exported", **images.export_image(request))
         elif request["verb"] == "drop":
-            images.drop(request["root"], request["top"])
+            images.remove_folder(request["root"], request["top"])
             emit_event("dropped")
         elif request["verb"] == "download":
             _exit_with_input()
-            emit_event("downloaded", **download(request, emit_event))
+            emit_event("downloaded", **download_files(request, emit_event))
         elif request["verb"] == "remove":
-            there = [root for root in request["roots"] if os.path.lexists(root)]
-            emit_event("removed", bytes=sum(place.remove(root) for root in there))
+            existing = [root for root in request["roots"] if os.path.lexists(root)]
+            emit_event("removed", bytes=sum(place.remove_model(root) for root in existing))
         else:
             _run_copy(request)
-    except (OSError, Unsafe, Altered, NotFetched, ValueError) as error:
+    except (OSError, UnsafeName, SourceAltered, HubError, ValueError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         emit_event("failed", why=_describe_error(error), full=full)
         return 1
@@ -74,7 +74,7 @@ def main(request: dict[str, Any]) -> int:
 
 
 def _exit_with_input() -> None:
-    """End when nobody waits any more."""
+    """Exit when the launcher closes standard input."""
 
     def wait() -> None:
         while sys.stdin.readline():
@@ -87,13 +87,13 @@ def _exit_with_input() -> None:
 def _run_copy(request: dict[str, Any]) -> None:
     claim = None
     if "load" in request:
-        images.own(request["root"], request["top"])
+        images.create_private_folder(request["root"], request["top"])
     if not request["source"]:
         os.makedirs(request["root"], exist_ok=True)
         state_folder(request["root"], "parts")
-        copy = hashlib.sha256(request["certificate"].encode()).hexdigest()[:16]
+        copy_id = hashlib.sha256(request["certificate"].encode()).hexdigest()[:16]
         try:
-            claim = Claim(request["root"], copy, request["node"])
+            claim = Claim(request["root"], copy_id, request["node"])
         except FolderBusyError as error:
             if not error.shared:
                 raise
@@ -108,13 +108,13 @@ def _run_copy(request: dict[str, Any]) -> None:
 
 def _describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}"
+        suffix = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{suffix}"
     return str(error) or type(error).__name__
 
 
 class _NodeCopy:
-    """One node's part in a copy, from the request to the end."""
+    """One node's part in a copy."""
 
     def __init__(self, request: dict[str, Any], claim: Claim | None) -> None:
         self._request, self._claim = request, claim
@@ -122,41 +122,43 @@ class _NodeCopy:
         self._tls = Tls(request["certificate"], plain=not request["encrypt"])
         self._streams = int(request["streams"])
         self._root = request["root"]
-        manifest = Manifest.read(request["manifest"])
-        place.check(request)
-        known = Known(self._root, believed=not request.get("compare"))
-        self._store = Store(self._root, manifest, known, self._streams)
-        self._store.begin(source=bool(request["source"]))
-        self._reader: Reader | None = None
+        manifest = CopyManifest.read(request["manifest"])
+        place.check_names(request)
+        records = DigestRecords(self._root, trusted=not request.get("compare"))
+        self._store = ChunkStore(self._root, manifest, records, self._streams)
+        self._store.load_state(source=bool(request["source"]))
+        self._reader: SourceReader | None = None
         if request["source"]:
-            self._reader = Reader(self._store, alone=bool(request.get("alone")))
+            self._reader = SourceReader(self._store, alone=bool(request.get("alone")))
         self._upstream = Upstream(emit_event)
         self._fetcher = Streams(self._store, self._tls, self._streams, self._upstream, self._wake)
-        self._cache = None if request.get("cached") else Cache(self._store)
-        self._source_read = not request["source"]  # the reader has read all, and all is right
+        self._cache = None if request.get("cached") else PageCache(self._store)
+        self._source_read = not request["source"]  # all files are read and match their digests
         self._error: BaseException | None = None
         self._finished = False
-        self._start_cpu = 0.0  # seconds of processors until it began
+        self._start_cpu = 0.0  # CPU seconds before the copy
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Listen, say so, and do what is ordered; raises what the disk refuses, and Altered."""
+        """Listen, and execute orders until the copy is finished; raises SourceAltered, and OSError
+        of the disk.
+        """
         self._check_space()
         listener = None
         if "listen" in self._request:
             host, port = self._request["listen"]
             rate = int(self._request.get("rate", 0)) // self._streams
             listener = Listener(
-                self._store, self._tls, (host, port), self._fetcher.given, rate=rate
+                self._store, self._tls, (host, port), self._fetcher.receive_stream, rate=rate
             )
         threading.Thread(target=self._read_orders, daemon=True).start()
-        have = self._store.bytes
-        emit_event("listening", port=listener.port if listener else 0, have=have)
-        told = False
+        present = self._store.present_bytes
+        emit_event("listening", port=listener.port if listener else 0, have=present)
+        reported = False
         while True:
             with contextlib.suppress(queue.Empty):
                 self._execute_order(self._orders.get(timeout=_REPORT_INTERVAL))
-            for error in (self._fetcher.broken, self._error):
+            for error in (self._fetcher.error, self._error):
                 if error is not None:
                     raise error
             if self._finished:
@@ -166,49 +168,49 @@ class _NodeCopy:
             if self._claim is not None:
                 self._claim.renew()
             self._report_progress()
-            if not told and self._source_read and self._store.complete():
-                told = True
+            if not reported and self._source_read and self._store.is_complete():
+                reported = True
                 root = self._store.root_digest()
                 emit_event("complete", root=root, received=self._store.received)
 
     def _check_space(self) -> None:
-        """Raise OSError when the disk cannot take what is missing."""
+        """Raise OSError when the missing bytes do not fit on the disk."""
         if self._request["source"]:
             return
-        place_ = os.statvfs(self._root)
-        missing = self._store.manifest.bytes - self._store.bytes
-        missing -= place.unfinished(self._root)
-        for at, each in enumerate(self._store.manifest.files):
-            if self._store.whole[at] and not self._is_recorded(at):
-                missing -= each.size
-        free = place_.f_bavail * place_.f_frsize
+        disk = os.statvfs(self._root)
+        missing = self._store.manifest.total_bytes - self._store.present_bytes
+        missing -= place.unfinished_bytes(self._root)
+        for index, file in enumerate(self._store.manifest.files):
+            if self._store.in_place[index] and not self._is_recorded(index):
+                missing -= file.size
+        free = disk.f_bavail * disk.f_frsize
         if missing > 0 and missing * _SPACE_MARGIN > free:
             text = f"{missing} bytes are missing, and {free} are free"
             raise OSError(errno.ENOSPC, text, self._root)
 
-    def _is_recorded(self, at: int) -> bool:
-        numbers = self._store.manifest.chunks_of(at)
+    def _is_recorded(self, index: int) -> bool:
+        numbers = self._store.manifest.file_chunks(index)
         return all(self._store.states[number] == wire.HAVE for number in numbers)
 
     def _read_orders(self) -> None:
-        """Take orders from the standard input; its end is ours."""
+        """Queue orders from standard input, and exit at its end."""
         for line in sys.stdin:
             with contextlib.suppress(ValueError):
                 self._orders.put(json.loads(line))
         self._exit(3)
 
     def _exit(self, code: int) -> None:
-        """End at once: what is there stays, and the same copy goes on with it."""
+        """Exit at once; received chunks stay, and the same copy resumes from them."""
         if self._claim is not None:
             self._claim.release()
         os._exit(code)
 
     def _execute_order(self, order: dict[str, Any]) -> None:
-        """Do as ordered."""
+        """Execute one order."""
         if order["order"] == "go":
             self._begin()
         elif order["order"] == "before":
-            self._upstream.order(order["peers"])
+            self._upstream.set_peers(order["peers"])
         elif order["order"] == "give":
             for stream in range(self._streams):
                 args = (stream, order["host"], order["port"])
@@ -216,77 +218,79 @@ class _NodeCopy:
         elif order["order"] == "doubt":
             self._recheck_chunk(int(order["number"]))
         elif order["order"] == "finish":
-            # Beside the signs of life: a disk may take minutes to write what is still in memory.
+            # In a thread, because flushing to the disk may take minutes, and progress must go on.
             threading.Thread(target=self._finish_copy, daemon=True).start()
 
     def _begin(self) -> None:
-        """Begin: read, or fetch."""
+        """Start to read, or to fetch."""
         self._start_cpu = time.process_time()
-        work = [self._fetcher.start if self._reader is None else self._read_source]
+        targets = [self._fetcher.start if self._reader is None else self._read_source]
         if self._cache is not None:
-            work.append(self._cache.follow)
-        for each in work:
-            threading.Thread(target=each, daemon=True).start()
+            targets.append(self._cache.follow)
+        for target in targets:
+            threading.Thread(target=target, daemon=True).start()
 
     def _recheck_chunk(self, number: int) -> None:
-        """Look at a chunk whose bytes were wrong where they came; raises Altered when it is here
-        that they went wrong: then nothing of this disk can be believed.
+        """Read a chunk again that arrived with wrong bytes; raises SourceAltered when it differs on
+        this disk, which then cannot be trusted.
         """
-        if not self._store.sound(number):
-            at = self._store.manifest.place(number)[0]
-            name = self._store.manifest.files[at].name
-            raise Altered(f"{name} has other bytes on the disk than were written or read before")
+        if not self._store.recheck_chunk(number):
+            index = self._store.manifest.locate_chunk(number)[0]
+            name = self._store.manifest.files[index].name
+            raise SourceAltered(
+                f"{name} has other bytes on the disk than were written or read before"
+            )
 
     def _finish_copy(self) -> None:
         try:
             if "load" in self._request:
-                images.load(self._store, self._request["load"])
-                images.drop(self._root, self._request["top"])
+                images.load_image(self._store, self._request["load"])
+                images.remove_folder(self._root, self._request["top"])
             elif self._reader is None:
-                place.finish(self._store, self._request)
+                place.install_files(self._store, self._request)
             else:
                 self._write_record()
             if self._cache is not None:
-                self._cache.forget()
+                self._cache.forget_all()
             self._finished = True
-        # the main thread tells of it
+        # the main thread reports it
         except BaseException as error:
             self._error = error
         self._wake()
 
     def _wake(self) -> None:
-        """Have the main thread look how far it is, without waiting for the next time."""
+        """Have the main thread check the state now."""
         self._orders.put({"order": "look"})
 
     def _write_record(self) -> None:
-        """Write down what was read, where the source may be written: it is no loss where not."""
+        """Record the digests of the source; on a read-only disk this is skipped."""
         if self._request.get("label"):
-            from .record import keep
+            from .record import write_record
 
-            with contextlib.suppress(OSError, Unsafe):
+            with contextlib.suppress(OSError, UnsafeName):
                 digests = bytes(self._store.digests)
-                keep(self._root, self._request["label"], self._store.manifest, digests)
+                write_record(self._root, self._request["label"], self._store.manifest, digests)
 
     def _read_source(self) -> None:
         try:
             if self._reader is not None:
                 self._reader.run()
                 self._source_read = True
-        # the main thread tells of it
+        # the main thread reports it
         except BaseException as error:
             self._error = error
         self._wake()
 
     def _push_stream(self, stream: int, host: str, port: int) -> None:
-        """Bring a stream to a node that cannot reach us, again and again until it has all."""
+        """Push a stream to a node that cannot connect to this one, reconnecting until the end."""
         while True:
             try:
-                with socket.create_connection((host, port), PATIENCE) as sock:
-                    connection = self._tls.connect(sock, PATIENCE)
-                    wire.patient(connection, 60.0, 60.0)
+                with socket.create_connection((host, port), SILENCE_TIMEOUT) as sock:
+                    connection = self._tls.connect(sock, SILENCE_TIMEOUT)
+                    wire.set_timeouts(connection, 60.0, 60.0)
                     wire.send_purpose(connection, wire.GIVE)
                     connection.sendall(bytes([stream]))
-                    serve(self._store, connection)
+                    serve_chunks(self._store, connection)
             except OSError:
                 pass
             time.sleep(0.5)
@@ -295,7 +299,7 @@ class _NodeCopy:
         store = self._store
         emit_event(
             "progress",
-            have=store.bytes,
+            have=store.present_bytes,
             received=store.received,
             sent=store.sent,
             source=self._upstream.current,
@@ -303,7 +307,7 @@ class _NodeCopy:
 
 
 class FolderBusyError(OSError):
-    """Somebody else writes there: another copy, or, with `shared`, another node of this one."""
+    """Another copy writes to the folder, or, with `shared`, another node of the same copy."""
 
     def __init__(self, node: str, *, shared: bool) -> None:
         super().__init__(f"another copy writes there just now, from {node}")
@@ -311,34 +315,34 @@ class FolderBusyError(OSError):
 
 
 class Claim:
-    """The right to write below `root` for a node of the copy `copy`; raises Taken and OSError."""
+    """Exclusive right of a copy's node to write below `root`; raises FolderBusyError, OSError."""
 
     def __init__(self, root: str, copy: str, node: str) -> None:
         self._path = os.path.join(root, STATE, "writer")
         self._text = json.dumps({"copy": copy, "node": node})
         self._renewed = time.monotonic()
-        until = time.monotonic() + 2 * _STALE_AFTER
+        deadline = time.monotonic() + 2 * _STALE_AFTER
         while not self._create():
-            said, age = self._read_owner()
-            if said.get("copy") == copy:
-                raise FolderBusyError(str(said.get("node")), shared=True)
+            owner, age = self._read_owner()
+            if owner.get("copy") == copy:
+                raise FolderBusyError(str(owner.get("node")), shared=True)
             if age > _STALE_AFTER:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path)
-            elif time.monotonic() > until:
-                raise FolderBusyError(str(said.get("node", "somewhere")), shared=False)
+            elif time.monotonic() > deadline:
+                raise FolderBusyError(str(owner.get("node", "somewhere")), shared=False)
             else:
                 time.sleep(0.2)
 
     def renew(self) -> None:
-        """Say that the writer lives; to be called often."""
+        """Mark the writer as alive; call at least every _STALE_AFTER seconds."""
         if time.monotonic() - self._renewed >= _RENEW_INTERVAL:
             self._renewed = time.monotonic()
             with contextlib.suppress(OSError):
                 os.utime(self._path)
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the folder."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -352,18 +356,18 @@ class Claim:
         return True
 
     def _read_owner(self) -> tuple[dict[str, object], float]:
-        """Return what the writer said, and for how many seconds it has been silent by the clock of
-        the file system.
+        """Return the current writer, and the seconds since its last renewal by the clock of the
+        file system.
         """
-        now = f"{self._path}.{os.getpid()}-{time.monotonic_ns()}"
-        said: object = {}
+        probe = f"{self._path}.{os.getpid()}-{time.monotonic_ns()}"
+        owner: object = {}
         age = 0.0
         with contextlib.suppress(OSError, ValueError):
-            with open(now, "w"):
+            with open(probe, "w"):
                 pass
-            age = os.stat(now).st_mtime - os.stat(self._path).st_mtime
+            age = os.stat(probe).st_mtime - os.stat(self._path).st_mtime
             with open(self._path, encoding="utf-8") as file:
-                said = json.load(file)
+                owner = json.load(file)
         with contextlib.suppress(OSError):
-            os.unlink(now)
-        return said if isinstance(said, dict) else {}, age
+            os.unlink(probe)
+        return owner if isinstance(owner, dict) else {}, age

@@ -60,7 +60,7 @@ class Connection:
         self._block = memoryview(bytearray(_PLAIN_BLOCK if plain else _BLOCK))
 
     def handshake(self, timeout: float) -> None:
-        """Complete the handshake within so many seconds."""
+        """Complete the handshake; `timeout` is in seconds."""
         deadline = time.monotonic() + timeout
         while True:
             self.socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -84,7 +84,7 @@ class Connection:
         self._flush()
 
     def receive_exactly(self, count: int) -> bytes:
-        """Receive so many encrypted bytes."""
+        """Receive `count` encrypted bytes."""
         data = bytearray(count)
         self.receive(memoryview(data))
         return bytes(data)
@@ -94,7 +94,7 @@ class Connection:
         at = 0
         while at < len(view):
             try:
-                # it is a number, where there is a buffer
+                # read() returns a count when it has a buffer
                 at += int(self._tls.read(len(view) - at, view[at:]))
             except ssl.SSLWantReadError:
                 self._fill()

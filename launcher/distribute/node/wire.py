@@ -16,9 +16,9 @@ import struct
 from .secure import Connection
 
 PULL, GIVE = b"P", b"G"
-# What a puller says of a chunk: it has it, it wants it, or it has bytes that may be it.
+# Puller's state of a chunk: present, missing, or stored bytes to be verified.
 HAVE, WANT, PROVE = 0, 1, 2
-# What a head announces: nothing but that the giver lives, a chunk's bytes, its digest alone.
+# Kind of a head: a heartbeat, a chunk's digest and bytes, or the digest alone.
 ALIVE, BYTES, DIGEST = 0, 1, 2
 HEAD = struct.Struct(">BI32s")
 _REQUEST = struct.Struct(">HH32sI")
@@ -26,11 +26,11 @@ _MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE (asm-generic/socket.h)
 
 
 class ProtocolError(OSError):
-    """The other side belongs to another copy, or breaks the protocol."""
+    """The peer belongs to another copy, or violates the protocol."""
 
 
 def set_timeouts(connection: Connection, receive: float, send: float, rate: int = 0) -> None:
-    """Set how many seconds of silence end a call, and bytes a second (0: as many as go)."""
+    """Set the timeouts of calls in seconds, and the rate in bytes per second (0: unlimited)."""
     sock = connection.socket
     sock.settimeout(None)  # the kernel's own deadlines, which need no poll() before each call
     for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
@@ -66,12 +66,14 @@ def send_request(
 
 def receive_request(connection: Connection, identity: str, chunks: int) -> tuple[int, int, bytes]:
     """Return the stream, the number of streams, and the states of the chunks; raises OSError."""
-    stream, streams, theirs, count = _REQUEST.unpack(connection.receive_exactly(_REQUEST.size))
-    if theirs.hex() != identity or count != chunks or not stream < streams:
+    stream, streams, peer_identity, count = _REQUEST.unpack(
+        connection.receive_exactly(_REQUEST.size)
+    )
+    if peer_identity.hex() != identity or count != chunks or not stream < streams:
         raise ProtocolError("it belongs to another copy")
     return stream, streams, connection.receive_exactly(count)
 
 
 def set_cork(connection: Connection, on: bool) -> None:
-    """Have what is sent from now on wait for more, so that packets are full ones; or send it."""
+    """Hold back partial packets until more data follow, or (`on` false) send them."""
     connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)

@@ -20,7 +20,7 @@ from launcher.distribute import chain
 from tests.hub_stand_in import COMMIT, Hub
 
 pytestmark = pytest.mark.processes
-WORDS = chain.on_node(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
+WORDS = chain.node_runtime(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
 SOURCE = random.Random(7)
 FILES = {
     "config.json": b"{}",
@@ -42,7 +42,7 @@ def start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
         env=env,
     )
     assert program.stdin is not None
-    program.stdin.write(chain.program(request))
+    program.stdin.write(chain.program_input(request))
     program.stdin.flush()
     return program
 
@@ -58,12 +58,14 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 def resolve(hub: Hub, token: str = "") -> dict[str, Any]:
     env = {"HF_ENDPOINT": hub.start(), "HF_HUB_OFFLINE": "1"}
     return ask(
-        chain.resolve("org/m", revision="main", env=env, token=Secret(token) if token else None)
+        chain.resolve_request(
+            "org/m", revision="main", env=env, token=Secret(token) if token else None
+        )
     )
 
 
 def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
-    return chain.download(
+    return chain.download_request(
         "org/m",
         hub=str(folder),
         revision=COMMIT,

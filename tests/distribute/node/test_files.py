@@ -9,30 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.distribute.node.files import File, Manifest, Sum, Unsafe, below, safe
+from launcher.distribute.node.files import (
+    CopyManifest,
+    ManifestFile,
+    PublisherDigest,
+    UnsafeName,
+    safe_name,
+    safe_path,
+)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 20))
 def test_chunks_cover_every_byte_once(sizes: list[int], chunk: int) -> None:
     """In the order of the files; files without bytes have none."""
-    manifest = Manifest([File(f"f{at}", size) for at, size in enumerate(sizes)], chunk)
+    manifest = CopyManifest([ManifestFile(f"f{at}", size) for at, size in enumerate(sizes)], chunk)
     covered = dict.fromkeys(range(len(sizes)), 0)
-    for number in range(manifest.chunks):
-        at, offset, size = manifest.place(number)
-        assert number in manifest.chunks_of(at)
+    for number in range(manifest.chunk_count):
+        at, offset, size = manifest.locate_chunk(number)
+        assert number in manifest.file_chunks(at)
         assert (offset, 0 < size <= chunk) == (covered[at], True)
         covered[at] += size
 
     assert list(covered.values()) == sizes
-    assert manifest.bytes == sum(sizes)
+    assert manifest.total_bytes == sum(sizes)
 
 
 def test_the_identity_is_that_of_files_and_chunks() -> None:
     """What is written down and read again is the same; another size of chunks is another copy."""
-    manifest = Manifest([File("a", 5, 7), File("b", 3)], 4)
+    manifest = CopyManifest([ManifestFile("a", 5, 7), ManifestFile("b", 3)], 4)
 
-    assert Manifest.read(manifest.as_json()).identity == manifest.identity
-    assert Manifest(manifest.files, 5).identity != manifest.identity
+    assert CopyManifest.read(manifest.as_json()).identity == manifest.identity
+    assert CopyManifest(manifest.files, 5).identity != manifest.identity
 
 
 @pytest.mark.parametrize(
@@ -41,17 +48,19 @@ def test_the_identity_is_that_of_files_and_chunks() -> None:
 )
 def test_names_that_lead_out_are_refused(name: str) -> None:
     """Alone, and in a list of files."""
-    with pytest.raises(Unsafe):
-        safe(name)
-    with pytest.raises(Unsafe):
-        Manifest([File(name, 1)], 1)
+    with pytest.raises(UnsafeName):
+        safe_name(name)
+    with pytest.raises(UnsafeName):
+        CopyManifest([ManifestFile(name, 1)], 1)
 
 
-@pytest.mark.parametrize("files", [[File("a", -1)], [File("a", 1), File("a", 2)]])
-def test_what_is_no_list_of_files_is_refused(files: list[File]) -> None:
+@pytest.mark.parametrize(
+    "files", [[ManifestFile("a", -1)], [ManifestFile("a", 1), ManifestFile("a", 2)]]
+)
+def test_what_is_no_list_of_files_is_refused(files: list[ManifestFile]) -> None:
     """Negative sizes, and a file that is named twice."""
     with pytest.raises(ValueError, match=r"negative|twice"):
-        Manifest(files, 1)
+        CopyManifest(files, 1)
 
 
 def test_links_on_the_way_must_not_lead_out(tmp_path: Path) -> None:
@@ -63,10 +72,10 @@ def test_links_on_the_way_must_not_lead_out(tmp_path: Path) -> None:
     (root / "file").symlink_to(outside / "file")
     (root / "inside").mkdir()
 
-    with pytest.raises(Unsafe):
-        below(str(root), "sub/x")
-    assert below(str(root), "file") == str(root / "file")
-    assert below(str(root), "inside/x/y") == str(root / "inside/x/y")
+    with pytest.raises(UnsafeName):
+        safe_path(str(root), "sub/x")
+    assert safe_path(str(root), "file") == str(root / "file")
+    assert safe_path(str(root), "inside/x/y") == str(root / "inside/x/y")
 
 
 def test_the_publishers_digest() -> None:
@@ -77,8 +86,11 @@ def test_the_publishers_digest() -> None:
         hashlib.new("sha1", b"blob 7\0" + data).hexdigest(),
         "",
     ):
-        right, wrong = Sum(File("a", 7, 0, sum_)), Sum(File("a", 7, 0, sum_))
-        right.add(data)
-        wrong.add(b"Weights")
-        assert not right.wrong
-        assert wrong.wrong == bool(sum_)
+        right, wrong = (
+            PublisherDigest(ManifestFile("a", 7, 0, sum_)),
+            PublisherDigest(ManifestFile("a", 7, 0, sum_)),
+        )
+        right.update(data)
+        wrong.update(b"Weights")
+        assert not right.mismatch
+        assert wrong.mismatch == bool(sum_)

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from launcher.app import issue_certificates
 from launcher.distribute.node import wire
-from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.distribute.node.give import Listener
-from launcher.distribute.node.record import Known
+from launcher.distribute.node.record import DigestRecords
 from launcher.distribute.node.secure import Tls
-from launcher.distribute.node.store import Store
+from launcher.distribute.node.store import ChunkStore
 
 
 def test_idle_connections_delay_nobody(tmp_path: Path) -> None:
     """The oldest of them is ended where there are too many, and no other."""
-    store = Store(str(tmp_path), Manifest([File("a", 10)], 10), Known(str(tmp_path)))
-    tls = Tls(issue_certificates.make("copy"))
+    store = ChunkStore(
+        str(tmp_path), CopyManifest([ManifestFile("a", 10)], 10), DigestRecords(str(tmp_path))
+    )
+    tls = Tls(issue_certificates.make_certificate("copy"))
     listener = Listener(store, tls, ("127.0.0.1", 0), lambda connection: None)
     address = ("127.0.0.1", listener.port)
     idle = [socket.create_connection(address) for _ in range(64)]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launcher.distribute.node import images
-from launcher.distribute.node.files import File, Manifest, Unsafe
-from launcher.distribute.node.record import Known
-from launcher.distribute.node.store import Hand, Store
+from launcher.distribute.node.files import CopyManifest, ManifestFile, UnsafeName
+from launcher.distribute.node.record import DigestRecords
+from launcher.distribute.node.store import ChunkStore, FileHandle
 from tests.image_tars import LAYERS, classic, modern, sha, tar_of
 
 
@@ -34,7 +34,7 @@ def request_(tmp_path: Path) -> dict[str, Any]:
 
 def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
     """Blobs are compared with their names when they are copied; the login alone may see them."""
-    exported = images.export(request_)
+    exported = images.export_image(request_)
 
     root = Path(request_["root"])
     blobs = [f"blobs/sha256/{sha(layer)}" for layer in LAYERS]
@@ -49,7 +49,7 @@ def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
 def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -> None:
     """Which are links: each is a file of its own."""
     (tmp_path / "saved").write_bytes(classic())
-    exported = images.export(request_)
+    exported = images.export_image(request_)
 
     root = Path(request_["root"])
     assert exported["layers"] == [f"id{at}/layer.tar" for at in range(4)]
@@ -59,24 +59,24 @@ def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -
 
 def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> None:
     """Unless it is another image, or a file of it has gone."""
-    exported = images.export(request_)
+    exported = images.export_image(request_)
     root = Path(request_["root"])
     (tmp_path / "saved").unlink()
 
-    assert images.export(request_) == exported
-    with pytest.raises(images.DockerFailed, match=r"`docker save` failed: .*No such file"):
-        images.export({**request_, "of": "2"})
+    assert images.export_image(request_) == exported
+    with pytest.raises(images.DockerCommandError, match=r"`docker save` failed: .*No such file"):
+        images.export_image({**request_, "of": "2"})
     (tmp_path / "saved").write_bytes(modern())
-    images.export(request_)
+    images.export_image(request_)
     (root / exported["layers"][0]).unlink()
-    images.export(request_)
+    images.export_image(request_)
     assert (root / exported["layers"][0]).read_bytes() == LAYERS[0]
 
 
 def test_there_is_no_room(request_: dict[str, Any]) -> None:
     """Which is said before anything is written."""
     with pytest.raises(OSError, match="bytes are needed"):
-        images.export({**request_, "need": 2**60})
+        images.export_image({**request_, "need": 2**60})
     assert list(Path(request_["root"]).iterdir()) == []
 
 
@@ -99,16 +99,16 @@ def test_what_is_no_image(request_: dict[str, Any], tmp_path: Path, data: bytes,
     """Is refused, and does not count the next time."""
     (tmp_path / "saved").write_bytes(data)
     for _ in range(2):
-        with pytest.raises((images.DockerFailed, Unsafe), match=why):
-            images.export(request_)
+        with pytest.raises((images.DockerCommandError, UnsafeName), match=why):
+            images.export_image(request_)
     assert not (tmp_path / "scratch" / "evil").exists()
 
 
 def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
     """Its own words tell."""
     request_["save"] = ["sh", "-c", "echo no such image >&2; exit 1"]
-    with pytest.raises(images.DockerFailed, match="`docker save` failed: no such image"):
-        images.export(request_)
+    with pytest.raises(images.DockerCommandError, match="`docker save` failed: no such image"):
+        images.export_image(request_)
 
 
 def test_a_folder_that_others_made_is_refused(tmp_path: Path) -> None:
@@ -116,20 +116,20 @@ def test_a_folder_that_others_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("open", "link"):
-        with pytest.raises(Unsafe, match="no folder of this login alone"):
-            images.own(str(tmp_path / name / "x"), str(tmp_path / name))
+        with pytest.raises(UnsafeName, match="no folder of this login alone"):
+            images.create_private_folder(str(tmp_path / name / "x"), str(tmp_path / name))
 
 
 def test_dropping_leaves_nothing(tmp_path: Path) -> None:
     """Not the folders above it, except those with other files, and `top`'s parents."""
     top = tmp_path / "top"
-    images.own(str(top / "c" / "n" / "i"), str(top))
-    images.own(str(top / "c" / "m"), str(top))
+    images.create_private_folder(str(top / "c" / "n" / "i"), str(top))
+    images.create_private_folder(str(top / "c" / "m"), str(top))
     (top / "c" / "n" / "i" / "blob").write_bytes(bytes(5000))
 
-    images.drop(str(top / "c" / "n" / "i"), str(top))
+    images.remove_folder(str(top / "c" / "n" / "i"), str(top))
     assert [each.name for each in (top / "c").iterdir()] == ["m"]
-    images.drop(str(top / "c" / "m"), str(top))
+    images.remove_folder(str(top / "c" / "m"), str(top))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,16 +139,16 @@ def test_docker_is_given_copied_files(tmp_path: Path) -> None:
     root = tmp_path / "x"
     (root / ".vlaunch").mkdir(parents=True)
     (root / "manifest.json").write_bytes(contents["manifest.json"])
-    files = [File(name, len(data)) for name, data in contents.items()]
-    store = Store(str(root), Manifest(files, 10_000), Known(str(root)))
-    hand = Hand(store)
-    for number in store.manifest.chunks_of(0):
-        _, offset, size = store.manifest.place(number)
+    files = [ManifestFile(name, len(data)) for name, data in contents.items()]
+    store = ChunkStore(str(root), CopyManifest(files, 10_000), DigestRecords(str(root)))
+    hand = FileHandle(store)
+    for number in store.manifest.file_chunks(0):
+        _, offset, size = store.manifest.locate_chunk(number)
         data = contents["blobs/sha256/a"][offset : offset + size]
-        store.write(number, memoryview(data), hashlib.sha256(data).digest(), hand)
+        store.write_chunk(number, memoryview(data), hashlib.sha256(data).digest(), hand)
     hand.close()
     given = tmp_path / "given"
-    images.load(store, ["sh", "-c", 'cat > "$0"', str(given)])
+    images.load_image(store, ["sh", "-c", 'cat > "$0"', str(given)])
 
     with tarfile.open(fileobj=io.BytesIO(given.read_bytes())) as tar:
         found = {each.name: tar.extractfile(each).read() for each in tar}  # type: ignore[union-attr]
@@ -158,14 +158,18 @@ def test_docker_is_given_copied_files(tmp_path: Path) -> None:
 def test_docker_refuses(tmp_path: Path) -> None:
     """Which is told in its own words, however much it has read."""
     (tmp_path / "a").write_bytes(bytes(3_000_000))
-    store = Store(str(tmp_path), Manifest([File("a", 3_000_000)], 2**20), Known(str(tmp_path)))
+    store = ChunkStore(
+        str(tmp_path),
+        CopyManifest([ManifestFile("a", 3_000_000)], 2**20),
+        DigestRecords(str(tmp_path)),
+    )
     for script in ("echo no space >&2; exit 1", "cat >&2 /dev/null; echo no space; exit 3"):
-        with pytest.raises(images.DockerFailed, match="`docker load` failed: no space"):
-            images.load(store, ["sh", "-c", script])
+        with pytest.raises(images.DockerCommandError, match="`docker load` failed: no space"):
+            images.load_image(store, ["sh", "-c", script])
 
 
 def test_an_answer_is_json(request_: dict[str, Any]) -> None:
     """As the launcher reads it."""
-    exported = images.export(request_)
+    exported = images.export_image(request_)
 
     assert json.loads(json.dumps(exported)) == exported

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.distribute.node import place
-from launcher.distribute.node.look import look
+from launcher.distribute.node.look import scan_models
 
 COMMIT = "1" * 40
 
@@ -39,7 +39,7 @@ def hub(tmp_path: Path) -> Path:
 
 
 def one(hub: Path, **more: Any) -> dict[str, Any]:
-    seen = look({"hub": str(hub), "name": "org/m", "room": str(hub), **more})
+    seen = scan_models({"hub": str(hub), "name": "org/m", "room": str(hub), **more})
     return seen["models"][0]  # type: ignore[no-any-return]
 
 
@@ -112,7 +112,9 @@ def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
     ):
         (tmp_path / name / file).parent.mkdir(parents=True)
         (tmp_path / name / file).write_text("{}")
-    seen = look({"hub": str(hub), "beside": str(tmp_path), "room": str(tmp_path / "none" / "x")})
+    seen = scan_models(
+        {"hub": str(hub), "beside": str(tmp_path), "room": str(tmp_path / "none" / "x")}
+    )
 
     names = [each["name"] for each in seen["models"]]
     assert names == ["org/m", str(tmp_path / "begun"), str(tmp_path / "mine")]
@@ -123,11 +125,14 @@ def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """Neither is its cache."""
     assert (
-        look({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})["models"] == []
+        scan_models({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})[
+            "models"
+        ]
+        == []
     )
 
 
 def test_removing(hub: Path) -> None:
     """All of it; how much that was is told."""
-    assert place.remove(str(hub / "models--org--m")) > 0
+    assert place.remove_model(str(hub / "models--org--m")) > 0
     assert list(hub.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 from launcher.app import issue_certificates
 from launcher.distribute.node.secure import Connection, Tls
 
-OURS = issue_certificates.make("copy")
+OURS = issue_certificates.make_certificate("copy")
 DATA = os.urandom(300_000)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.distribute.node import place, record
-from launcher.distribute.node.files import File, Manifest, Unsafe, state_folder
-from launcher.distribute.node.main import Claim, Taken
-from launcher.distribute.node.record import Known
-from launcher.distribute.node.store import Hand, Store, discard
+from launcher.distribute.node.files import CopyManifest, ManifestFile, UnsafeName, state_folder
+from launcher.distribute.node.main import Claim, FolderBusyError
+from launcher.distribute.node.record import DigestRecords
+from launcher.distribute.node.store import ChunkStore, FileHandle, discard_parts
 from launcher.distribute.node.wire import HAVE, PROVE, WANT
 
 DATA = bytes(range(250)) * 4
@@ -21,30 +21,30 @@ SUM = hashlib.sha256(DATA).hexdigest()
 CHUNK = 300
 
 
-def store(root: Path, *, sum_: str = "", source: bool = False, believed: bool = True) -> Store:
+def store(root: Path, *, sum_: str = "", source: bool = False, believed: bool = True) -> ChunkStore:
     root.mkdir(exist_ok=True)
     (root / ".vlaunch").mkdir(exist_ok=True)
-    made = Store(
+    made = ChunkStore(
         str(root),
-        Manifest([File("a", len(DATA), 5, sum_), File("none", 0)], CHUNK),
-        Known(str(root), believed=believed),
+        CopyManifest([ManifestFile("a", len(DATA), 5, sum_), ManifestFile("none", 0)], CHUNK),
+        DigestRecords(str(root), trusted=believed),
     )
-    made.begin(source=source)
+    made.load_state(source=source)
     return made
 
 
-def fill(made: Store, *numbers: int) -> None:
+def fill(made: ChunkStore, *numbers: int) -> None:
     """Write chunks as they would come."""
-    hand = Hand(made)
+    hand = FileHandle(made)
     for number in numbers:
-        _, offset, size = made.manifest.place(number)
+        _, offset, size = made.manifest.locate_chunk(number)
         data = DATA[offset : offset + size]
-        made.write(number, memoryview(data), hashlib.sha256(data).digest(), hand)
+        made.write_chunk(number, memoryview(data), hashlib.sha256(data).digest(), hand)
     hand.close()
 
 
-def finish(made: Store) -> None:
-    place.finish(made, {"label": "files"})
+def finish(made: ChunkStore) -> None:
+    place.install_files(made, {"label": "files"})
 
 
 def digest(number: int) -> bytes:
@@ -59,14 +59,14 @@ def test_what_was_written_is_compared_after_an_interruption(tmp_path: Path) -> N
     again = store(tmp_path)
 
     assert list(again.states) == [PROVE, PROVE, PROVE, WANT]
-    hand, buffer = Hand(again), memoryview(bytearray(CHUNK))
-    assert [again.prove(number, digest(number), hand, buffer) for number in (0, 1, 2)] == [
+    hand, buffer = FileHandle(again), memoryview(bytearray(CHUNK))
+    assert [again.verify_chunk(number, digest(number), hand, buffer) for number in (0, 1, 2)] == [
         True,
         False,
         True,
     ]
     assert list(again.states) == [HAVE, WANT, HAVE, WANT]
-    assert (again.arrived, again.bytes) == ([0, 2], 600)
+    assert (again.arrived, again.present_bytes) == ([0, 2], 600)
 
 
 def test_parts_of_another_copy_are_dropped(tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_file_that_is_another_one_is_fetched_whole(tmp_path: Path) -> None:
     """Into a part: what lies there is read by whoever reads it, until the end."""
     tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
     made = store(tmp_path)
-    hand, buffer = Hand(made), memoryview(bytearray(CHUNK))
-    assert made.prove(1, digest(1), hand, buffer)
-    assert not made.prove(0, digest(0), hand, buffer)
-    assert not made.prove(2, digest(2), hand, buffer)
+    hand, buffer = FileHandle(made), memoryview(bytearray(CHUNK))
+    assert made.verify_chunk(1, digest(1), hand, buffer)
+    assert not made.verify_chunk(0, digest(0), hand, buffer)
+    assert not made.verify_chunk(2, digest(2), hand, buffer)
 
-    assert (list(made.states), made.bytes) == ([WANT] * 4, 0)
+    assert (list(made.states), made.present_bytes) == ([WANT] * 4, 0)
     fill(made, 0, 1, 2, 3)
     assert tmp_path.joinpath("a").read_bytes()[:1] == b"x"
     finish(made)
@@ -128,9 +128,9 @@ def test_what_is_unfinished_can_be_dropped(tmp_path: Path) -> None:
     """And is counted."""
     fill(store(tmp_path), 0, 1)
 
-    assert place.unfinished(str(tmp_path)) > 0
-    assert discard(str(tmp_path)) > 0
-    assert place.unfinished(str(tmp_path)) == 0
+    assert place.unfinished_bytes(str(tmp_path)) > 0
+    assert discard_parts(str(tmp_path)) > 0
+    assert place.unfinished_bytes(str(tmp_path)) == 0
 
 
 def test_links_and_names_come_last(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_links_and_names_come_last(tmp_path: Path) -> None:
         "refs": [["refs/main", "c"]],
     }
     for _ in range(2):
-        place.finish(made, request)
+        place.install_files(made, request)
 
     assert str((tmp_path / "snapshots/c/sub/x").readlink()) == "../../../a"
     assert (tmp_path / "snapshots/c/y").read_bytes() == DATA
@@ -165,7 +165,7 @@ def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -
         victim.mkdir()
     path.symlink_to(victim)
 
-    with pytest.raises(Unsafe, match=f"{link} is "):
+    with pytest.raises(UnsafeName, match=f"{link} is "):
         fill(made, 0, 1, 2, 3)
         finish(made)
     assert list(victim.iterdir()) == [] if victim.is_dir() else victim.read_text() == "mine"
@@ -181,8 +181,8 @@ def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str)
     for path in (tmp_path / "m" / ".vlaunch" / name, tmp_path / "m" / "refs" / "main.new"):
         path.parent.mkdir()
         path.symlink_to(victim)
-        with pytest.raises(Unsafe, match="is a link"):
-            place.finish(made, {"label": "files", "refs": [["refs/main", "c"]]})
+        with pytest.raises(UnsafeName, match="is a link"):
+            place.install_files(made, {"label": "files", "refs": [["refs/main", "c"]]})
         path.unlink()
 
     assert victim.read_text() == "mine"
@@ -199,19 +199,19 @@ def test_a_state_folder_of_another_user_is_refused(
         os.chown(path, owner, -1)
     monkeypatch.setattr("os.geteuid", lambda: owner + 1)
     assert state_folder(str(tmp_path), "parts") == folder
-    monkeypatch.setattr("launcher.distribute.node.files._owners", lambda root: {owner + 1})
-    with pytest.raises(Unsafe, match=rf"\.vlaunch belongs to another user \(UID {owner}\)"):
+    monkeypatch.setattr("launcher.distribute.node.files._allowed_owners", lambda root: {owner + 1})
+    with pytest.raises(UnsafeName, match=rf"\.vlaunch belongs to another user \(UID {owner}\)"):
         state_folder(str(tmp_path), "parts")
 
 
 def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
     """Before anything is written, and where the record would be."""
     label = "../../../../outside/evil"
-    with pytest.raises(Unsafe, match="leads out"):
-        place.check({"label": label})
+    with pytest.raises(UnsafeName, match="leads out"):
+        place.check_names({"label": label})
     made = store(tmp_path / "m")
-    with pytest.raises(Unsafe, match="leads out"):
-        record.keep(made.root, label, Manifest([], CHUNK), b"")
+    with pytest.raises(UnsafeName, match="leads out"):
+        record.write_record(made.root, label, CopyManifest([], CHUNK), b"")
 
 
 def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +220,11 @@ def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     (tmp_path / ".vlaunch").mkdir()
     first = Claim(str(tmp_path), "copy", "n1")
-    with pytest.raises(Taken) as caught:
+    with pytest.raises(FolderBusyError) as caught:
         Claim(str(tmp_path), "copy", "n2")
     assert (caught.value.node, caught.value.shared) == ("n1", True)
-    monkeypatch.setattr("launcher.distribute.node.main._STALE", 2.0)
-    monkeypatch.setattr("launcher.distribute.node.main._RENEW", 0.0)
+    monkeypatch.setattr("launcher.distribute.node.main._STALE_AFTER", 2.0)
+    monkeypatch.setattr("launcher.distribute.node.main._RENEW_INTERVAL", 0.0)
     done = threading.Event()
 
     def renew() -> None:
@@ -233,7 +233,7 @@ def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     thread = threading.Thread(target=renew)
     thread.start()
-    with pytest.raises(Taken) as caught:
+    with pytest.raises(FolderBusyError) as caught:
         Claim(str(tmp_path), "other", "n3")
     assert not caught.value.shared
     done.set()

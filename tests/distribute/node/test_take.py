@@ -14,16 +14,16 @@ import pytest
 
 from launcher.app import issue_certificates
 from launcher.distribute.node import give, take
-from launcher.distribute.node.files import File, Manifest
+from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.distribute.node.give import Listener
-from launcher.distribute.node.record import Known
+from launcher.distribute.node.record import DigestRecords
 from launcher.distribute.node.secure import Tls
-from launcher.distribute.node.source import Altered, Reader
-from launcher.distribute.node.store import Store
+from launcher.distribute.node.source import SourceAltered, SourceReader
+from launcher.distribute.node.store import ChunkStore
 from launcher.distribute.node.take import Streams, Upstream
 from tests.relay import Relay
 
-OURS = issue_certificates.make("copy")
+OURS = issue_certificates.make_certificate("copy")
 ENCRYPTED, PLAIN = Tls(OURS), Tls(OURS, plain=True)
 CHUNK = 1000
 SIZE = 20_500
@@ -33,7 +33,7 @@ SIZE = 20_500
 class Side:
     """One node: its store, its port, and the log of its events."""
 
-    store: Store
+    store: ChunkStore
     port: int = 0
     tls: Tls = ENCRYPTED
     log: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Side:
     def fetch(self, *peers: tuple[str, int]) -> None:
         """Begin to fetch from these, the first one first."""
         self.upstream = Upstream(lambda event, **more: self.log.append((event, more)))
-        self.upstream.order([(name, "127.0.0.1", port) for name, port in peers])
+        self.upstream.set_peers([(name, "127.0.0.1", port) for name, port in peers])
         self.streams = Streams(self.store, self.tls, 2, self.upstream)
         self.streams.start()
 
@@ -66,21 +66,21 @@ def data() -> bytes:
 
 
 @pytest.fixture
-def manifest() -> Manifest:
-    return Manifest([File("a", SIZE)], CHUNK)
+def manifest() -> CopyManifest:
+    return CopyManifest([ManifestFile("a", SIZE)], CHUNK)
 
 
 @pytest.fixture
-def side(tmp_path: Path, manifest: Manifest) -> Callable[..., Side]:
+def side(tmp_path: Path, manifest: CopyManifest) -> Callable[..., Side]:
     def make(name: str, content: bytes | None = None, *, tls: Tls = ENCRYPTED) -> Side:
         root = tmp_path / name
         root.mkdir()
         if content is not None:
             (root / "a").write_bytes(content)
-        store = Store(str(root), manifest, Known(str(root)))
-        store.begin(source=content is not None)
+        store = ChunkStore(str(root), manifest, DigestRecords(str(root)))
+        store.load_state(source=content is not None)
         if content is not None:
-            Reader(store).run()
+            SourceReader(store).run()
         listener = Listener(store, tls, ("127.0.0.1", 0), lambda sock: None)
         return Side(store, listener.port, tls)
 
@@ -100,7 +100,7 @@ def test_wrong_bytes_do_not_count(side: Callable[..., Side], data: bytes) -> Non
     path.write_bytes(changed)
     node.fetch(("liar", liar.port), ("honest", honest.port))
 
-    assert awaited(node.store.complete)
+    assert awaited(node.store.is_complete)
     assert content(node) == data
     assert node.events("wrong") == ["liar", "liar"]
     assert node.store.root_digest() == honest.store.root_digest()
@@ -111,7 +111,7 @@ def test_who_is_gone_is_stepped_over(side: Callable[..., Side], data: bytes) -> 
     honest, node = side("honest", data), side("node")
     node.fetch(("gone", 1), ("honest", honest.port))
 
-    assert awaited(node.store.complete)
+    assert awaited(node.store.is_complete)
     assert content(node) == data
     assert set(node.events("lost")) == {"gone"}
 
@@ -121,13 +121,13 @@ def test_a_node_of_another_copy_is_skipped(
     side: Callable[..., Side], data: bytes, plain: bool
 ) -> None:
     """It counts as lost; the event has the reason."""
-    other_tls = Tls(issue_certificates.make("copy"), plain=plain)
+    other_tls = Tls(issue_certificates.make_certificate("copy"), plain=plain)
     tls = Tls(OURS, plain=plain)
     other, honest = side("other", data, tls=other_tls), side("honest", data, tls=tls)
     node = side("node", tls=tls)
     node.fetch(("other", other.port), ("honest", honest.port))
 
-    assert awaited(node.store.complete)
+    assert awaited(node.store.is_complete)
     assert content(node) == data
     assert set(node.events("lost")) == {"other"}
     assert "its certificate is not this run's" in node.log[0][1]["why"]
@@ -163,7 +163,7 @@ def test_changed_and_inserted_bytes_are_refused(
 
     with Relay(source.port, change) as relay:
         node.fetch(("relay", relay.port), ("honest", honest.port))
-        assert awaited(node.store.complete)
+        assert awaited(node.store.is_complete)
 
     assert content(node) == data
     reasons = [more["why"] for event, more in node.log if event in ("wrong", "lost")]
@@ -175,7 +175,7 @@ def test_what_is_not_here_yet_is_waited_for(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sign of life comes meanwhile, also for longer than the node's patience."""
-    monkeypatch.setattr(give, "_ALIVE", 0.05)
+    monkeypatch.setattr(give, "_HEARTBEAT_INTERVAL", 0.05)
     monkeypatch.setattr(take, "PATIENCE", 0.3)
     empty, honest, node = side("empty"), side("honest", data), side("node")
     node.fetch(("empty", empty.port))
@@ -184,7 +184,7 @@ def test_what_is_not_here_yet_is_waited_for(
     assert node.events("lost") == []
     empty.fetch(("honest", honest.port))
 
-    assert awaited(node.store.complete)
+    assert awaited(node.store.is_complete)
     assert content(node) == data
 
 
@@ -194,7 +194,7 @@ def test_a_chain_of_two(side: Callable[..., Side], data: bytes) -> None:
     second.fetch(("first", first.port), ("source", source.port))
     first.fetch(("source", source.port))
 
-    assert awaited(lambda: first.store.complete() and second.store.complete())
+    assert awaited(lambda: first.store.is_complete() and second.store.is_complete())
     assert (first.store.received, second.store.received) == (SIZE, SIZE)
     assert source.store.sent == SIZE
 
@@ -211,9 +211,9 @@ def test_a_disk_that_refuses_is_told(
     monkeypatch.setattr(os, "pwrite", refuse)
     node.fetch(("source", source.port))
 
-    assert awaited(lambda: bool(node.streams and node.streams.broken))
+    assert awaited(lambda: bool(node.streams and node.streams.error))
     assert node.streams is not None
-    assert "No space" in str(node.streams.broken)
+    assert "No space" in str(node.streams.error)
     assert node.events("lost") == []
 
 
@@ -221,11 +221,11 @@ def test_a_source_that_changes_is_found(tmp_path: Path) -> None:
     """While it is read, before, and where a file is another one than was published."""
     (tmp_path / "a").write_bytes(bytes(10))
     for file, words in (
-        (File("a", 11), "another size"),
-        (File("b", 10), "is gone"),
-        (File("a", 10, 0, "0" * 64), "not what was published"),
+        (ManifestFile("a", 11), "another size"),
+        (ManifestFile("b", 10), "is gone"),
+        (ManifestFile("a", 10, 0, "0" * 64), "not what was published"),
     ):
-        store = Store(str(tmp_path), Manifest([file], 4), Known(str(tmp_path)))
-        store.begin(source=True)
-        with pytest.raises(Altered, match=words):
-            Reader(store).run()
+        store = ChunkStore(str(tmp_path), CopyManifest([file], 4), DigestRecords(str(tmp_path)))
+        store.load_state(source=True)
+        with pytest.raises(SourceAltered, match=words):
+            SourceReader(store).run()

@@ -12,7 +12,7 @@ from launcher.app import issue_certificates
 from launcher.distribute.node import wire
 from launcher.distribute.node.secure import Connection, Tls
 
-TLS = Tls(issue_certificates.make("copy"))
+TLS = Tls(issue_certificates.make_certificate("copy"))
 Side = Callable[[Connection], object]
 
 
