@@ -1,6 +1,4 @@
-"""Bring a practice cluster up, or mend what is missing or dead of one: network, hosts, services,
-image, model, files.
-"""
+"""Start or repair of a lab cluster: network, hosts, services, image, models, files."""
 
 from __future__ import annotations
 
@@ -30,22 +28,21 @@ from launcher.lab.layout import Host, Lab
 from launcher.lab.machine import Say
 
 
-def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
-    """Bring `lab` up; what already stands is kept.
+def start_lab(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
+    """Start `lab`; keeps running parts.
 
-    Raises RequestError when the directory or subnet belongs to something else, VlaunchError when a
-    part fails.
+    Raises RequestError when the directory or subnet is in use, VlaunchError when a part fails.
     """
-    refuse_strange(lab)
-    layout.save(lab)
-    with only_one(lab.dir):
+    check_directory(lab)
+    layout.save_lab(lab)
+    with lab_lock(lab.dir):
         archive = image.ensure(cache, say) if with_image else None
         say(f"{lab.nodes} hosts on {lab.subnet}: starting what does not run")
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
             if any([gpus.prepare(lab, host), devices.prepare(lab, host)]):
-                processes.end(processes.on_host(host))
+                processes.kill_processes(processes.host_processes(host))
         _write_files(lab)
         for host in lab.hosts:
             if hosts.boot(host):
@@ -55,7 +52,7 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
         for host in lab.hosts:
             hosts.await_services(host)
         for host in lab.hosts:
-            gpus.hold(lab, host)
+            gpus.hold_memory(lab, host)
         if archive is not None:
             load_image(lab, archive, image.NAME, say)
             if lab.accelerator != "cpu":
@@ -63,11 +60,9 @@ def up(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
             models.ensure(lab, cache, archive, say)
 
 
-def refuse_strange(lab: Lab) -> None:
-    """Raise RequestError when the lab's directory holds something else, or the lab was made in
-    another shape.
-    """
-    if len(str(lab.hosts[-1].docker_socket)) > 107:  # what a socket address holds
+def check_directory(lab: Lab) -> None:
+    """Raise RequestError when the directory holds anything else, or a lab of another shape."""
+    if len(str(lab.hosts[-1].docker_socket)) > 107:  # the limit of socket addresses (unix(7))
         raise RequestError(
             f"`{lab.dir}` is too long: sockets below it would not fit",
             hint="choose a shorter `--dir`",
@@ -77,33 +72,31 @@ def refuse_strange(lab: Lab) -> None:
             f"`{lab.dir}` holds something that is no practice cluster",
             hint="choose another `--dir`",
         )
-    there = layout.load(lab.dir)
-    if there is None:
+    existing = layout.load_lab(lab.dir)
+    if existing is None:
         return
-    for what in ("name", "subnet", "accelerator", "rdma"):
-        old, new = (getattr(each, what) or "none" for each in (there, lab))
+    for field in ("name", "subnet", "accelerator", "rdma"):
+        old, new = (getattr(source, field) or "none" for source in (existing, lab))
         if old != new:
             raise RequestError(
-                f"the practice cluster in `{lab.dir}` has the {what} {old}, not {new}",
-                hint=f"run `vlaunch lab down --name {there.name} --dir {lab.dir}` first",
+                f"the practice cluster in `{lab.dir}` has the {field} {old}, not {new}",
+                hint=f"run `vlaunch lab down --name {existing.name} --dir {lab.dir}` first",
             )
-    if there.nodes > lab.nodes:
+    if existing.nodes > lab.nodes:
         raise RequestError(
-            f"the practice cluster `{lab.name}` has {there.nodes} hosts, more than {lab.nodes}",
+            f"the practice cluster `{lab.name}` has {existing.nodes} hosts, more than {lab.nodes}",
             hint=f"run `vlaunch lab down --name {lab.name} --dir {lab.dir}` first",
         )
 
 
 def load_image(lab: Lab, archive: Path, name: str, say: Say) -> None:
-    """Load an image into every host's Docker that lacks it, two at a time: more would only wait
-    for the disk.
-    """
-    wanted = image.image_id(archive)
-    lacking = [host for host in lab.hosts if _image_of(host, name) != wanted]
-    if lacking:
-        say(f"loading {name} into {len(lacking)} hosts")
+    """Load an image into Docker on all hosts that lack it, two at a time: the disk is the limit."""
+    image_id = image.image_id(archive)
+    outdated_hosts = [host for host in lab.hosts if _find_image(host, name) != image_id]
+    if outdated_hosts:
+        say(f"loading {name} into {len(outdated_hosts)} hosts")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda host: _load(host, archive), lacking))
+        list(pool.map(lambda host: _load(host, archive), outdated_hosts))
 
 
 def _load(host: Host, archive: Path) -> None:
@@ -116,7 +109,7 @@ def _load(host: Host, archive: Path) -> None:
         )
 
 
-def _image_of(host: Host, name: str) -> str:
+def _find_image(host: Host, name: str) -> str:
     return machine.attempt(
         *hosts.docker_argv(host, "image", "inspect", "--format", "{{.Id}}", name)
     ).stdout.strip()
@@ -131,9 +124,7 @@ def _write_files(lab: Lab) -> None:
 
 
 def give_to_caller(paths: list[Path]) -> None:
-    """Under `sudo`, let the files belong to who called it: they are what an unprivileged `vlaunch
-    up` reads.
-    """
+    """Under `sudo`, change the owner to the calling user, who can then run `vlaunch up`."""
     owner = os.environ.get("SUDO_UID", "")
     if owner.isdigit():
         for path in paths:
@@ -141,10 +132,10 @@ def give_to_caller(paths: list[Path]) -> None:
 
 
 @contextmanager
-def only_one(directory: Path) -> Iterator[None]:
-    """Let one process at a time change a lab; the lock vanishes with its holder.
+def lab_lock(directory: Path) -> Iterator[None]:
+    """Lock a lab directory until the block or the process ends.
 
-    Raises RequestError when another one is at it.
+    Raises RequestError when another process holds the lock.
     """
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -1,7 +1,7 @@
-"""A plugin of vLLM for images with simulated GPUs: each rank claims its share of a GPU's memory.
+"""vLLM plugin for simulated GPUs: each rank claims its share of a GPU's memory.
 
-It does so with vLLM's own check that so much is free, and for as long as it lives: the claim is an
-open file that has no content, whose name the simulated `nvidia-smi` reads.
+vLLM's own check verifies that enough is free. The claim is an open, empty memory file, which lives
+as long as the process and whose name the simulated `nvidia-smi` reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Let every rank claim its memory before it prepares its device."""
+    """Make every rank claim its memory before it initialises its device."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     init_device = WorkerWrapperBase.init_device
@@ -26,22 +26,22 @@ def register() -> None:
 
 
 def claim(config: Any, local_rank: int) -> None:
-    """Claim the memory share of a server's configuration on the GPU of a rank."""
+    """Claim the configured share of memory on the GPU of a rank."""
     from vllm.v1.worker.utils import request_memory
 
-    gpu = str(_gpu(config.parallel_config, local_rank))
+    gpu = str(_gpu_index(config.parallel_config, local_rank))
     query = ("--query-gpu=uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
     answer = subprocess.check_output(("nvidia-smi", "--id", gpu, *query), text=True)
     uuid, total, used = answer.strip().split(", ")
-    if total.isdigit():  # a GPU that shares the host's memory tells none
+    if total.isdigit():  # a GPU that shares the host's memory reports none
         memory = {"total_memory": int(total) << 20, "free_memory": int(total) - int(used) << 20}
         snapshot = SimpleNamespace(device_=f"cuda:{gpu}", **memory)
         size = request_memory(snapshot, config.cache_config) >> 20
         os.memfd_create(f"gpu-memory:{uuid}:{size}")
 
 
-def _gpu(parallel: Any, local_rank: int) -> int:
-    """Return which of the container's GPUs a rank has: as Ray says, else by its local rank."""
+def _gpu_index(parallel: Any, local_rank: int) -> int:
+    """Return the index of a rank's GPU in the container: Ray's choice, else by the local rank."""
     if assigned := parallel.assigned_physical_gpu_ids:
         return int(assigned[local_rank])
     number = local_rank + (parallel.data_parallel_rank_local or 0) * parallel.world_size

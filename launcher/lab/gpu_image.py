@@ -1,8 +1,7 @@
-"""The image of practice hosts with stand-in GPUs: the practice image, and on it what an inventory
-with `accelerator: nvidia` does not bring.
+"""Image for lab hosts with simulated GPUs: the lab image plus the plugins they need.
 
-vLLM's CPU build needs a platform plugin under Ray, which `vlaunch up` adds for `accelerator: cpu`
-alone; here the image itself carries it, and says that it is no image for GPUs.
+vLLM's CPU build needs a platform plugin under Ray, which `vlaunch up` adds only with
+`accelerator: cpu`. This image includes it, and a label that marks it as an image without GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CLAIM_INFO = {
     "METADATA": f"Metadata-Version: 2.1\nName: {_CLAIM}\nVersion: 1.0\n",
     "entry_points.txt": f"[vllm.general_plugins]\n{_CLAIM} = {_CLAIM}:register\n",
 }
-# What vLLM needs on a CPU; an inventory that `vlaunch init` has written says nothing of it.
+# vLLM needs these on a CPU; an inventory from `vlaunch init` does not set them.
 _ENV = (
     "HF_HUB_OFFLINE=1",
     "OMP_NUM_THREADS=1",
@@ -35,13 +34,11 @@ _ENV = (
 
 
 def ensure(cache: Path, base: Path) -> Path:
-    """Return an archive of this image for a Docker that has the one in `base` already: it holds
-    the upper layer alone.
-    """
+    """Return an archive with the upper layer only, for a Docker that has the image in `base`."""
     layer = _layer()
     key = hashlib.sha256(layer + "".join(_ENV).encode() + base.name.encode()).hexdigest()[:12]
     archive = cache / f"gpus-{key}.tar"
-    with image.only_one(cache):
+    with image.cache_lock(cache):
         if not archive.exists():
             for old in cache.glob("gpus-*.tar"):
                 old.unlink()
@@ -50,12 +47,12 @@ def ensure(cache: Path, base: Path) -> Path:
 
 
 def pack(base: Path, layer: bytes, archive: Path) -> None:
-    """Write the archive, appearing only when it is whole.
+    """Write the archive atomically.
 
-    `docker load` takes a layer from the archive only where it has none with that chain of digests
-    (moby, image/tarexport/load.go).
+    `docker load` reads a layer from the archive only if it lacks that chain of digests (moby,
+    image/tarexport/load.go).
     """
-    config, layers = _read(base)
+    config, layers = _read_base(base)
     digest = hashlib.sha256(layer).hexdigest()
     config["rootfs"]["diff_ids"].append(f"sha256:{digest}")
     config["history"].append({"created_by": f"vlaunch lab up: {PLAINLY}"})
@@ -68,14 +65,14 @@ def pack(base: Path, layer: bytes, archive: Path) -> None:
     ]
     whole = archive.with_suffix(".partial")
     with tarfile.open(whole, "w") as tar:
-        _add(tar, "manifest.json", json.dumps(manifest).encode())
-        _add(tar, name, text)
-        _add(tar, f"{digest}/layer.tar", layer)
+        _add_file(tar, "manifest.json", json.dumps(manifest).encode())
+        _add_file(tar, name, text)
+        _add_file(tar, f"{digest}/layer.tar", layer)
     whole.rename(archive)
 
 
-def _read(base: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration of the image in an archive, and its layers' places there."""
+def _read_base(base: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration of the image in an archive, and the paths of its layers."""
     with tarfile.open(base) as tar:
 
         def content(name: str) -> Any:
@@ -88,21 +85,19 @@ def _read(base: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _layer() -> bytes:
-    """Return the layer, the same bytes every time: both plugins as pip would install them, and a
-    word about what this is.
-    """
+    """Return the reproducible layer: both plugins as installed by pip, and a note in /etc."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        _add(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
+        _add_file(tar, "etc/vlaunch-practice", f"{PLAINLY}\n".encode())
         for name, data in derived.plugin_files().items():
-            _add(tar, f"{image.SITE}/{name}", data)
-        _add(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
+            _add_file(tar, f"{image.SITE}/{name}", data)
+        _add_file(tar, f"{image.SITE}/{_CLAIM}.py", Path(gpu_claim.__file__).read_bytes())
         for name, text in _CLAIM_INFO.items():
-            _add(tar, f"{image.SITE}/{_CLAIM}-1.0.dist-info/{name}", text.encode())
+            _add_file(tar, f"{image.SITE}/{_CLAIM}-1.0.dist-info/{name}", text.encode())
     return buffer.getvalue()
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(data), 0o644
     tar.addfile(entry, io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""What can be wrong with the stand-in GPUs of a practice host, in the words of `--gpu-trouble`."""
+"""Simulated GPU faults, as given to `--gpu-trouble`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ECC = "ecc"
 LOST = "lost"
 NO_TOOLKIT = "no-toolkit"
 
-# What each kind is; all but the last are of one GPU.
+# All but the last concern one GPU.
 KINDS = {
     BUSY: "somebody else's process holds three quarters of the GPU's memory",
     DISPLAY: "a display is attached to the GPU",
@@ -24,8 +24,8 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Something wrong with one GPU of a host; `index` is None where it concerns the whole host."""
+class GpuTrouble:
+    """Fault of a GPU, or of the whole host if `index` is None."""
 
     host: str
     kind: str
@@ -33,20 +33,22 @@ class Trouble:
 
     @property
     def meaning(self) -> str:
-        """What is wrong, in words."""
+        """Description of the fault."""
         return KINDS[self.kind]
 
     def __str__(self) -> str:
-        """As it is asked for: `node1:lost:3`."""
+        """Format as on the command line: `node1:lost:3`."""
         return ":".join((self.host, self.kind, *(() if self.index is None else (str(self.index),))))
 
 
-def read(words: Sequence[str], *, hosts: Sequence[str], gpus: int) -> tuple[Trouble, ...]:
-    """Read `HOST:KIND[:INDEX]` of hosts that have `gpus` GPUs each; without an index it is GPU 0.
+def parse_troubles(
+    arguments: Sequence[str], *, hosts: Sequence[str], gpus: int
+) -> tuple[GpuTrouble, ...]:
+    """Parse `HOST:KIND[:INDEX]` for hosts with `gpus` GPUs each; the default index is 0.
 
-    Raises RequestError with every mistake.
+    Raises RequestError with all mistakes.
     """
-    mistakes = [text for word in words for text in _mistakes(word, hosts, gpus)]
+    mistakes = [mistake for argument in arguments for mistake in _mistakes(argument, hosts, gpus)]
     if mistakes:
         raise RequestError(
             "`--gpu-trouble` cannot be made"
@@ -55,29 +57,29 @@ def read(words: Sequence[str], *, hosts: Sequence[str], gpus: int) -> tuple[Trou
             evidence=mistakes if len(mistakes) > 1 else (),
             hint="write it like `--gpu-trouble node1:lost:3`; the kinds are " + ", ".join(KINDS),
         )
-    return tuple(dict.fromkeys(_trouble(word) for word in words))
+    return tuple(dict.fromkeys(_parse_trouble(argument) for argument in arguments))
 
 
-def _mistakes(word: str, hosts: Sequence[str], gpus: int) -> Iterator[str]:
-    host, kind, index = _split(word)
+def _mistakes(argument: str, hosts: Sequence[str], gpus: int) -> Iterator[str]:
+    host, kind, index = _split(argument)
     if host not in hosts:
-        yield f"{word}: there is no host `{host}`, only {', '.join(hosts)}"
+        yield f"{argument}: there is no host `{host}`, only {', '.join(hosts)}"
     if kind not in KINDS:
-        yield f"{word}: `{kind}` is no kind of trouble"
+        yield f"{argument}: `{kind}` is no kind of trouble"
     elif kind == NO_TOOLKIT and index:
-        yield f"{word}: {kind} concerns the whole host and takes no index"
+        yield f"{argument}: {kind} concerns the whole host and takes no index"
     elif index and not (index.isascii() and index.isdigit() and int(index) < gpus):
-        yield f"{word}: there is no GPU {index}, only 0 to {gpus - 1}"
+        yield f"{argument}: there is no GPU {index}, only 0 to {gpus - 1}"
 
 
-def _trouble(word: str) -> Trouble:
-    host, kind, index = _split(word)
-    return Trouble(
+def _parse_trouble(argument: str) -> GpuTrouble:
+    host, kind, index = _split(argument)
+    return GpuTrouble(
         host=host, kind=kind, index=None if kind == NO_TOOLKIT else int(index) if index else 0
     )
 
 
-def _split(word: str) -> tuple[str, str, str]:
-    host, _, rest = word.partition(":")
+def _split(argument: str) -> tuple[str, str, str]:
+    host, _, rest = argument.partition(":")
     kind, _, index = rest.partition(":")
     return host, kind, index

@@ -1,7 +1,6 @@
-"""Stand-in NVIDIA GPUs of practice hosts: their programs, what these tell, and processes that hold
-memory.
+"""Simulated NVIDIA GPUs: programs, their data, and processes that occupy memory.
 
-There is no GPU and no CUDA behind them. vLLM's CPU build computes in their place.
+There are no GPUs and no CUDA: vLLM's CPU build does the computing.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from pathlib import Path
 
 from launcher.lab import devices, gpu_trouble, hosts, machine, nvidia_smi, processes
 from launcher.lab.gpu_models import BUSES, CUDA, DRIVER, MODELS
-from launcher.lab.gpu_trouble import Trouble
+from launcher.lab.gpu_trouble import GpuTrouble
 from launcher.lab.layout import Host, Lab
 
 FOLDER = nvidia_smi.FOLDER
 HOOK = "nvidia-container-runtime-hook"
 
-# Holds a GPU's memory: writes down who it is, then locks that file for as long as it lives, as the
-# login `ops`.
+# Occupies a GPU's memory as the user `ops`: writes its process id to a file, which it then locks
+# until it exits.
 _HOLD = (
     'umask 022; printf "%s\\n" "$$" >"$1";'
     " exec setpriv --reuid 1000 --regid 1000 --clear-groups"
@@ -31,16 +30,14 @@ _HOLD = (
 
 
 def prepare(lab: Lab, host: Host) -> bool:
-    """Write the stand-in programs of a host and what they tell; True when the host must boot
-    before that is so.
+    """Write a host's simulated programs and their data; True when the host must reboot.
 
-    dockerd looks for the toolkit at its start alone; and programs lie under a mount that is made
-    when a host boots.
+    Booting mounts the programs, and dockerd looks for the toolkit only when it starts.
     """
     if lab.accelerator != "nvidia":
         return False
     programs = {"nvidia-smi": Path(nvidia_smi.__file__)}
-    if not any(each.kind == gpu_trouble.NO_TOOLKIT for each in of_host(lab, host)):
+    if not any(trouble.kind == gpu_trouble.NO_TOOLKIT for trouble in host_troubles(lab, host)):
         programs[HOOK] = Path(nvidia_smi.__file__).with_name("nvidia_hook.py")
     folder = host.programs
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,14 +46,16 @@ def prepare(lab: Lab, host: Host) -> bool:
         (folder / name).unlink()
     for name, source in programs.items():
         _replace(folder / name, "#!/usr/bin/env python3\n" + source.read_text(), 0o755)
-    told = _told(host)
-    told.mkdir(parents=True, exist_ok=True)
-    _replace(told / "gpus.json", json.dumps(document(lab, host), indent=1) + "\n", 0o644)
+    document_dir = _document_dir(host)
+    document_dir.mkdir(parents=True, exist_ok=True)
+    _replace(
+        document_dir / "gpus.json", json.dumps(smi_document(lab, host), indent=1) + "\n", 0o644
+    )
     return before != set(programs)
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Replace a file in one go: somebody may be reading it."""
+    """Replace a file atomically, since it may be in use."""
     if path.exists() and path.read_text() == text:
         return
     new = path.with_name(f".{path.name}")
@@ -65,21 +64,21 @@ def _replace(path: Path, text: str, mode: int) -> None:
     new.replace(path)
 
 
-def _told(host: Host) -> Path:
+def _document_dir(host: Host) -> Path:
     return host.root / str(FOLDER).lstrip("/")
 
 
-def of_host(lab: Lab, host: Host) -> list[Trouble]:
-    """Return what is wrong with a host's GPUs."""
-    return [each for each in lab.troubles if each.host == host.name]
+def host_troubles(lab: Lab, host: Host) -> list[GpuTrouble]:
+    """Return the faults of a host's GPUs."""
+    return [trouble for trouble in lab.troubles if trouble.host == host.name]
 
 
-def document(lab: Lab, host: Host) -> dict[str, object]:
-    """Return what `nvidia-smi` tells on a host, as its stand-in reads it."""
-    model, wrong = MODELS[lab.gpu_model], of_host(lab, host)
+def smi_document(lab: Lab, host: Host) -> dict[str, object]:
+    """Return the data that the simulated `nvidia-smi` reads on a host."""
+    model, troubles = MODELS[lab.gpu_model], host_troubles(lab, host)
 
     def has(kind: str, index: int) -> bool:
-        return any((each.kind, each.index) == (kind, index) for each in wrong)
+        return any((trouble.kind, trouble.index) == (kind, index) for trouble in troubles)
 
     gpus = [
         {
@@ -93,41 +92,45 @@ def document(lab: Lab, host: Host) -> dict[str, object]:
             "ecc": 2 if has(gpu_trouble.ECC, index) else 0,
             "display": has(gpu_trouble.DISPLAY, index),
             "lost": has(gpu_trouble.LOST, index),
-            "near": devices.near(lab, index),
+            "near": devices.gpu_affinity(lab, index),
         }
         for index in range(lab.gpus)
     ]
     return {"driver": DRIVER, "cuda": CUDA, "gpus": gpus}
 
 
-def hold(lab: Lab, host: Host) -> None:
-    """Have somebody hold the memory of the GPUs that are to be busy, and nobody that of others."""
-    busy = {each.index or 0 for each in of_host(lab, host) if each.kind == gpu_trouble.BUSY}
-    held = dict(_holders(host))
-    for index in held.keys() - busy:
-        processes.kill(held[index], signal.SIGKILL)
-    for index in busy - held.keys():
+def hold_memory(lab: Lab, host: Host) -> None:
+    """Start processes that occupy the memory of busy GPUs, and kill those of other GPUs."""
+    busy = {
+        trouble.index or 0
+        for trouble in host_troubles(lab, host)
+        if trouble.kind == gpu_trouble.BUSY
+    }
+    holders = dict(_memory_holders(host))
+    for index in holders.keys() - busy:
+        processes.send_signal(holders[index], signal.SIGKILL)
+    for index in busy - holders.keys():
         file = f"held-{index}"
         machine.run(
             *("setsid", "--fork", "sh", "-c", 'exec "$@" >/dev/null 2>&1 </dev/null', "sh"),
             *hosts.enter_argv(host, "sh", "-c", _HOLD, "sh", f"{FOLDER}/{file}"),
         )
         machine.await_true(
-            partial(_held, _told(host) / file),
+            partial(_is_locked, _document_dir(host) / file),
             what=f"the process that holds GPU {index} of `{host.name}`",
             timeout=10,
         )
 
 
-def _held(file: Path) -> bool:
+def _is_locked(file: Path) -> bool:
     return nvidia_smi.holder(file) != ""
 
 
-def _holders(host: Host) -> Iterator[tuple[int, int]]:
-    """Yield the GPUs whose memory is held, and the machine's process ids of who holds it."""
-    of_host = processes.on_host(host)
-    for file in _told(host).glob("held-*"):
+def _memory_holders(host: Host) -> Iterator[tuple[int, int]]:
+    """Yield each GPU with occupied memory, and the process id on the machine."""
+    host_processes = processes.host_processes(host)
+    for file in _document_dir(host).glob("held-*"):
         pid = nvidia_smi.holder(file)
-        for process in of_host:
+        for process in host_processes:
             if pid and process.marker == host.marker and process.pids[-1] == int(pid):
                 yield int(file.name.partition("-")[2]), process.pid

@@ -1,6 +1,4 @@
-"""Boot practice hosts: their own files, a first process in namespaces of its own, sshd and dockerd;
-or mend what is dead.
-"""
+"""Start or repair of lab hosts: files, an init process in its own namespaces, sshd, dockerd."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ SERVICES = {
     "dockerd": ("dockerd",),
 }
 
-# Copied from the machine: without them programs of the machine do not run as they should.
+# Copied from the machine, whose programs need them.
 _BORROWED = (
     "alternatives",
     "bash.bashrc",
@@ -55,7 +53,7 @@ _DIRECTORIES = (
 
 
 def prepare(lab: Lab, host: Host) -> None:
-    """Write a host's own files; what containers and users wrote there meanwhile stays."""
+    """Write a host's own files; keeps those of containers and users."""
     for name in _DIRECTORIES:
         (host.root / name).mkdir(parents=True, exist_ok=True)
     hf_home(host).mkdir(parents=True, exist_ok=True)
@@ -76,7 +74,7 @@ def prepare(lab: Lab, host: Host) -> None:
         (etc / name).write_text(text)
     (etc / "shadow").chmod(0o600)
     (etc / "sudoers").chmod(0o440)
-    _keys(lab, host)
+    _write_keys(lab, host)
 
 
 def _borrow(source: Path, target: Path) -> None:
@@ -88,7 +86,7 @@ def _borrow(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _keys(lab: Lab, host: Host) -> None:
+def _write_keys(lab: Lab, host: Host) -> None:
     key = host.root / "etc/ssh/ssh_host_ed25519_key"
     for path, comment in ((lab.identity, lab.name), (key, host.name)):
         if not path.exists():
@@ -105,7 +103,7 @@ def _keys(lab: Lab, host: Host) -> None:
 
 
 def hf_home(host: Host) -> Path:
-    """Return a host's Hugging Face directory as the machine sees it."""
+    """Return the path of a host's Hugging Face directory on the machine."""
     return host.root / HF_HOME.lstrip("/")
 
 
@@ -115,16 +113,16 @@ def public_key(host: Host) -> str:
 
 
 def boot(host: Host) -> bool:
-    """Start a host's first process unless it runs; True when it was started.
+    """Start a host's init process unless it runs; True if started.
 
-    A host whose process stands in a network that was removed meanwhile is started anew.
+    Reboots a host whose network namespace has been replaced.
     """
-    running = processes.on_host(host)
+    running = processes.host_processes(host)
     netns = (Path("/run/netns") / host.netns).stat().st_ino
     first = next((p for p in running if p.is_init), None)
     if first is not None and first.netns == netns:
         return False
-    processes.end(running)
+    processes.kill_processes(running)
     clear_run(host)
     script = Path(__file__).with_name("host.sh")
     machine.run(
@@ -135,18 +133,18 @@ def boot(host: Host) -> bool:
             "-c",
             'log=$1; shift; exec "$@" >"$log" 2>&1 </dev/null',
             "sh",
-            str(log(host, "boot")),
+            str(service_log(host, "boot")),
         ),
-        *_clean(host),
+        *_server_environment(host),
         *("nsenter", f"--net=/run/netns/{host.netns}"),
         *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"),
         *("sh", str(script), str(host.dir), host.name),
     )
     machine.await_true(
-        lambda: (host.root / "run/booted").exists() and processes.booted(host),
+        lambda: (host.root / "run/booted").exists() and processes.is_booted(host),
         what=f"the start of `{host.name}`",
         timeout=30,
-        evidence=lambda: machine.tail(log(host, "boot")),
+        evidence=lambda: machine.tail(service_log(host, "boot")),
     )
     return True
 
@@ -158,17 +156,16 @@ def clear_run(host: Host) -> None:
 
 
 def start_service(host: Host, service: str) -> bool:
-    """Start `sshd` or `dockerd` on a host unless it runs; True when it was started.
-
-    It does not wait for it.
-    """
+    """Start `sshd` or `dockerd` on a host unless it runs, without waiting; True if started."""
     if ANSWERS[service](host):
         return False
     if service == "dockerd":
-        if any(p.name == service and p.marker == host.marker for p in processes.on_host(host)):
-            return False  # on its way
-        # A killed one leaves these; the next would think that whoever has the process id now is its
-        # predecessor.
+        if any(
+            p.name == service and p.marker == host.marker for p in processes.host_processes(host)
+        ):
+            return False  # still starting
+        # A killed dockerd leaves these; its successor would mistake any process with that id for
+        # a running daemon.
         for remains in ("docker.pid", "docker/containerd/containerd.pid"):
             (host.root / "run" / remains).unlink(missing_ok=True)
     machine.run(
@@ -180,27 +177,25 @@ def start_service(host: Host, service: str) -> bool:
             'log=$1; shift; exec "$@" >>"$log" 2>&1 </dev/null',
             "sh",
         ),
-        str(log(host, service)),
+        str(service_log(host, service)),
         *enter_argv(host, *SERVICES[service]),
     )
     return True
 
 
 def await_services(host: Host, *, timeout: float = 60.0) -> None:
-    """Wait until a host's sshd and dockerd answer; raises DeadlineError with the last lines of the
-    log.
-    """
+    """Wait until a host's sshd and dockerd answer; raises DeadlineError with the end of the log."""
     for service, answers in ANSWERS.items():
         machine.await_true(
             partial(answers, host),
             what=f"an answer of `{service}` on `{host.name}`",
             timeout=timeout,
-            evidence=partial(machine.tail, log(host, service)),
+            evidence=partial(machine.tail, service_log(host, service)),
         )
 
 
 def ssh_answers(host: Host) -> bool:
-    """Tell whether an SSH server greets at the host's address."""
+    """Return True if an SSH server answers at the host's address."""
     try:
         with socket.create_connection((host.ip, 22), timeout=2) as connection:
             return connection.recv(4) == b"SSH-"
@@ -209,7 +204,7 @@ def ssh_answers(host: Host) -> bool:
 
 
 def docker_answers(host: Host) -> bool:
-    """Tell whether the host's Docker daemon answers on its socket."""
+    """Return True if the host's Docker daemon answers on its socket."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(2)
@@ -223,23 +218,21 @@ def docker_answers(host: Host) -> bool:
 ANSWERS = {"sshd": ssh_answers, "dockerd": docker_answers}
 
 
-def docker_argv(host: Host, *words: str) -> tuple[str, ...]:
-    """Return the argv of a Docker command for a host's daemon, run on the machine."""
-    return ("docker", "--host", f"unix://{host.docker_socket}", *words)
+def docker_argv(host: Host, *arguments: str) -> tuple[str, ...]:
+    """Return the argv of a Docker command on the machine for a host's daemon."""
+    return ("docker", "--host", f"unix://{host.docker_socket}", *arguments)
 
 
 def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
-    """Return the argv that runs `argv` inside a running host; raises VlaunchError when it is
-    off.
-    """
-    first = processes.init_of(host)
+    """Return the argv that runs `argv` inside a host; raises VlaunchError when it is off."""
+    first = processes.init_pid(host)
     if first is None:
         raise VlaunchError(
             f"`{host.name}` of the practice cluster `{host.lab}` is off",
             hint="run `vlaunch lab up`",
         )
     return (
-        *_clean(host),
+        *_server_environment(host),
         "nsenter",
         f"--target={first}",
         "--mount",
@@ -252,13 +245,11 @@ def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
     )
 
 
-def _clean(host: Host) -> tuple[str, ...]:
-    """Return the words that give a process the environment of a server, and the mark of its
-    host.
-    """
+def _server_environment(host: Host) -> tuple[str, ...]:
+    """Return the prefix that gives a process a server's environment and its host's marker."""
     return ("env", "-i", f"PATH={machine.PATH}", "HOME=/root", "LANG=C.UTF-8", host.marker)
 
 
-def log(host: Host, service: str) -> Path:
-    """Return where a service's output goes."""
+def service_log(host: Host, service: str) -> Path:
+    """Return the path of a service's log."""
     return host.dir / f"{service}.log"

@@ -1,9 +1,7 @@
-"""Build the practice image once: a Debian root file system with the real vLLM CPU build in it, and
-no Ray.
+"""Build of the lab image: a Debian root file system with vLLM's CPU build and without Ray.
 
-The result is a Docker archive with the same bytes, and so the same image ID, on every host it is
-loaded into. Its wheels come from the indexes of pip; torch for CPUs, which pip's default index does
-not have, may also come from PyTorch's own.
+All hosts load the same Docker archive and so have the same image ID. Wheels come from pip's
+indexes; the CPU build of torch, which pip's default index lacks, may also come from PyTorch's.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ CONFIG = {
     "WorkingDir": "/",
 }
 
-# What no container ever reads; about a quarter of the size.
+# Never read by a container; about a quarter of the size.
 DROP = (
     "usr/share/doc",
     "usr/share/man",
@@ -77,11 +75,9 @@ DROP = (
 
 
 def ensure(cache: Path, say: Say) -> Path:
-    """Return the image's Docker archive, building what the cache lacks; takes minutes the first
-    time.
-    """
-    archive = cache / f"image-{key()}.tar"
-    with only_one(cache):
+    """Return the image's Docker archive, building it if necessary, which takes minutes."""
+    archive = cache / f"image-{cache_key()}.tar"
+    with cache_lock(cache):
         if archive.exists():
             return archive
         for remains in cache.glob("building-*"):
@@ -99,13 +95,13 @@ def ensure(cache: Path, say: Say) -> Path:
     return archive
 
 
-def key() -> str:
-    """Name the image by what decides its content."""
-    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _setup(), pinned_wheels()])
+def cache_key() -> str:
+    """Return a hash of everything that determines the image's content."""
+    recipe = json.dumps([SUITE, PACKAGES, CONFIG, DROP, VLLM, _setup_script(), pinned_wheels()])
     return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
 
-def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
+def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     rootfs = building / "rootfs"
     say("building the practice image: Debian packages")
     machine.run(
@@ -119,18 +115,18 @@ def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
     )
     say("building the practice image: installing vLLM")
     (rootfs / "wheels").mkdir()
-    _inside(rootfs, _setup(), downloaded, VLLM)
+    _run_in_rootfs(rootfs, _setup_script(), wheels, VLLM)
     for path in DROP:
-        doomed = rootfs / path
-        if doomed.is_dir():
-            shutil.rmtree(doomed)
+        unneeded = rootfs / path
+        if unneeded.is_dir():
+            shutil.rmtree(unneeded)
         else:
-            doomed.unlink(missing_ok=True)
+            unneeded.unlink(missing_ok=True)
     say("building the practice image: trying `vllm --version`")
-    version = _inside(
+    version = _run_in_rootfs(
         rootfs,
         'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi',
-        downloaded,
+        wheels,
     )
     if VLLM not in version:
         raise VlaunchError(
@@ -140,31 +136,28 @@ def _build(building: Path, downloaded: Path, archive: Path, say: Say) -> None:
     pack(rootfs, archive)
 
 
-def _inside(rootfs: Path, script: str, downloaded: Path, *words: str) -> str:
-    """Run a script in the root file system, its mounts private to it so that a crash leaves none
-    behind.
-    """
+def _run_in_rootfs(rootfs: Path, script: str, wheels: Path, *arguments: str) -> str:
+    """Run a script in the root file system, with private mounts so that a crash leaves none."""
     return machine.run(
         *("env", "-i", f"PATH={SEARCH}", "LANG=C.UTF-8", "HOME=/root", "VLLM_NO_USAGE_STATS=1"),
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"),
-        *("sh", "-euc", shell.program("practice_chroot"), "sh", str(rootfs), str(downloaded)),
-        *(script, *words),
+        *("sh", "-euc", shell.program_text("practice_chroot"), "sh", str(rootfs), str(wheels)),
+        *(script, *arguments),
         timeout=900,
         what="setting up the practice image",
     )
 
 
-def _setup() -> str:
-    """Return what installs vLLM, in the very form that images are named after: a line for each
-    command, and an empty one before them.
+def _setup_script() -> str:
+    """Return the script that installs vLLM, one command per line after an empty line.
+
+    Its exact form is part of `key`.
     """
-    return "\n" + shell.program("practice_image").replace("\\\n", "")
+    return "\n" + shell.program_text("practice_image").replace("\\\n", "")
 
 
 def pack(rootfs: Path, archive: Path) -> None:
-    """Write a root file system as a Docker archive (`docker load` reads it), appearing only when it
-    is whole.
-    """
+    """Write a root file system as an archive for `docker load`, atomically."""
     layer = rootfs.parent / "layer.tar"
     machine.run(
         "tar",
@@ -204,19 +197,19 @@ def pack(rootfs: Path, archive: Path) -> None:
     manifest.write_text(
         json.dumps([{"Config": image.name, "RepoTags": [NAME], "Layers": [f"{digest}/layer.tar"]}])
     )
-    whole = rootfs.parent / "image.tar"
-    with tarfile.open(whole, "w") as tar:
+    partial = rootfs.parent / "image.tar"
+    with tarfile.open(partial, "w") as tar:
         for path, name in (
             (manifest, manifest.name),
             (image, image.name),
             (layer, f"{digest}/layer.tar"),
         ):
             tar.add(path, name)
-    whole.rename(archive)
+    partial.rename(archive)
 
 
 def image_id(archive: Path) -> str:
-    """Return the ID (`sha256:…`) that every Docker daemon gives the image in `archive`."""
+    """Return the ID (`sha256:…`) of the image in `archive`."""
     with tarfile.open(archive) as tar:  # the manifest is the first member
         member = tar.extractfile("manifest.json")
         assert member is not None  # noqa: S101 - `pack` wrote it
@@ -232,8 +225,8 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def only_one(cache: Path) -> Iterator[None]:
-    """Let one process at a time fill the cache; the lock vanishes with its holder."""
+def cache_lock(cache: Path) -> Iterator[None]:
+    """Lock the cache until the block or the process ends."""
     cache.mkdir(parents=True, exist_ok=True)
     handle = os.open(cache, os.O_RDONLY)
     try:
@@ -244,7 +237,7 @@ def only_one(cache: Path) -> Iterator[None]:
 
 
 def wheels_lock() -> str:
-    """Return the pinned wheels, one `name==version` a line, with the hashes that each may have."""
+    """Return the pinned wheels with their hashes, one `name==version` per line."""
     return resources.files("launcher.lab").joinpath("wheels.lock").read_text()
 
 
@@ -254,9 +247,9 @@ def pinned_wheels() -> str:
 
 
 def ensure_wheels(cache: Path, say: Say) -> Path:
-    """Return the directory of the wheels, downloading them where the cache lacks them.
+    """Return the directory of the wheels, downloading them if necessary.
 
-    Raises VlaunchError with pip's last lines when a wheel cannot be had.
+    Raises VlaunchError with pip's last lines when a wheel is unavailable.
     """
     wheels = cache / f"wheels-{hashlib.sha256(pinned_wheels().encode()).hexdigest()[:12]}"
     if wheels.exists():
@@ -271,7 +264,7 @@ def ensure_wheels(cache: Path, say: Say) -> Path:
     try:
         torch = next(pin for pin in pinned_wheels().splitlines() if pin.startswith("torch=="))
         locked = ("--require-hashes", "--requirement", str(partial / "wheels.lock"))
-        # pip goes on without an index that it cannot reach.
+        # pip continues without an unreachable index.
         for files in ((torch, "--extra-index-url", _PYTORCH, "--retries", "1"), locked):
             machine.run(
                 *_pip_download(partial, *files), timeout=_TIMEOUT, what="downloading the wheels"
@@ -290,7 +283,15 @@ def ensure_wheels(cache: Path, say: Say) -> Path:
     return wheels
 
 
-def _pip_download(directory: Path, *what: str) -> tuple[str, ...]:
-    """Return the argv that downloads wheels for the image; what is there already is taken."""
+def _pip_download(directory: Path, *requirements: str) -> tuple[str, ...]:
+    """Return the argv that downloads the wheels that `directory` lacks."""
     pip = pip_download(PYTHON, os.uname().machine, _GLIBC_MINOR)
-    return (*pip, "--quiet", "--dest", str(directory), "--find-links", str(directory), *what)
+    return (
+        *pip,
+        "--quiet",
+        "--dest",
+        str(directory),
+        "--find-links",
+        str(directory),
+        *requirements,
+    )

@@ -1,6 +1,4 @@
-"""`vlaunch lab`: practice hosts on this machine, to learn and test on what later runs on real
-servers.
-"""
+"""`vlaunch lab`: lab hosts on this machine, for learning and testing without servers."""
 
 from __future__ import annotations
 
@@ -109,7 +107,7 @@ def up(
 
     Makes network namespaces, a bridge and files below --dir; `vlaunch lab down` removes all of it.
     """
-    wanted = layout.make(
+    lab_spec = layout.make_lab(
         name=name,
         directory=directory,
         subnet=subnet,
@@ -120,18 +118,18 @@ def up(
         rdma=rdma or "",
         troubles=gpu_trouble,
     )
-    parts.ensure(install=install_missing, say=say)
-    bring_up.up(wanted, cache=cache, with_image=not no_image, say=say)
-    click.echo(wanted.inventory)
-    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {wanted.inventory}`")
-    say(f"`vlaunch lab down{_again(name, directory)}` removes them without a trace")
-    _say_of_gpus(wanted)
+    parts.ensure_installed(install=install_missing, say=say)
+    bring_up.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
+    click.echo(lab_spec.inventory)
+    say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {lab_spec.inventory}`")
+    say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them without a trace")
+    _print_gpu_notes(lab_spec)
 
 
 @lab.command(short_help="install the Debian packages that practice hosts need")
 def install() -> None:
     """Install the Debian packages that practice hosts need; nothing when they are there."""
-    parts.ensure(install=True, say=say)
+    parts.ensure_installed(install=True, say=say)
     say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
 
@@ -142,18 +140,18 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
     parts.require_linux_root()
     where = directory or layout.default_dir(name)
-    found = layout.load(where)
-    if found is None or found.name != name:
+    existing = layout.load_lab(where)
+    if existing is None or existing.name != name:
         raise RequestError(
             f"there is no practice cluster `{name}` in `{where}`", hint="run `vlaunch lab up`"
         )
-    states = observed.observe(found)
-    click.echo(observed.to_json(found, states) if as_json else observed.to_text(states))
-    _say_of_gpus(found)
+    states = observed.observe(existing)
+    click.echo(observed.to_json(existing, states) if as_json else observed.to_text(states))
+    _print_gpu_notes(existing)
     if down := [state.name for state in states if not state.up]:
         raise VlaunchError(
             f"not all is up on {', '.join(down)}",
-            hint=f"run `vlaunch lab up{_again(name, directory)}`",
+            hint=f"run `vlaunch lab up{_repeat_options(name, directory)}`",
         )
 
 
@@ -169,7 +167,7 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     """
     parts.require_linux_root()
     where = (directory or layout.default_dir(name)).absolute()
-    remove.down(name, where, say)
+    remove.remove_lab(name, where, say)
     if remains := remove.leftovers(name, where):
         raise VlaunchError(
             f"traces of the practice cluster `{name}` are left",
@@ -178,13 +176,13 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
         )
     say(f"nothing of `{name}` is left")
     if purge_cache:
-        remove.cache(cache)
+        remove.remove_cache(cache)
     elif cache.exists():
         say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
 
 
-def _say_of_gpus(lab: Lab) -> None:
-    """Say that GPUs are none, and what is wrong with them."""
+def _print_gpu_notes(lab: Lab) -> None:
+    """Print that the GPUs are simulated, and their faults."""
     if lab.accelerator != "cpu":
         kind = MODELS[lab.gpu_model].name if lab.accelerator == "nvidia" else "AMD GPU"
         say(f"{lab.gpus} × {kind} on each host; {PLAINLY}")
@@ -192,6 +190,6 @@ def _say_of_gpus(lab: Lab) -> None:
         say(f"{trouble}: {trouble.meaning}")
 
 
-def _again(name: str, directory: Path | None) -> str:
-    words = "" if name == "vlaunch-lab" else f" --name {name}"
-    return words + (f" --dir {directory}" if directory else "")
+def _repeat_options(name: str, directory: Path | None) -> str:
+    options = "" if name == "vlaunch-lab" else f" --name {name}"
+    return options + (f" --dir {directory}" if directory else "")

@@ -1,6 +1,6 @@
-"""The nouns of a practice cluster: which hosts there are, and what everything they own is called.
+"""Hosts of a lab cluster, and the names and paths of everything that belongs to them.
 
-Every name follows from the lab's own name, so that `down` finds the remains of a half-made or
+All names derive from the lab's name, so that `lab down` finds the remains of an incomplete or
 crashed lab without a record.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from launcher.core.errors import RequestError
 from launcher.lab import gpu_trouble
 from launcher.lab.gpu_models import BUSES, MODELS
-from launcher.lab.gpu_trouble import Trouble
+from launcher.lab.gpu_trouble import GpuTrouble
 
 LabAccelerator = Literal["cpu", "nvidia", "amd"]
 LabRdma = Literal["", "infiniband", "roce"]
@@ -32,7 +32,7 @@ FIRST_HOST = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One practice host. Interface names are short because Linux allows 15 characters."""
+    """Lab host. Interface names are short because Linux allows 15 characters."""
 
     lab: str
     name: str
@@ -41,41 +41,41 @@ class Host:
 
     @property
     def netns(self) -> str:
-        """Its network namespace, as `ip netns` shows it."""
+        """Network namespace, as in `ip netns`."""
         return f"{self.lab}-{self.name}"
 
     @property
     def link(self) -> str:
-        """The machine's end of its cable."""
-        return f"vle{tag(self.lab)}-{self.name.removeprefix('node')}"
+        """Interface of the machine at the other end of the host's cable."""
+        return f"vle{name_hash(self.lab)}-{self.name.removeprefix('node')}"
 
     @property
     def marker(self) -> str:
-        """The environment entry that every process started for it carries."""
+        """Environment entry of all processes started for the host."""
         return f"{marker(self.lab)}{self.name}"
 
     @property
     def root(self) -> Path:
-        """What only this host has of the file system: `/etc`, `/var`, `/root`, …"""
+        """Host's own part of the file system: `/etc`, `/var`, `/root`, …"""
         return self.dir / "fs"
 
     @property
     def programs(self) -> Path:
-        """What lies over the machine's /usr/local/bin, if anything: programs of stand-in GPUs."""
+        """Overlay of /usr/local/bin, for the programs of simulated GPUs."""
         return self.dir / "programs"
 
     @property
     def docker_socket(self) -> Path:
-        """Its Docker daemon's socket, seen from the machine."""
+        """Socket of the host's Docker daemon, as a path on the machine."""
         return self.root / "run/docker.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab:
-    """A practice cluster: its hosts stand on one bridge, their files below `dir`.
+    """Lab cluster: hosts on one bridge, with files below `dir`.
 
-    `gpus` are slots of its processors, or stand-ins of `gpu_model` with `troubles`; `rdma` is the
-    fabric that stand-in cards are of.
+    `gpus` counts CPU slots, or simulated GPUs of `gpu_model` with the faults `troubles`; `rdma` is
+    the fabric of the simulated network cards.
     """
 
     name: str
@@ -86,21 +86,21 @@ class Lab:
     accelerator: LabAccelerator = "cpu"
     gpu_model: str = "h100"
     rdma: LabRdma = ""
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[GpuTrouble, ...] = ()
 
     @property
     def bridge(self) -> str:
-        """The switch the hosts are plugged into."""
+        """Bridge that connects the hosts."""
         return bridge(self.name)
 
     @property
     def gateway(self) -> str:
-        """The machine's own address on the bridge."""
+        """Address of the machine on the bridge."""
         return str(ipaddress.ip_network(self.subnet)[1])
 
     @property
     def prefix(self) -> int:
-        """The subnet's prefix length."""
+        """Prefix length of the subnet."""
         return ipaddress.ip_network(self.subnet).prefixlen
 
     @property
@@ -119,17 +119,17 @@ class Lab:
 
     @property
     def inventory(self) -> Path:
-        """The inventory that is written for it."""
+        """Generated inventory."""
         return self.dir / "inventory.yaml"
 
     @property
     def identity(self) -> Path:
-        """The client key that the hosts accept."""
+        """Client key that the hosts accept."""
         return self.dir / "id_ed25519"
 
     @property
     def known_hosts(self) -> Path:
-        """The hosts' own keys."""
+        """Host keys."""
         return self.dir / "known_hosts"
 
     def host(self, name: str) -> Host:
@@ -137,34 +137,32 @@ class Lab:
         return {host.name: host for host in self.hosts}[name]
 
 
-def tag(name: str) -> str:
-    """Return eight characters that stand for a lab's name where Linux leaves no room for it."""
+def name_hash(name: str) -> str:
+    """Return an eight-character hash of a lab's name, for names that Linux limits."""
     return f"{zlib.crc32(name.encode()):08x}"
 
 
 def bridge(name: str) -> str:
     """Return the name of a lab's bridge."""
-    return f"vlb{tag(name)}"
+    return f"vlb{name_hash(name)}"
 
 
 def is_netns(netns: str, name: str) -> bool:
-    """Tell whether a network namespace is a host's of the lab called `name`, and not of one whose
-    name only starts so.
-    """
+    """Return True if a network namespace belongs to a host of the lab called exactly `name`."""
     return re.fullmatch(rf"{re.escape(name)}-node\d+", netns) is not None
 
 
 def marker(name: str) -> str:
-    """Return what the environment of every process of a lab holds, up to the host's name."""
+    """Return the environment entry of a lab's processes, without the host's name."""
     return f"VLAUNCH_LAB={name}/"
 
 
 def default_dir(name: str) -> Path:
-    """Return where a lab lives when nothing else is said."""
+    """Return the default directory of a lab."""
     return Path("/var/lib") / name
 
 
-def make(
+def make_lab(
     *,
     name: str,
     directory: Path | None,
@@ -176,9 +174,9 @@ def make(
     rdma: str = "",
     troubles: Sequence[str] = (),
 ) -> Lab:
-    """Return a lab as asked for; raises RequestError when it cannot exist.
+    """Create a lab; raises RequestError for invalid values.
 
-    `troubles` are words like `node1:lost:3` (`gpu_trouble`).
+    `troubles` are arguments like `node1:lost:3` (`gpu_trouble`).
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
         raise RequestError(
@@ -191,12 +189,12 @@ def make(
         raise RequestError(
             f"`{subnet}` is not a subnet: {error}", hint="write it like 10.77.0.0/24"
         ) from None
-    room = network.num_addresses - FIRST_HOST - 1
-    if not 1 <= nodes <= room:
+    capacity = network.num_addresses - FIRST_HOST - 1
+    if not 1 <= nodes <= capacity:
         raise RequestError(
-            f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(room, 0)} nodes"
+            f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(capacity, 0)} nodes"
         )
-    _gpus(gpus, accelerator, gpu_model, troubles)
+    _check_gpus(gpus, accelerator, gpu_model, troubles)
     names = [f"node{number}" for number in range(1, nodes + 1)]
     return Lab(
         name=name,
@@ -207,12 +205,12 @@ def make(
         accelerator=_ACCELERATORS.get(accelerator, "cpu"),
         gpu_model=gpu_model,
         rdma=_RDMA.get(rdma, ""),
-        troubles=gpu_trouble.read(troubles, hosts=names, gpus=gpus),
+        troubles=gpu_trouble.parse_troubles(troubles, hosts=names, gpus=gpus),
     )
 
 
-def _gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]) -> None:
-    """Raise RequestError when hosts cannot have such GPUs."""
+def _check_gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]) -> None:
+    """Raise RequestError for an invalid combination of GPU options."""
     if accelerator != "nvidia" and troubles:
         raise RequestError(
             "`--gpu-trouble` needs GPUs that `nvidia-smi` tells of, and these hosts have none",
@@ -229,10 +227,8 @@ def _gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]) -> N
         )
 
 
-def save(lab: Lab) -> None:
-    """Write the lab's record into its directory; it also marks the directory as one that may be
-    removed.
-    """
+def save_lab(lab: Lab) -> None:
+    """Write the lab's record, which also marks its directory as safe to remove."""
     lab.dir.mkdir(parents=True, exist_ok=True)
     record = {
         "name": lab.name,
@@ -242,18 +238,16 @@ def save(lab: Lab) -> None:
         "accelerator": lab.accelerator,
         "gpu_model": lab.gpu_model,
         "rdma": lab.rdma,
-        "troubles": [str(each) for each in lab.troubles],
+        "troubles": [str(trouble) for trouble in lab.troubles],
     }
     (lab.dir / RECORD).write_text(json.dumps(record) + "\n")
 
 
-def load(directory: Path) -> Lab | None:
-    """Read the lab that was made in `directory`; None where there is no record or it cannot be
-    read.
-    """
+def load_lab(directory: Path) -> Lab | None:
+    """Read the lab's record from `directory`; None if it is missing or unreadable."""
     try:
         record: dict[str, Any] = json.loads((directory / RECORD).read_text())
-        return make(
+        return make_lab(
             name=str(record["name"]),
             directory=directory,
             subnet=str(record["subnet"]),
@@ -262,7 +256,7 @@ def load(directory: Path) -> Lab | None:
             accelerator=str(record.get("accelerator", "cpu")),
             gpu_model=str(record.get("gpu_model", "h100")),
             rdma=str(record.get("rdma", "")),
-            troubles=[str(each) for each in record.get("troubles", ())],
+            troubles=[str(trouble) for trouble in record.get("troubles", ())],
         )
     except (OSError, ValueError, KeyError, TypeError, RequestError):
         return None

@@ -1,6 +1,4 @@
-"""Run commands on the machine the practice cluster stands on: argv in, text out, a deadline
-always.
-"""
+"""Commands on the machine that hosts the lab cluster, always with a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from launcher.core.errors import DeadlineError, VlaunchError
 
 Say = Callable[[str], None]
 
-# Where Debian keeps what these commands need, also when the caller's PATH is a plain user's.
+# Debian's administrator PATH, which a plain user's PATH may lack.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -30,19 +28,20 @@ def run(
 
     Raises VlaunchError with its last lines when it fails, DeadlineError after `timeout` seconds.
     """
-    done = attempt(*argv, timeout=timeout, stdin=stdin, cwd=cwd)
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-8:]
+    result = attempt(*argv, timeout=timeout, stdin=stdin, cwd=cwd)
+    if result.returncode != 0:
+        last_lines = (result.stderr.strip() or result.stdout.strip()).splitlines()[-8:]
         raise VlaunchError(
-            f"{what or f'`{argv[0]}`'} failed with exit status {done.returncode}", evidence=said
+            f"{what or f'`{argv[0]}`'} failed with exit status {result.returncode}",
+            evidence=last_lines,
         )
-    return done.stdout
+    return result.stdout
 
 
 def attempt(
     *argv: str, timeout: float = 60.0, stdin: IO[bytes] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that may fail and return what became of it."""
+    """Run a command that may fail and return its result."""
     try:
         return subprocess.run(
             argv,
@@ -68,9 +67,7 @@ def await_true(
     timeout: float,
     evidence: Callable[[], str] = lambda: "",
 ) -> None:
-    """Wait until `condition()` holds; raises DeadlineError naming `what` after `timeout`
-    seconds.
-    """
+    """Wait until `condition()` is true; raises DeadlineError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -79,7 +76,7 @@ def await_true(
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a log, or nothing when there is none."""
+    """Return the last lines of a log; empty if it does not exist."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:

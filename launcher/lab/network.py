@@ -1,6 +1,4 @@
-"""The practice cluster's network: a bridge, and per host a network namespace with one cable
-(`eth0`) to it.
-"""
+"""Network of a lab cluster: a bridge, and per host a namespace with a veth pair (`eth0`)."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from launcher.lab.layout import Host, Lab
 
 _NETNS = Path("/run/netns")
 _FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-CUT = "vlaunch-lab-cut"  # the comment on every packet filter rule of a practised fault
+CUT = "vlaunch-lab-cut"  # comment on packet filter rules that simulate faults
 
 
 def ensure(lab: Lab) -> None:
-    """Make the bridge and every host's namespace and cable, or what is missing of them.
+    """Create the bridge and all hosts' namespaces and cables where they are missing.
 
-    Raises RequestError when the subnet is in use for something else.
+    Raises RequestError when the subnet is in use.
     """
     _refuse_overlap(lab)
     if not _exists(lab.bridge):
@@ -36,39 +34,35 @@ def ensure(lab: Lab) -> None:
 
 
 def _ensure_host(lab: Lab, host: Host) -> None:
-    if not usable(host):
+    if not is_usable(host):
         machine.attempt("ip", "netns", "delete", host.netns)
         machine.run("ip", "netns", "add", host.netns)
-    inside = ("ip", "-n", host.netns)
-    if not _exists(host.link) or machine.attempt(*inside, "link", "show", "eth0").returncode != 0:
+    ip_argv = ("ip", "-n", host.netns)
+    if not _exists(host.link) or machine.attempt(*ip_argv, "link", "show", "eth0").returncode != 0:
         machine.attempt("ip", "link", "delete", host.link)
-        machine.attempt(*inside, "link", "delete", "eth0")
+        machine.attempt(*ip_argv, "link", "delete", "eth0")
         peer = ("peer", "name", "eth0", "address", _mac(host.ip), "netns", host.netns)
         machine.run("ip", "link", "add", host.link, "type", "veth", *peer)
     machine.run("ip", "link", "set", host.link, "master", lab.bridge, "up")
-    machine.run(*inside, "link", "set", "lo", "up")
-    machine.run(*inside, "link", "set", "eth0", "up")
-    machine.run(*inside, "address", "replace", f"{host.ip}/{lab.prefix}", "dev", "eth0")
-    machine.run(*inside, "route", "replace", "default", "via", lab.gateway)
+    machine.run(*ip_argv, "link", "set", "lo", "up")
+    machine.run(*ip_argv, "link", "set", "eth0", "up")
+    machine.run(*ip_argv, "address", "replace", f"{host.ip}/{lab.prefix}", "dev", "eth0")
+    machine.run(*ip_argv, "route", "replace", "default", "via", lab.gateway)
     unfilter(host)
 
 
 def _mac(ip: str) -> str:
-    """Return the hardware address for an address: always the same, so that neighbours find a remade
-    host at once.
-    """
+    """Return the MAC address for an IP; it is fixed, so that neighbours find a recreated host."""
     return "02:76:" + ":".join(f"{int(part):02x}" for part in ip.split("."))
 
 
-def usable(host: Host) -> bool:
-    """Tell whether a host's namespace exists and can be entered (after a crash its file may be an
-    empty shell).
-    """
+def is_usable(host: Host) -> bool:
+    """Return True if a host's namespace can be entered; after a crash only its file may exist."""
     return machine.attempt("ip", "-n", host.netns, "link", "show", "lo").returncode == 0
 
 
 def address(host: Host) -> str:
-    """Return the IPv4 address that is up on a host's `eth0`, or nothing."""
+    """Return the active IPv4 address of a host's `eth0`; empty if none."""
     answer = machine.attempt(
         "ip", "-n", host.netns, "-json", "-4", "address", "show", "dev", "eth0", "up"
     )
@@ -79,32 +73,28 @@ def address(host: Host) -> str:
 
 
 def unfilter(host: Host, *matching: str) -> None:
-    """Remove the packet filter rules of practised faults from a host; `matching` words narrow the
-    choice.
-    """
+    """Remove a host's packet filter rules of simulated faults that contain all of `matching`."""
     prefix = ("ip", "netns", "exec", host.netns, "iptables")
-    for rule in rules(machine.attempt(*prefix, "-S").stdout, CUT):
-        if all(word in rule for word in matching):
+    for rule in tagged_rules(machine.attempt(*prefix, "-S").stdout, CUT):
+        if all(text in rule for text in matching):
             machine.run(*prefix, "-D", *rule[1:])
 
 
-def rules(listing: str, comment: str) -> Iterator[list[str]]:
-    """Yield the rules that carry `comment`, as words, from what `iptables -S` prints."""
+def tagged_rules(listing: str, comment: str) -> Iterator[list[str]]:
+    """Yield the rules with `comment`, as argument lists, from the output of `iptables -S`."""
     for line in listing.splitlines():
-        words = shlex.split(line)
-        if words[:1] == ["-A"] and comment in words:
-            yield words
+        arguments = shlex.split(line)
+        if arguments[:1] == ["-A"] and comment in arguments:
+            yield arguments
 
 
 def _ensure_forwarding(lab: Lab) -> None:
-    """Let frames cross the bridge where a packet filter sees them and might drop them (any Docker
-    daemon sets that up).
-    """
+    """Allow traffic across the bridge where iptables filters it, as any Docker daemon sets up."""
     if not _FILTERED.exists() or _FILTERED.read_text().strip() != "1":
         return
     listing = machine.run("iptables", "-S", "FORWARD")
     if (
-        any(rules(listing, lab.name))
+        any(tagged_rules(listing, lab.name))
         or listing.split("\n", 1)[0] == listing.strip() == "-P FORWARD ACCEPT"
     ):
         return
@@ -112,7 +102,7 @@ def _ensure_forwarding(lab: Lab) -> None:
 
 
 def forwarding_rule(lab: Lab) -> tuple[str, ...]:
-    """Return the packet filter rule that lets hosts reach each other."""
+    """Return the packet filter rule that allows traffic between hosts."""
     return (
         "-i",
         lab.bridge,
@@ -128,36 +118,36 @@ def forwarding_rule(lab: Lab) -> tuple[str, ...]:
 
 
 def remove(name: str) -> None:
-    """Remove every namespace, cable, bridge and packet filter rule of the lab called `name`."""
+    """Remove all namespaces, cables, bridges and packet filter rules of a lab."""
     for netns in namespaces(name):
         machine.attempt("ip", "netns", "delete", netns)
         (_NETNS / netns).unlink(missing_ok=True)
     for link in links(name):
         machine.attempt("ip", "link", "delete", link)
-    for rule in forwarding(name):
+    for rule in forwarding_rules(name):
         machine.attempt("iptables", "-D", *rule[1:])
 
 
 def namespaces(name: str) -> list[str]:
-    """Return the network namespaces of a lab that are there."""
+    """Return the existing network namespaces of a lab."""
     return sorted(
         path.name for path in _NETNS.glob(f"{name}-*") if layout.is_netns(path.name, name)
     )
 
 
 def links(name: str) -> list[str]:
-    """Return the interfaces of a lab that are there on the machine, cables first."""
-    found = machine.attempt("ip", "-json", "link", "show").stdout
-    names = [str(link["ifname"]) for link in json.loads(found or "[]")]
-    return [n for n in names if n.startswith(f"vle{layout.tag(name)}-")] + [
+    """Return the existing interfaces of a lab on the machine, cables first."""
+    listing = machine.attempt("ip", "-json", "link", "show").stdout
+    names = [str(link["ifname"]) for link in json.loads(listing or "[]")]
+    return [n for n in names if n.startswith(f"vle{layout.name_hash(name)}-")] + [
         n for n in names if n == layout.bridge(name)
     ]
 
 
-def forwarding(name: str) -> list[list[str]]:
-    """Return the machine's packet filter rules that a lab added."""
+def forwarding_rules(name: str) -> list[list[str]]:
+    """Return the packet filter rules that a lab has added to the machine."""
     listing = machine.attempt("iptables", "-S", "FORWARD").stdout
-    return [rule for rule in rules(listing, name) if layout.bridge(name) in rule]
+    return [rule for rule in tagged_rules(listing, name) if layout.bridge(name) in rule]
 
 
 def _exists(link: str) -> bool:
@@ -165,13 +155,13 @@ def _exists(link: str) -> bool:
 
 
 def _refuse_overlap(lab: Lab) -> None:
-    wanted = ipaddress.IPv4Network(lab.subnet)
+    subnet = ipaddress.IPv4Network(lab.subnet)
     for route in json.loads(machine.run("ip", "-json", "-4", "route", "show", "table", "all")):
         destination = str(route.get("dst", ""))
         device = str(route.get("dev", ""))
         if device == lab.bridge or not destination[:1].isdigit():
             continue
-        if ipaddress.IPv4Network(destination, strict=False).overlaps(wanted):
+        if ipaddress.IPv4Network(destination, strict=False).overlaps(subnet):
             raise RequestError(
                 f"the subnet {lab.subnet} is in use on this machine: {destination} is reached"
                 f" through `{device}`",

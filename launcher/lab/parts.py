@@ -1,6 +1,4 @@
-"""What a machine needs before it can carry a practice cluster: named all at once, with the command
-that installs it.
-"""
+"""Programs that a lab cluster needs on the machine, and the packages that provide them."""
 
 from __future__ import annotations
 
@@ -19,43 +17,41 @@ _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A program or file, and the Debian package that brings it."""
+class Prerequisite:
+    """Program or file, and the Debian package that provides it."""
 
     name: str
     package: str
 
 
-PARTS = (
-    Part(name="dockerd", package="docker.io"),
-    Part(name="docker", package="docker.io"),
-    Part(name="sshd", package="openssh-server"),
-    Part(name="ssh-keygen", package="openssh-client"),
-    Part(name="ip", package="iproute2"),
-    Part(name="iptables", package="iptables"),
-    Part(name="mmdebstrap", package="mmdebstrap"),
-    Part(name=_KEYRING, package="debian-archive-keyring"),
-    Part(name="nsenter", package="util-linux"),
-    Part(name="unshare", package="util-linux"),
-    Part(name="pivot_root", package="util-linux"),
-    Part(name="setsid", package="util-linux"),
-    Part(name="sudo", package="sudo"),
-    # for stand-in GPUs
-    Part(name="python3", package="python3"),
-    Part(name="flock", package="util-linux"),
-    Part(name="setpriv", package="util-linux"),
+PREREQUISITES = (
+    Prerequisite(name="dockerd", package="docker.io"),
+    Prerequisite(name="docker", package="docker.io"),
+    Prerequisite(name="sshd", package="openssh-server"),
+    Prerequisite(name="ssh-keygen", package="openssh-client"),
+    Prerequisite(name="ip", package="iproute2"),
+    Prerequisite(name="iptables", package="iptables"),
+    Prerequisite(name="mmdebstrap", package="mmdebstrap"),
+    Prerequisite(name=_KEYRING, package="debian-archive-keyring"),
+    Prerequisite(name="nsenter", package="util-linux"),
+    Prerequisite(name="unshare", package="util-linux"),
+    Prerequisite(name="pivot_root", package="util-linux"),
+    Prerequisite(name="setsid", package="util-linux"),
+    Prerequisite(name="sudo", package="sudo"),
+    # for simulated GPUs
+    Prerequisite(name="python3", package="python3"),
+    Prerequisite(name="flock", package="util-linux"),
+    Prerequisite(name="setpriv", package="util-linux"),
 )
 
 
-def missing(there: Callable[[str], bool]) -> list[Part]:
-    """Return the parts that are not there; `there` tells of a program's name or an absolute
-    path.
-    """
-    return [part for part in PARTS if not there(part.name)]
+def missing(is_present: Callable[[str], bool]) -> list[Prerequisite]:
+    """Return the missing parts; `is_present` takes a program's name or an absolute path."""
+    return [part for part in PREREQUISITES if not is_present(part.name)]
 
 
 def on_this_machine(name: str) -> bool:
-    """Tell whether a program is on the administrator's PATH, or whether a path exists."""
+    """Return True if a program is on the administrator's PATH, or an absolute path exists."""
     return (
         Path(name).exists()
         if name.startswith("/")
@@ -63,30 +59,31 @@ def on_this_machine(name: str) -> bool:
     )
 
 
-def packages(parts: list[Part], *, split_client: bool) -> list[str]:
-    """Return the packages that bring `parts`; newer Debians ship Docker's client apart from its
-    daemon (`split_client`).
+def required_packages(parts: list[Prerequisite], *, split_client: bool) -> list[str]:
+    """Return the packages that provide `parts`.
+
+    Newer Debian releases package Docker's client separately (`split_client`).
     """
-    found = {
+    names = {
         "docker-cli" if split_client and part.name == "docker" else part.package for part in parts
     }
-    return sorted(found)
+    return sorted(names)
 
 
-def ensure(*, install: bool, say: Say) -> None:
-    """Raise RequestError naming all that the machine lacks, or install it when asked to."""
+def ensure_installed(*, install: bool, say: Say) -> None:
+    """Install missing packages, or raise RequestError with all of them."""
     require_linux_root()
-    lacking = missing(on_this_machine)
-    if not lacking:
+    absent = missing(on_this_machine)
+    if not absent:
         return
     apt = shutil.which("apt-get", path=machine.PATH) is not None
-    wanted = packages(lacking, split_client=apt and _has_package("docker-cli"))
+    package_names = required_packages(absent, split_client=apt and _has_package("docker-cli"))
     if not install or not apt:
-        raise lacks(lacking, wanted, apt=apt)
-    say(f"installing {', '.join(wanted)}")
+        raise missing_error(absent, package_names, apt=apt)
+    say(f"installing {', '.join(package_names)}")
     machine.run("apt-get", "update", "--quiet", timeout=300, what="`apt-get update`")
-    if "docker" in {part.name for part in lacking}:  # an empty package list knew no better
-        wanted = packages(lacking, split_client=_has_package("docker-cli"))
+    if "docker" in {part.name for part in absent}:  # the package list may have been empty
+        package_names = required_packages(absent, split_client=_has_package("docker-cli"))
     machine.run(
         *(
             "env",
@@ -97,23 +94,25 @@ def ensure(*, install: bool, say: Say) -> None:
             "--quiet",
             "--no-install-recommends",
         ),
-        *wanted,
+        *package_names,
         timeout=900,
         what="installing packages",
     )
     if still := missing(on_this_machine):
-        raise lacks(still, packages(still, split_client=False), apt=True)
+        raise missing_error(still, required_packages(still, split_client=False), apt=True)
 
 
-def lacks(parts: list[Part], wanted: list[str], *, apt: bool) -> RequestError:
-    """Return the error that names every missing part and how to get them all at once."""
+def missing_error(
+    parts: list[Prerequisite], package_names: list[str], *, apt: bool
+) -> RequestError:
+    """Return the error that lists all missing parts and one command to install them."""
     names = ", ".join(f"`{part.name}`" for part in parts)
     hint = (
-        f"run `sudo apt-get install --no-install-recommends {' '.join(wanted)}`, or add"
+        f"run `sudo apt-get install --no-install-recommends {' '.join(package_names)}`, or add"
         " `--install-missing`"
         if apt
         else (
-            f"install what Debian packages as {', '.join(wanted)} with this system's package"
+            f"install what Debian packages as {', '.join(package_names)} with this system's package"
             " manager"
         )
     )
@@ -121,7 +120,7 @@ def lacks(parts: list[Part], wanted: list[str], *, apt: bool) -> RequestError:
 
 
 def require_linux_root() -> None:
-    """Raise RequestError unless this is Linux and the caller may make namespaces."""
+    """Raise RequestError unless this is Linux and the user is root."""
     if not sys.platform.startswith("linux"):
         raise RequestError(
             "a practice cluster needs Linux", hint="run it in a Linux virtual machine"

@@ -1,6 +1,4 @@
-"""Find and end what runs on practice hosts, told by what the kernel knows of each process:
-environment and namespaces.
-"""
+"""Processes of lab hosts, identified by their environment and namespaces."""
 
 from __future__ import annotations
 
@@ -16,77 +14,79 @@ from launcher.lab.layout import Host
 
 _PROC = Path("/proc")
 _NETNS = Path("/run/netns")
-_SETTLED = "sleep"  # the last program that `host.sh` becomes
+_SETTLED = "sleep"  # the program that `host.sh` finally executes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process as the machine sees it."""
+    """Process as seen from the machine."""
 
     pid: int
     name: str
-    marker: str  # "VLAUNCH_LAB=name/host", or "" when it has none
-    netns: int  # the inode that names its network namespace
-    pids: tuple[int, ...]  # its process ids, from the machine's view down to its own
+    marker: str  # "VLAUNCH_LAB=name/host", or empty
+    netns: int  # inode of its network namespace
+    pids: tuple[int, ...]  # its process ids, from the outermost to the innermost namespace
 
     @property
     def is_init(self) -> bool:
-        """True for the first process of a host: containers' first processes carry no marker."""
+        """True for the init process of a host; those of containers have no marker."""
         return bool(self.marker) and len(self.pids) > 1 and self.pids[-1] == 1
 
 
-def init_of(host: Host) -> int | None:
-    """Return the process id of a host's first process, None when the host is off."""
-    return next((p.pid for p in _all() if p.marker == host.marker and p.is_init), None)
+def init_pid(host: Host) -> int | None:
+    """Return the process id of a host's init process; None when the host is off."""
+    return next((p.pid for p in _all_processes() if p.marker == host.marker and p.is_init), None)
 
 
-def booted(host: Host) -> bool:
-    """Tell whether a host's first process has become what it stays: before that, an exec(2) can
-    hide it from `init_of`.
+def is_booted(host: Host) -> bool:
+    """Return True if a host's init process runs its final program; an earlier exec(2) can hide it
+    from `init_of`.
     """
-    return any(p.marker == host.marker and p.is_init and p.name == _SETTLED for p in _all())
+    return any(
+        p.marker == host.marker and p.is_init and p.name == _SETTLED for p in _all_processes()
+    )
 
 
-def of_lab(name: str) -> list[Process]:
-    """Return every process of a lab: started for it, or in the network of one of its hosts."""
+def lab_processes(name: str) -> list[Process]:
+    """Return all processes with a lab's marker or in the network of one of its hosts."""
     networks = set(_network_inodes(name))
-    wanted = layout.marker(name)
-    return [p for p in _all() if p.marker.startswith(wanted) or p.netns in networks]
+    marker_prefix = layout.marker(name)
+    return [
+        p for p in _all_processes() if p.marker.startswith(marker_prefix) or p.netns in networks
+    ]
 
 
-def on_host(host: Host) -> list[Process]:
-    """Return every process in a host's network, containers included."""
+def host_processes(host: Host) -> list[Process]:
+    """Return all processes of a host, including those of containers."""
     try:
         inode = (_NETNS / host.netns).stat().st_ino
     except OSError:
         inode = -1
-    return [p for p in _all() if p.marker == host.marker or p.netns == inode]
+    return [p for p in _all_processes() if p.marker == host.marker or p.netns == inode]
 
 
-def end(processes: list[Process], *, timeout: float = 30.0) -> None:
-    """Kill processes and wait until they are gone; a host's first process takes all of the host
-    with it.
-    """
+def kill_processes(processes: list[Process], *, timeout: float = 30.0) -> None:
+    """Kill processes and wait until they are gone; killing init kills the whole host."""
     for process in sorted(processes, key=lambda p: not p.is_init):
-        kill(process.pid, signal.SIGKILL)
+        send_signal(process.pid, signal.SIGKILL)
     pids = [process.pid for process in processes]
     machine.await_true(
-        lambda: not any(_alive(pid) for pid in pids),
+        lambda: not any(_is_alive(pid) for pid in pids),
         what="the end of the hosts' processes",
         timeout=timeout,
     )
 
 
-def kill(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have gone meanwhile."""
+def send_signal(pid: int, signal_number: signal.Signals) -> None:
+    """Send a signal to a process, if it still exists."""
     try:
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
     except ProcessLookupError:
         return
 
 
-def _alive(pid: int) -> bool:
-    """Tell whether a process still runs; one that only waits to be buried does not."""
+def _is_alive(pid: int) -> bool:
+    """Return True if a process exists and is not a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -101,16 +101,15 @@ def _network_inodes(name: str) -> Iterator[int]:
                 yield path.stat().st_ino
 
 
-def _all() -> Iterator[Process]:
+def _all_processes() -> Iterator[Process]:
     for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (process := _read(entry)) is not None:
+        if entry.name.isdigit() and (process := _read_process(entry)) is not None:
             yield process
 
 
-def _read(entry: Path) -> Process | None:
+def _read_process(entry: Path) -> Process | None:
     try:
-        # The name first: a program that has its new name and an environment is past exec(2), which
-        # empties it for a moment.
+        # The name first: during exec(2) the environment is briefly empty, but the name is old.
         status = (entry / "status").read_text()
         environment = (entry / "environ").read_bytes()
         netns = (entry / "ns/net").stat().st_ino
@@ -130,7 +129,7 @@ def _read(entry: Path) -> Process | None:
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory that a process shares with no other, 0 when it has gone."""
+    """Return the private memory of a process in bytes; 0 if it has exited."""
     try:
         text = (_PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:

@@ -1,6 +1,4 @@
-"""Remove every trace of a practice cluster, whatever state it is in, and look afterwards whether
-any is left.
-"""
+"""Removal of a lab cluster in any state, and the search for leftovers."""
 
 from __future__ import annotations
 
@@ -17,23 +15,22 @@ from launcher.lab.machine import Say
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def down(name: str, directory: Path, say: Say) -> None:
-    """Remove the lab called `name` that lives in `directory`; nothing to remove is fine.
+def remove_lab(name: str, directory: Path, say: Say) -> None:
+    """Remove the lab called `name` in `directory`, if it exists.
 
-    Raises RequestError when the directory holds something that is no lab or another lab; nothing is
-    touched then.
+    Raises RequestError, without removing anything, when the directory is not that lab's.
     """
-    _refuse_strange(name, directory)
-    running = processes.of_lab(name)
+    _check_directory(name, directory)
+    running = processes.lab_processes(name)
     if running:
         say(f"ending {len(running)} processes")
-    while running:  # what is started while its parent is being ended is found on the next look
-        processes.end(running)
-        running = processes.of_lab(name)
+    while running:  # processes may start while their parent is being killed
+        processes.kill_processes(running)
+        running = processes.lab_processes(name)
     network.remove(name)
     for path in mounts(directory):
         machine.attempt("umount", "--lazy", path)
-    with suppress(DeadlineError):  # then `leftovers` names them
+    with suppress(DeadlineError):  # `leftovers` lists them then
         machine.await_true(
             lambda: _remove_cgroups(name), what="the removal of control groups", timeout=10
         )
@@ -43,22 +40,20 @@ def down(name: str, directory: Path, say: Say) -> None:
 
 
 def leftovers(name: str, directory: Path) -> list[str]:
-    """Return one line for each trace of the lab that is on this machine; an empty list means that
-    none is.
-    """
+    """Return one line for each remaining trace of the lab on this machine."""
     return [
-        *(f"process {process.pid} ({process.name})" for process in processes.of_lab(name)),
+        *(f"process {process.pid} ({process.name})" for process in processes.lab_processes(name)),
         *(f"network namespace {netns}" for netns in network.namespaces(name)),
         *(f"interface {link}" for link in network.links(name)),
-        *(f"packet filter rule {' '.join(rule)}" for rule in network.forwarding(name)),
+        *(f"packet filter rule {' '.join(rule)}" for rule in network.forwarding_rules(name)),
         *(f"mount {path}" for path in mounts(directory)),
         *(f"control group {path}" for path in cgroups(name)),
         *([f"directory {directory}"] if directory.exists() else []),
     ]
 
 
-def cache(directory: Path) -> None:
-    """Remove the kept wheels, images and model, and the directory when nothing else is in it."""
+def remove_cache(directory: Path) -> None:
+    """Remove cached wheels, images and models, and the directory if it is empty then."""
     for path in (
         path
         for kind in ("wheels-*", "image-*", "gpus-*", "model-*", "building-*", "debian13*")
@@ -75,9 +70,9 @@ def cache(directory: Path) -> None:
 def mounts(directory: Path, table: str | None = None) -> list[str]:
     """Return the machine's mount points below a directory, innermost first."""
     text = Path("/proc/self/mountinfo").read_text() if table is None else table
-    found = [_unescape(line.split()[4]) for line in text.splitlines() if len(line.split()) > 4]
+    paths = [_unescape(line.split()[4]) for line in text.splitlines() if len(line.split()) > 4]
     return sorted(
-        (path for path in found if Path(path).is_relative_to(directory)), key=len, reverse=True
+        (path for path in paths if Path(path).is_relative_to(directory)), key=len, reverse=True
     )
 
 
@@ -90,26 +85,26 @@ def _unescape(path: str) -> str:
 
 def cgroups(name: str) -> list[str]:
     """Return the control groups of a lab's containers, innermost first."""
-    return sorted(_walk(name), key=len, reverse=True)
+    return sorted(_walk_cgroups(name), key=len, reverse=True)
 
 
 def _remove_cgroups(name: str) -> bool:
-    """Remove what can be removed; a group stays busy for a moment after its last process."""
+    """Remove idle groups; True when none is left. Groups stay busy briefly after processes exit."""
     for path in cgroups(name):
         with suppress(OSError):
             Path(path).rmdir()
     return not cgroups(name)
 
 
-def _walk(name: str) -> Iterator[str]:
+def _walk_cgroups(name: str) -> Iterator[str]:
     for top in (_CGROUPS / name, *_CGROUPS.glob(f"*/{name}")):
         yield from (path for path, _, _ in os.walk(top))
 
 
-def _refuse_strange(name: str, directory: Path) -> None:
+def _check_directory(name: str, directory: Path) -> None:
     if not directory.is_dir() or not any(directory.iterdir()):
         return
-    lab = layout.load(directory)
+    lab = layout.load_lab(directory)
     if lab is None and not (directory / layout.RECORD).exists():
         raise RequestError(
             f"`{directory}` holds something that is no practice cluster; it is left alone"

@@ -1,4 +1,4 @@
-"""The text of every file a practice cluster needs: pure, so that tests can read it."""
+"""Contents of the configuration files of a lab cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAY = "2.60.0"
 
 
 def etc_files(lab: Lab, host: Host) -> dict[str, str]:
-    """Return the content of a host's own files below `/etc`."""
+    """Return the contents of a host's own files below `/etc`, by path."""
     return {
         "hostname": f"{host.name}\n",
         "hosts": _hosts(lab),
@@ -40,9 +40,7 @@ def _hosts(lab: Lab) -> str:
 
 
 def _docker(lab: Lab, host: Host) -> dict[str, object]:
-    """Return dockerd's settings: no bridge and no packet filter of its own, everything in the
-    host's network.
-    """
+    """Return dockerd's settings: host networking only, without a bridge or packet filter."""
     return {
         "bridge": "none",
         "iptables": False,
@@ -53,7 +51,7 @@ def _docker(lab: Lab, host: Host) -> dict[str, object]:
     }
 
 
-# A login without rights on the Docker socket, for `docker: [sudo, -n, docker]` in an inventory.
+# `ops` cannot use the Docker socket, to test `docker: [sudo, -n, docker]` in an inventory.
 _SUDOERS = """\
 root ALL=(ALL:ALL) ALL
 ops ALL=(root) NOPASSWD: /usr/bin/docker, /usr/local/bin/docker
@@ -75,7 +73,7 @@ ops:x:1000:
 nogroup:x:65534:
 """
 
-# UsePAM needs a full PAM configuration; without it a `*` in shadow still lets keys in.
+# UsePAM needs a full PAM configuration; without it, accounts with `*` in shadow still accept keys.
 _SSHD = """\
 HostKey /etc/ssh/ssh_host_ed25519_key
 PidFile none
@@ -94,33 +92,33 @@ Subsystem sftp internal-sftp
 
 
 def known_hosts(lab: Lab, keys: dict[str, str]) -> str:
-    """Return a known_hosts file; `keys` has each host's public key by the host's name."""
+    """Return a known_hosts file; `keys` has the public keys by host name."""
     return "".join(
         f"{host.ip},{host.name} {' '.join(keys[host.name].split()[:2])}\n" for host in lab.hosts
     )
 
 
 def inventory(lab: Lab) -> str:
-    """Return the inventory of the practice cluster."""
-    stand_ins = lab.accelerator != "cpu"
-    slots = PLAINLY if stand_ins else "`gpus` below are slots that Ray counts, not devices"
+    """Return the inventory of the lab cluster."""
+    simulated = lab.accelerator != "cpu"
+    slots = PLAINLY if simulated else "`gpus` below are slots that Ray counts, not devices"
     nodes = "\n".join(
         f"  - {{name: {host.name}, host: {host.ip}, ip: {host.ip}, gpus: {lab.gpus}}}"
         for host in lab.hosts
     )
-    # A JSON string is a YAML string: paths with spaces or colons stay whole.
-    identity, known, model = (
+    # JSON strings are valid YAML strings, also for paths with spaces or colons.
+    identity, host_keys, model = (
         json.dumps(str(path)) for path in (lab.identity, lab.known_hosts, MODEL)
     )
-    hca = ", ".join(devices.cards(lab)[: lab.gpus])
+    hca = ", ".join(devices.rdma_devices(lab)[: lab.gpus])
     rdma = f", fabric: {lab.rdma}, hca: [{hca}]" if lab.rdma else ""
     return f"""\
 # The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
 cluster: lab
-image: {gpu_image.NAME if stand_ins else image.NAME}
+image: {gpu_image.NAME if simulated else image.NAME}
 accelerator: {lab.accelerator.ljust(20)} # {slots}
 ray: {{version: "{RAY}", object_store: 200MB}}
-ssh: {{user: root, identity: {identity}, known_hosts: {known}}}
+ssh: {{user: root, identity: {identity}, known_hosts: {host_keys}}}
 hf_home: {HF_HOME}
 network: {{interface: eth0{rdma}}}
 env:

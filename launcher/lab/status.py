@@ -1,6 +1,4 @@
-"""What a practice cluster looks like right now, asked of the kernel and the daemons, never of a
-record.
-"""
+"""Live status of a lab cluster, from the kernel and the daemons."""
 
 from __future__ import annotations
 
@@ -14,10 +12,7 @@ from launcher.lab.layout import Host, Lab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """One host as observed.
-
-    `disk` is its own data in bytes, `memory` what its processes hold for themselves.
-    """
+    """Status of a host; `disk` (own data) and `memory` (private memory) in bytes."""
 
     name: str
     ip: str
@@ -32,22 +27,22 @@ class HostStatus:
 
     @property
     def up(self) -> bool:
-        """True when nothing of it is down."""
+        """True when all parts are up."""
         return self.network and self.booted and self.sshd and self.dockerd
 
 
 def observe(lab: Lab) -> list[HostStatus]:
-    """Ask every host of a lab how it is."""
+    """Return the status of all hosts of a lab."""
     return [_observe(host) for host in lab.hosts]
 
 
 def to_json(lab: Lab, states: list[HostStatus]) -> str:
-    """Return the states as one JSON document."""
+    """Format the states as a JSON document."""
     document: dict[str, Any] = {
         "name": lab.name,
         "accelerator": lab.accelerator,
         "gpus": lab.gpus,
-        "troubles": [str(each) for each in lab.troubles],
+        "troubles": [str(trouble) for trouble in lab.troubles],
         "inventory": str(lab.inventory),
         "up": all(state.up for state in states),
         "hosts": [{**asdict(state), "up": state.up} for state in states],
@@ -56,7 +51,7 @@ def to_json(lab: Lab, states: list[HostStatus]) -> str:
 
 
 def to_text(states: list[HostStatus]) -> str:
-    """Return the states as an aligned table."""
+    """Format the states as an aligned table."""
     head = (
         "HOST",
         "IP",
@@ -72,7 +67,7 @@ def to_text(states: list[HostStatus]) -> str:
     rows = [head, *(_row(state) for state in states)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
 
@@ -105,7 +100,7 @@ def _observe(host: Host) -> HostStatus:
         name=host.name,
         ip=host.ip,
         network=network.address(host) == host.ip,
-        booted=processes.init_of(host) is not None,
+        booted=processes.init_pid(host) is not None,
         sshd=hosts.ssh_answers(host),
         dockerd=dockerd,
         images=tuple(_docker(host, "images", "--format", "{{.Repository}}:{{.Tag}}"))
@@ -113,16 +108,16 @@ def _observe(host: Host) -> HostStatus:
         else (),
         containers=len(_docker(host, "ps", "--quiet")) if dockerd else 0,
         disk=_disk(host),
-        memory=sum(processes.memory(process.pid) for process in processes.on_host(host)),
+        memory=sum(processes.memory(process.pid) for process in processes.host_processes(host)),
     )
 
 
-def _docker(host: Host, *words: str) -> list[str]:
-    return machine.attempt(*hosts.docker_argv(host, *words)).stdout.split()
+def _docker(host: Host, *arguments: str) -> list[str]:
+    return machine.attempt(*hosts.docker_argv(host, *arguments)).stdout.split()
 
 
 def _disk(host: Host) -> int:
-    words = machine.attempt(
+    fields = machine.attempt(
         "du", "--summarize", "--one-file-system", "--block-size=1", str(host.root)
     ).stdout.split()
-    return int(words[0]) if words else 0
+    return int(fields[0]) if fields else 0

@@ -1,10 +1,9 @@
-"""Make a tiny random Llama with a tokenizer and a chat template; run inside the practice image,
-which has the libraries.
+"""Build of a tiny random Llama with a tokenizer and a chat template, inside the lab image.
 
 usage: python3 tiny_llama.py DIRECTORY
 
-Four heads and four key-value heads of 32: two tensor-parallel ranks divide them, three do not. Two
-layers make two pipeline stages. (A head size of 16 would be refused by the CPU attention.)
+Four heads and four key-value heads of size 32 can be divided by two tensor-parallel ranks, but not
+by three. Two layers allow two pipeline stages. (CPU attention rejects a head size of 16.)
 """
 
 from __future__ import annotations

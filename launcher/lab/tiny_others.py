@@ -1,10 +1,9 @@
-"""Make a tiny random model of another kind with another model's tokenizer; run inside the practice
-image, which has the libraries.
+"""Build of tiny random models of other kinds with another model's tokenizer, inside the lab image.
 
 usage: python3 tiny_others.py DIRECTORY OTHER-MODEL
 
-The directory's name tells the kind. Heads and layers are such that two ranks divide them in both
-ways, as those of the tiny Llama.
+The directory's name selects the kind. As in the tiny Llama, two tensor-parallel ranks or two
+pipeline stages are possible.
 """
 
 from __future__ import annotations
@@ -38,12 +37,13 @@ def main() -> None:
 
 
 def _moe(transformers: Any, tokenizer: Any, _: str) -> Any:
-    """A mixture of four experts, two of them for each token: two ranks with expert parallelism hold
-    two experts each. The CPU kernel divides the experts' sizes by 32.
+    """Build a mixture of four experts, two per token, for two ranks with expert parallelism.
+
+    The CPU kernel needs expert sizes divisible by 32.
     """
     config = transformers.Qwen3MoeConfig(
         **_SIZES,
-        **_words(tokenizer),
+        **_token_ids(tokenizer),
         num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=2048,
@@ -56,7 +56,7 @@ def _moe(transformers: Any, tokenizer: Any, _: str) -> Any:
     return transformers.Qwen3MoeForCausalLM(config)
 
 
-def _words(tokenizer: Any) -> dict[str, int]:
+def _token_ids(tokenizer: Any) -> dict[str, int]:
     return {
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -66,20 +66,20 @@ def _words(tokenizer: Any) -> dict[str, int]:
 
 
 def _embed(transformers: Any, _: Any, source: str) -> Any:
-    """The body of a Llama without its head, which vLLM 0.32 serves for embeddings
+    """Build a Llama without its head, which vLLM 0.32 serves for embeddings
     (vllm/model_executor/models/registry.py).
     """
     return transformers.LlamaModel(transformers.AutoConfig.from_pretrained(source))
 
 
 def _rerank(transformers: Any, tokenizer: Any, _: str) -> Any:
-    """A BERT that gives a pair of texts a score: vLLM 0.32 ranks with models of exactly one label
+    """Build a BERT with one label, which vLLM 0.32 requires for scoring pairs of texts
     (`enable_scoring_api` in vllm/entrypoints/pooling/utils.py).
     """
     config = transformers.BertConfig(
-        **_SIZES, **_words(tokenizer), max_position_embeddings=512, num_labels=1
+        **_SIZES, **_token_ids(tokenizer), max_position_embeddings=512, num_labels=1
     )
-    tokenizer.chat_template = None  # it is given texts, and no conversation
+    tokenizer.chat_template = None  # inputs are texts, not conversations
     return transformers.BertForSequenceClassification(config)
 
 

@@ -18,7 +18,7 @@ import paramiko
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.ssh import envelope
-from launcher.ssh.held import Running, Talk
+from launcher.ssh.held import OnStart, RunningCommands
 from launcher.ssh.output import OnLine, Output
 
 GRACE: Final = 10.0  # seconds after the node's own deadline before this side stops reading
@@ -28,9 +28,9 @@ _CHUNK: Final = 256 * 2**10
 _NO_STATUS: Final = 254  # replaces an exit status that no process can have
 _PACKET: Final = 32 * 2**10 - 64  # bytes that paramiko sends at once
 
-Lost = "the connection was lost"
+CONNECTION_LOST = "the connection was lost"
 # A shell started by sshd reads ~/.bashrc, where an `exit` succeeds without running the command.
-_UNBEGUN: Final = (
+_NOT_STARTED: Final = (
     "the command did not begin: the login's shell ended, or waits, in its start-up files"
     " (~/.bashrc)"
 )
@@ -61,9 +61,9 @@ def run(
     command: Command,
     *,
     marker: str,
-    running: Running,
+    running: RunningCommands,
     on_line: OnLine | None = None,
-    on_talk: Talk | None = None,
+    on_talk: OnStart | None = None,
 ) -> Answer:
     """Run `command` and return its answer; a broken connection is code 255, never an exception.
 
@@ -76,8 +76,8 @@ def run(
         on_talk: called once the command has started, with a function that sends more input.
     """
     start = time.monotonic()
-    out, err = Output.both(marker, on_line)
-    line, stdin = envelope.of(command, marker=marker)
+    out, err = Output.make_pair(marker, on_line)
+    line, stdin = envelope.wrap_command(command, marker=marker)
     wake = _Wake()
     deadline_passed = False
     try:
@@ -85,7 +85,9 @@ def run(
     except (paramiko.SSHException, EOFError, OSError) as error:
         reason = str(error) or type(error).__name__
         seconds = time.monotonic() - start
-        return Answer(node=command.node, code=255, err=f"{Lost}: {reason}", seconds=seconds)
+        return Answer(
+            node=command.node, code=255, err=f"{CONNECTION_LOST}: {reason}", seconds=seconds
+        )
     with contextlib.closing(channel), running.until_done(channel.close):
         try:
             channel.in_buffer.set_event(wake)
@@ -101,12 +103,12 @@ def run(
             else:
                 _send(channel, stdin, sent)
             if on_talk is not None:
-                on_talk(partial(_say, channel, sent))
+                on_talk(partial(_send_after_stdin, channel, sent))
             deadline_passed = not _listen(
                 channel, wake, out, err, deadline=start + command.timeout + GRACE
             )
         except (paramiko.SSHException, EOFError, OSError):
-            _rest(channel, out, err)  # the output before the connection broke is the evidence
+            _drain_rest(channel, out, err)  # the output before the connection broke is the evidence
         # The protocol allows statuses that POSIX does not; 256 would look like success.
         code = channel.exit_status if channel.exit_status <= 255 else _NO_STATUS
     seconds = time.monotonic() - start
@@ -119,9 +121,9 @@ def run(
     elif code == -1 and channel.eof_received:
         code = 137  # the node reported a signal: `timeout` itself was killed
     elif code == -1:
-        code, errors = 255, f"{errors}\n{Lost}".strip()
+        code, errors = 255, f"{errors}\n{CONNECTION_LOST}".strip()
     if not out.started and code in (0, 124):
-        code, errors = code or _NO_STATUS, f"{errors}\n{_UNBEGUN}".strip()
+        code, errors = code or _NO_STATUS, f"{errors}\n{_NOT_STARTED}".strip()
     return Answer(
         node=command.node, code=code, out=printed, err=errors, seconds=seconds, timed_out=timed_out
     )
@@ -137,7 +139,7 @@ def _listen(
         received = _drain(channel, out, err)
         status = channel.exit_status != -1
         if channel.closed or (channel.eof_received and status):
-            _rest(channel, out, err)
+            _drain_rest(channel, out, err)
             return True
         now = time.monotonic()
         if received or not idle_since:
@@ -164,7 +166,7 @@ def _drain(channel: paramiko.Channel, out: Output, err: Output) -> bool:
     return received
 
 
-def _rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
+def _drain_rest(channel: paramiko.Channel, out: Output, err: Output) -> None:
     """Read the remaining output of a finished command, at most one window."""
     deadline = time.monotonic() + _LINGER
     while _drain(channel, out, err) and time.monotonic() < deadline:
@@ -183,7 +185,7 @@ def _send(channel: paramiko.Channel, data: bytes, sent: threading.Event) -> None
     sent.set()
 
 
-def _say(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
+def _send_after_stdin(channel: paramiko.Channel, sent: threading.Event, data: bytes) -> None:
     """Send a line after the standard input; ignored when the connection is gone."""
     with contextlib.suppress(OSError, paramiko.SSHException, EOFError):
         if sent.wait(OPEN_TIMEOUT):

@@ -48,9 +48,9 @@ class Connector:
         self, *, accept_new_host_keys: bool = False, terminal: openssh.Terminal | None = None
     ) -> None:
         self._accept_new = accept_new_host_keys
-        self._ask = _one_at_a_time(terminal) if terminal else None
+        self._ask = _serialise_prompts(terminal) if terminal else None
         self._keys = Keys(self._ask)
-        self._known: dict[tuple[Path, ...], KnownHosts] = {}
+        self._known_hosts_cache: dict[tuple[Path, ...], KnownHosts] = {}
         self._jumps: dict[tuple[str, ...], openssh.JumpHost] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="vlaunch-")
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class Connector:
 
     def _open(self, target: openssh.Target, ssh: Ssh) -> Connection:
         verify = VerifyHostKey(
-            self._known_hosts(target), target.known_as, accept_new=self._accept_new
+            self._known_hosts(target), target.host_key_name, accept_new=self._accept_new
         )
 
         def transport(sock: Any, **options: Any) -> paramiko.Transport:
@@ -118,7 +118,7 @@ class Connector:
                 raise failure from error
             raise
         connection.transport.set_keepalive(KEEPALIVE)
-        _give_up_early(connection.transport.sock)
+        _set_user_timeout(connection.transport.sock)
         return connection
 
     def _proxy(self, target: openssh.Target, ssh: Ssh) -> openssh.Proxy | None:
@@ -150,12 +150,12 @@ class Connector:
 
     def _known_hosts(self, target: openssh.Target) -> KnownHosts:
         with self._lock:
-            if target.known_hosts not in self._known:
-                self._known[target.known_hosts] = KnownHosts(target.known_hosts)
-            return self._known[target.known_hosts]
+            if target.known_hosts not in self._known_hosts_cache:
+                self._known_hosts_cache[target.known_hosts] = KnownHosts(target.known_hosts)
+            return self._known_hosts_cache[target.known_hosts]
 
 
-def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:
+def _serialise_prompts(terminal: openssh.Terminal) -> openssh.Terminal:
     lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -166,7 +166,7 @@ def _one_at_a_time(terminal: openssh.Terminal) -> openssh.Terminal:
     return ask
 
 
-def _give_up_early(sock: Any) -> None:
+def _set_user_timeout(sock: Any) -> None:
     # paramiko sends keep-alives without waiting for replies; the kernel notices missing ACKs.
     if (
         isinstance(sock, socket.socket)

@@ -11,7 +11,7 @@ from paramiko import ssh_exception
 from launcher.core.errors import ConnectError
 from launcher.ssh.known_hosts import HostKeyRefused
 from launcher.ssh.login import KeyUnusable, LoginRefused
-from launcher.ssh.openssh import JumpFailed, ProxyFailed, Target, words
+from launcher.ssh.openssh import JumpFailed, ProxyFailed, Target, jump_argv
 
 
 def connect_error(target: Target, error: BaseException) -> ConnectError:
@@ -41,7 +41,7 @@ def resets(error: BaseException) -> bool:
 
 
 def _explain(target: Target, error: BaseException) -> tuple[str, str]:
-    jump = " ".join(words(target.jump))
+    jump = " ".join(jump_argv(target.jump))
     if isinstance(error, JumpFailed):
         return f"cannot log in to jump host {target.jump}", f"make `ssh {jump} true` work"
     if isinstance(error, ProxyFailed) and target.jump:

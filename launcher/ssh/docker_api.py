@@ -188,9 +188,8 @@ class _Dial:
     def _remote(self, transport: paramiko.Transport) -> paramiko.Channel:
         channel = transport.open_session(timeout=DIAL_TIMEOUT)
         channel.settimeout(DIAL_TIMEOUT)
-        channel.exec_command(
-            f"exec {envelope.line(('sh', '-c', _PROGRAM, 'vlaunch', self._marker, *self._argv))}"
-        )
+        argv = ("sh", "-c", _PROGRAM, "vlaunch", self._marker, *self._argv)
+        channel.exec_command(f"exec {envelope.shell_line(argv)}")
         output = bytearray()
         deadline = time.monotonic() + DIAL_TIMEOUT
         while not output.endswith(f"{self._marker}\n".encode()):

@@ -45,25 +45,25 @@ _PROGRAM: Final = (
 )
 
 
-def line(argv: Argv) -> str:
+def shell_line(argv: Argv) -> str:
     """Quote an argv as a shell line; the only place that does so."""
     return shlex.join(argv)
 
 
-def of(command: Command, *, marker: str) -> tuple[str, bytes]:
+def wrap_command(command: Command, *, marker: str) -> tuple[str, bytes]:
     """Return the shell line to send for a command, and its standard input."""
     stdin = command.stdin() if command.stdin is not None else b""
     sent = wrap(
-        command.words,
+        command.full_argv,
         timeout=command.timeout,
         stdin=len(stdin),
         marker=marker,
-        hold="talk" if command.talk else "hold" if command.hold_stdin else "close",
+        hold="talk" if command.interactive else "hold" if command.hold_stdin else "close",
     )
     return sent, stdin
 
 
-def spoken(line: str) -> bytes:
+def encode_line(line: str) -> bytes:
     """Encode a line for a command with `talk`.
 
     Raises ValueError for text that `read` and `echo` of some shells would change: backslashes,
@@ -99,4 +99,4 @@ def wrap(argv: Argv, *, timeout: float, stdin: int, marker: str, hold: Hold = "c
         str(stdin),
         hold,
     )
-    return f"exec {line((*head, *argv))}"
+    return f"exec {shell_line((*head, *argv))}"

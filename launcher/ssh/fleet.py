@@ -22,7 +22,7 @@ from launcher.core.errors import ConnectError, NodeError
 from launcher.core.transport import Command
 from launcher.ssh import channel, local
 from launcher.ssh.connect import Connector
-from launcher.ssh.held import Bounded, Held, Running, Talk
+from launcher.ssh.held import BackgroundCommand, BoundedQueue, OnStart, RunningCommands
 from launcher.ssh.openssh import Terminal
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Fleet:
         for name in names:
             self._links[name].failed = None
         with ThreadPoolExecutor(self._width(len(names)), thread_name_prefix="connect") as pool:
-            pending = {name: pool.submit(self._where, name) for name in names}
+            pending = {name: pool.submit(self._remote_transport, name) for name in names}
         errors = {}
         for name, future in pending.items():
             try:
@@ -108,17 +108,17 @@ class Fleet:
         """
         return self._work(commands, follow=True)
 
-    def hold(self, command: Command) -> Held:
+    def hold(self, command: Command) -> BackgroundCommand:
         """Start a command in the background; it runs until `end` is called or the fleet closes."""
         return self._hold(command, local=False)
 
-    def hold_here(self, command: Command) -> Held:
+    def hold_local(self, command: Command) -> BackgroundCommand:
         """Start a command in the background on this machine; `command.node` names it in answers."""
         return self._hold(command, local=True)
 
-    def run_here(self, command: Command) -> Answer:
+    def run_local(self, command: Command) -> Answer:
         """Run a command on this machine; `command.node` names it in answers."""
-        return self._run(command, Running(), on_this_machine=True)
+        return self._run(command, RunningCommands(), on_this_machine=True)
 
     def docker(self, node: str) -> docker.APIClient:
         """Return the Docker API client of `node`; raises ConnectError or NodeError.
@@ -130,14 +130,14 @@ class Fleet:
 
         link = self._links[node]
         with link.lock:
-            where = self._where(node)
+            where = self._remote_transport(node)
             if link.docker is None or link.docker_on is not where:
                 try:
                     link.docker = docker_api.connect(self._nodes[node], where)
                 except docker_api.FAILURES as error:
                     argv = (*self._nodes[node].docker, "version")
                     command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
-                    answer = self._run(command, Running())
+                    answer = self._run(command, RunningCommands())
                     output = "" if answer.ok else answer.tail
                     raise docker_api.node_error(
                         node, error, output, explain=self._explain
@@ -160,11 +160,11 @@ class Fleet:
         """
         from launcher.ssh.tunnel import Tunnel  # noqa: PLC0415 - rarely needed
 
-        tunnel = Tunnel(node, self._where(node), host, port, local_port)
+        tunnel = Tunnel(node, self._remote_transport(node), host, port, local_port)
         self._closing.append(tunnel.close)
         return tunnel
 
-    def _where(self, node: str) -> paramiko.Transport | None:
+    def _remote_transport(self, node: str) -> paramiko.Transport | None:
         return None if self._nodes[node].connection == "local" else self.transport(node)
 
     def transport(self, node: str) -> paramiko.Transport:
@@ -211,7 +211,7 @@ class Fleet:
         for batch in per_node.values():
             waiting.put(batch)
         answers = _Answers(_AHEAD if follow else 0)
-        all_at_once = follow or any(command.together for command in commands)
+        all_at_once = follow or any(command.simultaneous for command in commands)
         width = len(per_node) if all_at_once else self._width(len(per_node))
         for _ in range(width):
             threading.Thread(
@@ -244,22 +244,21 @@ class Fleet:
         except BaseException as error:
             answers.put(error)
 
-    def _hold(self, command: Command, *, local: bool) -> Held:
-        def run(running: Running, lines: Bounded, talk: Talk) -> Answer:
-            return self._run(
-                command, running, lines, talk if command.talk else None, on_this_machine=local
-            )
+    def _hold(self, command: Command, *, local: bool) -> BackgroundCommand:
+        def run(running: RunningCommands, lines: BoundedQueue, talk: OnStart) -> Answer:
+            on_start = talk if command.interactive else None
+            return self._run(command, running, lines, on_start, on_this_machine=local)
 
-        background = Held(command.node, run)
+        background = BackgroundCommand(command.node, run)
         self._closing.append(background.end)
         return background
 
     def _run(
         self,
         command: Command,
-        running: Running,
-        lines: _Answers | Bounded | None = None,
-        talk: Talk | None = None,
+        running: RunningCommands,
+        lines: _Answers | BoundedQueue | None = None,
+        talk: OnStart | None = None,
         *,
         on_this_machine: bool = False,
     ) -> Answer:
@@ -286,7 +285,7 @@ class _Answers(queue.Queue[Line | Answer | BaseException]):
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
-        self.running = Running()
+        self.running = RunningCommands()
 
     def put(self, item: Line | Answer | BaseException) -> None:  # type: ignore[override]
         """Add an item; dropped after cancellation."""

@@ -15,10 +15,10 @@ from launcher.ssh import envelope
 _LINES: Final = 100  # unread lines; older ones are dropped
 _LONGEST: Final = 8192  # characters per line
 
-Talk = Callable[[Callable[[bytes], None]], None]
+OnStart = Callable[[Callable[[bytes], None]], None]
 
 
-class Running:
+class RunningCommands:
     """Commands of one call; `cancel` stops those that run and any that start afterwards."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Running:
                 end()
 
 
-class Held:
+class BackgroundCommand:
     """Command in a thread of its own, until it exits, its connection breaks or `end` is called.
 
     Args:
@@ -59,13 +59,15 @@ class Held:
             second, and calls the third with a function that sends bytes to the command.
     """
 
-    def __init__(self, node: str, run: Callable[[Running, Bounded, Talk], Answer]) -> None:
+    def __init__(
+        self, node: str, run: Callable[[RunningCommands, BoundedQueue, OnStart], Answer]
+    ) -> None:
         self._node, self._run = node, run
         self._lock = threading.Lock()
         self._send: Callable[[bytes], None] | None = None
         self._unsent: list[bytes] = []
-        self._running = Running()
-        self._lines = Bounded()
+        self._running = RunningCommands()
+        self._lines = BoundedQueue()
         self.over: Answer | None = None  # set once it has exited, for whatever reason
         threading.Thread(target=self._work, name="held", daemon=True).start()
 
@@ -80,7 +82,7 @@ class Held:
 
         Raises ValueError for a line that would not arrive unchanged.
         """
-        data = envelope.spoken(line)
+        data = envelope.encode_line(line)
         with self._lock:
             if self._send is None:
                 self._unsent.append(data)
@@ -106,7 +108,7 @@ class Held:
             self._send = send
 
 
-class Bounded(queue.SimpleQueue[Any]):
+class BoundedQueue(queue.SimpleQueue[Any]):
     """Queue of lines and the final answer; drops the oldest line when full."""
 
     def put(self, item: Any) -> None:  # type: ignore[override]

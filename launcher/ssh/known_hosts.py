@@ -50,7 +50,7 @@ class KnownHosts:
         for file in self.files:
             if file.exists():
                 for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                    self._read(text)
+                    self._parse(text)
 
     def types(self, name: str) -> tuple[str, ...]:
         """Return the key types stored for `name` (`HOST`, or `[HOST]:PORT` unless 22)."""
@@ -81,9 +81,9 @@ class KnownHosts:
                 stream.seek(max(0, size - 1))
                 line_break = b"" if size == 0 or stream.read(1) == b"\n" else b"\n"
                 stream.write(line_break + text.encode() + b"\n")
-            self._read(text)
+            self._parse(text)
 
-    def _read(self, text: str) -> None:
+    def _parse(self, text: str) -> None:
         fields = text.split()
         if not fields or fields[0].startswith("#"):
             return
@@ -104,12 +104,12 @@ class KnownHosts:
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:
-    if any(_matches_one(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
+    if any(_matches_pattern(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
         return False
-    return any(_matches_one(pattern, name) for pattern in patterns)
+    return any(_matches_pattern(pattern, name) for pattern in patterns)
 
 
-def _matches_one(pattern: str, name: str) -> bool:
+def _matches_pattern(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
         # Only `*` and `?` are wildcards; `[` is literal, as in `[host]:port`.
         return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
@@ -142,21 +142,21 @@ class VerifyHostKey(paramiko.MissingHostKeyPolicy):
     """
 
     def __init__(self, known_hosts: KnownHosts, name: str, *, accept_new: bool) -> None:
-        self._known, self._name, self._accept_new = known_hosts, name, accept_new
+        self._known_hosts, self._name, self._accept_new = known_hosts, name, accept_new
 
     def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
         """Accept or add the key; raises HostKeyRefused, or OSError if it cannot be added."""
-        verdict = self._known.judge(self._name, key.get_name(), key.asbytes())
+        verdict = self._known_hosts.judge(self._name, key.get_name(), key.asbytes())
         if verdict == "unknown" and self._accept_new:
-            self._known.add(self._name, key.get_name(), key.asbytes())
+            self._known_hosts.add(self._name, key.get_name(), key.asbytes())
         elif verdict != "known":
-            raise HostKeyRefused(verdict, self._name, key, self._known.files[0])
+            raise HostKeyRefused(verdict, self._name, key, self._known_hosts.files[0])
 
     def prefer(self, transport: paramiko.Transport) -> None:
         """Prefer stored key types, so that a key of another type is not taken for a change."""
         algorithms = [
             name
-            for kind in self._known.types(self._name)
+            for kind in self._known_hosts.types(self._name)
             for name in _ALGORITHMS.get(kind, (kind,))
         ]
         options = transport.get_security_options()

@@ -16,7 +16,7 @@ from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.ssh import envelope
 from launcher.ssh.channel import GRACE
-from launcher.ssh.held import Running, Talk
+from launcher.ssh.held import OnStart, RunningCommands
 from launcher.ssh.output import OnLine, Output
 
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
@@ -28,14 +28,14 @@ def run(
     command: Command,
     *,
     marker: str,
-    running: Running,
+    running: RunningCommands,
     on_line: OnLine | None = None,
-    on_talk: Talk | None = None,
+    on_talk: OnStart | None = None,
 ) -> Answer:
     """Run `command` on this machine and return its answer; arguments as for `channel.run`."""
     start = time.monotonic()
-    out, err = Output.both(marker, on_line)
-    line, stdin = envelope.of(command, marker=marker)
+    out, err = Output.make_pair(marker, on_line)
+    line, stdin = envelope.wrap_command(command, marker=marker)
     process = subprocess.Popen(
         ["sh", "-c", line],
         stdin=subprocess.PIPE,
@@ -71,7 +71,12 @@ def run(
 
 
 def _listen(
-    process: subprocess.Popen[bytes], out: Output, err: Output, running: Running, *, deadline: float
+    process: subprocess.Popen[bytes],
+    out: Output,
+    err: Output,
+    running: RunningCommands,
+    *,
+    deadline: float,
 ) -> bool:
     """Read until the process exits or is cancelled; False when the deadline comes first."""
     with selectors.DefaultSelector() as selector:

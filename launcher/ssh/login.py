@@ -88,7 +88,9 @@ class Keys:
         agent_keys = {key.asbytes(): key for key in self._from_agent(target.agent)}
         files = (target.identity,) if target.identity else target.keys
         matched_keys = {
-            file: agent_keys.pop(_public(file)) for file in files if _public(file) in agent_keys
+            file: agent_keys.pop(_public_key(file))
+            for file in files
+            if _public_key(file) in agent_keys
         }
         for file, key in matched_keys.items():
             yield f"{file} (agent)", key
@@ -156,7 +158,7 @@ class _Agent(AgentSSH):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._one_at_a_time = threading.Lock()
+        self._message_lock = threading.Lock()
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(path)
@@ -165,11 +167,11 @@ class _Agent(AgentSSH):
             connection.close()
 
     def _send_message(self, message: Any) -> Any:
-        with self._one_at_a_time:
+        with self._message_lock:
             return super()._send_message(message)  # type: ignore[misc]
 
 
-def _public(file: str) -> bytes:
+def _public_key(file: str) -> bytes:
     try:
         return paramiko.pkey.PublicBlob.from_file(f"{Path(file).expanduser()}.pub").key_blob
     except (OSError, ValueError):

@@ -63,7 +63,7 @@ class Target:
     timeout: float = _TIMEOUT
 
     @property
-    def known_as(self) -> str:
+    def host_key_name(self) -> str:
         """Name in known_hosts files."""
         return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
@@ -188,7 +188,7 @@ class Proxy(socket.socket):
             self._process.wait()
 
 
-def words(jump: str) -> list[str]:
+def jump_argv(jump: str) -> list[str]:
     """Return the arguments of `ssh` for the last of the jump hosts."""
     first, _, last = jump.rpartition(",")
     return [*(("-J", first) if first else ()), f"ssh://{last}"]
@@ -209,7 +209,7 @@ class JumpHost:
         self, jump: str, options: Sequence[str], path: Path, *, ask: Terminal | None, timeout: float
     ) -> None:
         self.lock = threading.Lock()
-        self._path, self._ask, self._there = path, ask, words(jump)
+        self._path, self._ask, self._jump_argv = path, ask, jump_argv(jump)
         self._options = [f"-oControlPath={path}", f"-oConnectTimeout={max(1, round(timeout))}"]
         self._options += ["-oServerAliveInterval=15", *options]
         self._deadline = _TYPING if ask else timeout * (2 + jump.count(","))
@@ -218,7 +218,7 @@ class JumpHost:
 
     def open(self, target: Target, errors: Path) -> Proxy:
         """Open a connection to a node through the jump host."""
-        forward = ["-W", f"[{target.host}]:{target.port}", *self._there]
+        forward = ["-W", f"[{target.host}]:{target.port}", *self._jump_argv]
         return Proxy(["ssh", *self._options, "-oBatchMode=yes", *forward], errors)
 
     def login(self) -> None:
@@ -242,7 +242,7 @@ class JumpHost:
         errors = self._path.with_suffix(".err")
         with errors.open("wb") as file:
             process = self._process = subprocess.Popen(
-                ["sh", "-c", _MASTER, "sh", *options, *self._there],
+                ["sh", "-c", _MASTER, "sh", *options, *self._jump_argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=file,

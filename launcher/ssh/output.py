@@ -25,11 +25,11 @@ class Output:
         self._marker = marker.encode() + b"\n"
         self._started = False
         self._lines = Lines(on_line) if on_line is not None else None
-        self._kept = bytearray()
+        self._buffer = bytearray()
         self._cut = False
 
     @classmethod
-    def both(cls, marker: str, on_line: OnLine | None) -> tuple[Output, Output]:
+    def make_pair(cls, marker: str, on_line: OnLine | None) -> tuple[Output, Output]:
         """Create the standard output and the standard error of a command."""
         if on_line is None:
             return cls(marker), cls(marker)
@@ -45,19 +45,19 @@ class Output:
     def feed(self, data: bytes) -> None:
         """Add the next bytes."""
         if not self._started:
-            self._kept += data
-            _, separator, rest = self._kept.partition(self._marker)
+            self._buffer += data
+            _, separator, rest = self._buffer.partition(self._marker)
             if not separator:
-                del self._kept[:-_NOISE]
+                del self._buffer[:-_NOISE]
                 return
-            self._started, self._kept, data = True, bytearray(), bytes(rest)
+            self._started, self._buffer, data = True, bytearray(), bytes(rest)
         if self._lines is not None:
             self._lines.feed(data)
             return
-        room = LIMIT - len(self._kept)
+        room = LIMIT - len(self._buffer)
         self._cut = self._cut or len(data) > room
         if room > 0:
-            self._kept += data[:room]
+            self._buffer += data[:room]
 
     def end(self) -> str:
         """Return the buffered text; if the command never started, the login shell's output, which
@@ -66,7 +66,7 @@ class Output:
         if self._lines is not None and self._started:
             self._lines.end()
             return ""
-        return _text(self._kept) + (TRUNCATED if self._cut else "")
+        return _text(self._buffer) + (TRUNCATED if self._cut else "")
 
 
 class Lines:

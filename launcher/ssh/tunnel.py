@@ -32,7 +32,7 @@ class Tunnel:
     def __init__(
         self, node: str, transport: paramiko.Transport | None, host: str, port: int, local_port: int
     ) -> None:
-        self._node, self._transport, self._there = node, transport, (host, port)
+        self._node, self._transport, self._destination = node, transport, (host, port)
         try:
             self._listener = socket.create_server(("127.0.0.1", local_port))
         except OSError as error:
@@ -91,9 +91,9 @@ class Tunnel:
 
     def _connect(self, origin: tuple[str, int]) -> Any:
         if self._transport is None:
-            return socket.create_connection(self._there, timeout=_CONNECT_TIMEOUT)
+            return socket.create_connection(self._destination, timeout=_CONNECT_TIMEOUT)
         return self._transport.open_channel(
-            "direct-tcpip", self._there, origin, timeout=_CONNECT_TIMEOUT
+            "direct-tcpip", self._destination, origin, timeout=_CONNECT_TIMEOUT
         )
 
 

@@ -1,6 +1,4 @@
-"""Commands for the agents (HTTP, with the image's curl) and for the small programs that containers
-mount under /opt/vlaunch, and the text of programs that are sent.
-"""
+"""Commands in containers that query the agents (HTTP, with the image's curl)."""
 
 from __future__ import annotations
 
@@ -9,74 +7,73 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from launcher.agent.state import SOCKET
-from launcher.core.domain import Argv, Ports, options
+from launcher.core.domain import Argv, Ports, long_options
 
 _FOLDER = Path(__file__).parents[1] / "hosts" / "node"
-# Streams the answer to the request on the first line of standard input, which must stay open
-# meanwhile.
+# Streams the reply to the request on the first line of standard input, which must stay open.
 CHAT = ("env", "PYTHONPATH=/opt/vlaunch/agent.pyz", "python3", "-m", "vlaunch_agent.chat")
-# seconds for an answer of the agent: of its own, and of what it asks Ray and vLLM for
+# seconds for a reply of the agent: on its own, and when it queries Ray or vLLM
 _SHORT, _LONG = 15.0, 50.0
 
 
-def source(name: str) -> str:
-    """Return the program `launcher/hosts/node/NAME.py` as text, for `python3 -c`."""
+def program_source(name: str) -> str:
+    """Return the source of `launcher/hosts/node/NAME.py`, for `python3 -c`."""
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 def nodes(ports: Ports, peers: tuple[str, ...]) -> Argv:
-    """Ask for Ray's node table, and which of `peers` (`ip:port`) the head cannot open."""
-    return _ask("nodes", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
+    """Query Ray's node table, and which of `peers` (`ip:port`) the head cannot reach."""
+    return _curl_agent("nodes", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
 
 
 def port_open(ip: str, port: int) -> Argv:
-    """End with 0 exactly when a TCP port accepts a connection; cheaper than any client of Ray's."""
+    """Test whether a TCP port accepts a connection; faster than any Ray client."""
     program = f"import socket; socket.create_connection(({ip!r}, {port}), 3).close()"
     return ("python3", "-c", program)
 
 
 def jobs(ports: Ports, peers: tuple[str, ...] = ()) -> Argv:
-    """Ask for submitted jobs, Ray's nodes, actors and placement groups, the servers, and which
-    `peers` (`ip:port`) are closed.
+    """Query submitted jobs, Ray's nodes, actors and placement groups, the servers, and which
+    `peers` (`ip:port`) are unreachable.
     """
-    return _ask("jobs", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
+    return _curl_agent("jobs", _LONG, dashboard=ports.dashboard, peers=",".join(peers))
 
 
 def servers() -> Argv:
-    """Ask for the specs and statuses of servers, and which nodes' agents are connected."""
-    return _ask("servers", _SHORT)
+    """Query the specs and statuses of servers, and the connected agents."""
+    return _curl_agent("servers", _SHORT)
 
 
-def submit(ports: Ports) -> Argv:
+def submit_job(ports: Ports) -> Argv:
     """Submit a batch job described on standard input."""
-    return _ask("submit", _LONG, "--data-binary", "@-", dashboard=ports.dashboard)
+    return _curl_agent("submit", _LONG, "--data-binary", "@-", dashboard=ports.dashboard)
 
 
-def stop(ports: Ports, job: str, grace: float) -> Argv:
-    """Stop a job, politely for `grace` seconds."""
+def stop_job(ports: Ports, job: str, grace: float) -> Argv:
+    """Stop a job, with SIGKILL after `grace` seconds."""
     query = {"dashboard": ports.dashboard, "job": job, "grace": f"{grace:g}"}
-    return _ask("stop", grace + _LONG, "--request", "POST", **query)
+    return _curl_agent("stop", grace + _LONG, "--request", "POST", **query)
 
 
-def watch(host: str, port: int, name: str, offset: int, patience: float) -> Argv:
-    """Ask what a server's log on this node gained since `offset` bytes, if need be after so many
-    seconds; on the head also what `servers` says.
+def log_tail(host: str, port: int, name: str, offset: int, patience: float) -> Argv:
+    """Query a server's log on this node from byte `offset` on, waiting up to `patience` seconds for
+    new lines; on the head also the reply of `servers`.
     """
-    since = {"name": name, "offset": offset, "patience": f"{patience:g}"}
-    return _ask("watch", _LONG, api=address(host, port), **since)
+    query = {"name": name, "offset": offset, "patience": f"{patience:g}"}
+    return _curl_agent("watch", _LONG, api=address(host, port), **query)
 
 
 def address(host: str, port: int) -> str:
-    """Return an API's address as queries name it."""
+    """Format an API's address for queries."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def metrics(apis: Sequence[str], timeout: float) -> Argv:
-    """Ask what each API (`host:port`) on a node counts, and on the head for what `servers` says."""
-    return _ask("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
+    """Query the metrics of APIs (`host:port`) on a node; on the head also the servers."""
+    return _curl_agent("counts", timeout + _SHORT, apis=",".join(apis), timeout=f"{timeout:g}")
 
 
-def agent(
+def run_agent(
     command: Argv,
     *,
     node: str,
@@ -86,22 +83,26 @@ def agent(
     lead: bool,
     private_shm: bool,
 ) -> Argv:
-    """Be the first process of a node's container, and start `command` (Ray, or nothing) beside the
-    servers' processes.
+    """Run the agent as the init process of a node's container, with `command` (Ray, if any).
 
     The head's agent (`lead`) listens on `head`:`port` for the others, and serves its metrics at
-    `head`:`metrics`. With `private_shm` nobody else uses /dev/shm.
+    `head`:`metrics`. With `private_shm`, /dev/shm belongs to the container alone.
     """
-    where = options(node=node, head=head, port=port)
-    own = ("--lead", *options(metrics_port=metrics)) if lead else ()
-    shm = ("--private-shm",) if private_shm else ()
-    return ("agent", *where, *own, *shm, *(("--", *command) if command else ()))
+    common = long_options(node=node, head=head, port=port)
+    lead_options = ("--lead", *long_options(metrics_port=metrics)) if lead else ()
+    shm_options = ("--private-shm",) if private_shm else ()
+    return ("agent", *common, *lead_options, *shm_options, *(("--", *command) if command else ()))
 
 
-def _ask(path: str, patience: float, /, *curl: str, **query: object) -> Argv:
-    """Ask the agent of a container for a path, for so many seconds, with options of curl's."""
-    words = urlencode({name: value for name, value in query.items() if value != ""}, safe=":,")
+def _curl_agent(path: str, timeout: float, /, *curl_options: str, **query: object) -> Argv:
+    """Request a path from the agent of a container; `timeout` is in seconds."""
+    parameters = urlencode({name: value for name, value in query.items() if value != ""}, safe=":,")
     return (
-        *("curl", "-sS", "--fail-with-body", "--max-time", f"{patience:g}"),
-        *(*curl, "--unix-socket", SOCKET, f"http://agent/{path}{'?' if words else ''}{words}"),
+        *("curl", "-sS", "--fail-with-body", "--max-time", f"{timeout:g}"),
+        *(
+            *curl_options,
+            "--unix-socket",
+            SOCKET,
+            f"http://agent/{path}{'?' if parameters else ''}{parameters}",
+        ),
     )

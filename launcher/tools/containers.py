@@ -1,6 +1,4 @@
-"""The one container every node gets: what differs per node is its name, its role, its address and
-its network variables.
-"""
+"""Container of a node; only its name, role, address and network variables differ between nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from launcher.tools.site import Site
 
 PAYLOAD = "/opt/vlaunch"
 SECRETS = "/run/vlaunch/secrets"
-SERVERS = "/var/lib/vlaunch"  # what is served, and how it goes: agent/state.py
+SERVERS = "/var/lib/vlaunch"  # specs and statuses of servers: agent/state.py
 COMPILED = "/var/cache/vlaunch"
 _NO_IMAGE = "made-for-the-image"
-# Where each looks for what it compiled before: vllm/envs.py and vllm/compilation (0.32), triton's
-# and torch's own, flashinfer/jit/env.py, DeepGEMM's README, tilelang/env.py, and CUDA's C++
-# Programming Guide for what the driver compiles. The same in all containers, for Ray hands the
-# driver's environment to workers.
+# Cache directories of the compilers: vllm/envs.py and vllm/compilation (0.32), triton, torch,
+# flashinfer/jit/env.py, DeepGEMM's README, tilelang/env.py, and CUDA's C++ Programming Guide for
+# the driver. They are the same in all containers, because Ray copies the driver's environment to
+# workers.
 _COMPILED_ENV = {
     "VLLM_CACHE_ROOT": f"{COMPILED}/vllm",
     "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED}/inductor",
@@ -33,7 +31,7 @@ _COMPILED_ENV = {
     "CUDA_CACHE_PATH": f"{COMPILED}/cuda",
 }
 _RDMA_ULIMITS = {"memlock": "-1", "stack": "67108864"}
-# What the driver `local` does by itself; `json-file` writes without end
+# The defaults of the driver `local`; `json-file` has no limit by default
 # (https://docs.docker.com/engine/logging/drivers/local/).
 _LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 
@@ -44,13 +42,13 @@ def role(node: Node) -> docker.Role:
 
 
 def secrets_base(site: Site, node: Node) -> str:
-    """Return the directory on a node that holds `secrets/`; a place in memory is assumed when
-    nobody was asked.
+    """Return the parent directory of `secrets/` on a node; assumes a default for nodes that have
+    not been probed.
     """
     inventory, facts = site.inventory, site.facts_of(node)
     if inventory.secrets_in == "disk":
         return site.state_dir(node)
-    memory = (facts.memory if facts else "") or f"/run/vlaunch-{node.ssh.user or 'root'}"
+    memory = (facts.memory_dir if facts else "") or f"/run/vlaunch-{node.ssh.user or 'root'}"
     return f"{memory}/{inventory.cluster}"
 
 
@@ -62,16 +60,15 @@ def node_spec(
     *,
     fingerprinted: str | None = None,
 ) -> docker.ContainerSpec:
-    """Return the container of one node, head or worker: the agent, which starts Ray where the
-    inventory wants Ray.
+    """Return the container of a node: the agent, which starts Ray unless the inventory disables it.
 
-    `fingerprinted` stands in for the secrets' fingerprint where only their names are known.
+    `fingerprinted` replaces the secrets' fingerprint when only their names are known.
     """
     inventory = site.inventory
     start: Argv = ()
     if not inventory.ray.off:
         start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
-    argv = agent_queries.agent(
+    argv = agent_queries.run_agent(
         start,
         node=node.name,
         head=inventory.head.ip,
@@ -88,37 +85,42 @@ def node_spec(
 
 
 def probe_spec(site: Site, node: Node, argv: Argv) -> docker.ContainerSpec:
-    """Return a throw-away container with the image, environment, devices and rights of a node's; it
-    carries no secret.
+    """Return a throw-away container with a node's image, environment, devices and rights, but
+    without secrets.
     """
     spec = _spec(site, node, "probe", site.inventory.image, argv, {})
     spec = replace(spec, name=f"{spec.name}-probe", restart="no").labelled()
-    # A directory that is not there yet would be made by Docker, as root's.
-    left_out = (SECRETS, SERVERS, COMPILED)
-    return replace(spec, mounts=tuple(each for each in spec.mounts if each.target not in left_out))
-
-
-def compiled_by(site: Site, node: Node, image: str) -> str:
-    """Return the folder on a node for what engines in a container of an image compile there.
-
-    It is the inventory's image that counts, of which others are made: Ray on top of it changes
-    nothing that is compiled. Where a node lacks it, another's stands for it: `up` makes sure that
-    they are the same.
-    """
-    made = site.image(node, image)
-    bases = (site.image(each, site.inventory.image) for each in (node, *site.seen))
-    names = (
-        *(each.identity for each in bases if each),
-        made.labels.get(derived.BASE, "") if made else "",
+    # Docker would create missing directories, owned by root.
+    excluded = (SECRETS, SERVERS, COMPILED)
+    return replace(
+        spec, mounts=tuple(mount for mount in spec.mounts if mount.target not in excluded)
     )
-    known = next((each[:12] for each in names if re.match("[0-9a-f]{12}", each)), _NO_IMAGE)
-    return f"{site.cache_dir(node)}/{known}"
+
+
+def compile_cache_dir(site: Site, node: Node, image: str) -> str:
+    """Return the compile cache of an image on a node.
+
+    The cache belongs to the inventory's base image: adding Ray to it does not affect compiled code.
+    If a node lacks the base image, another node's is used: `up` ensures that they are equal.
+    """
+    derived_image = site.image(node, image)
+    bases = (
+        site.image(identity, site.inventory.image) for identity in (node, *site.observed_nodes)
+    )
+    names = (
+        *(identity.identity for identity in bases if identity),
+        derived_image.labels.get(derived.BASE, "") if derived_image else "",
+    )
+    prefix = next(
+        (identity[:12] for identity in names if re.match("[0-9a-f]{12}", identity)), _NO_IMAGE
+    )
+    return f"{site.cache_dir(node)}/{prefix}"
 
 
 def _spec(
     site: Site, node: Node, role: docker.Role, image: str, argv: Argv, env: Mapping[str, str]
 ) -> docker.ContainerSpec:
-    """Return what the containers of a node have in common, not yet labelled."""
+    """Return the common part of a node's containers, without labels."""
     inventory = site.inventory
     nvidia, amd = inventory.accelerator == "nvidia", inventory.accelerator == "amd"
     rdma = inventory.fabric != "ethernet"
@@ -138,8 +140,8 @@ def _spec(
         mounts=_mounts(site, node, image),
         shm=inventory.shm,
         gpus=docker.gpu_request(node) if nvidia else "",
-        # Each place in the container once: what the inventory says of it wins.
-        devices=tuple({_place(each): each for each in devices}.values()),
+        # One device per path in the container; the inventory takes precedence.
+        devices=tuple({_container_path(device): device for device in devices}.values()),
         cap_add=tuple(dict.fromkeys((*(("IPC_LOCK",) if rdma else ()), *inventory.cap_add))),
         groups=("video",) if amd else (),
         # ROCm's images need an unconfined seccomp profile for memory mapping (vLLM docs, AMD
@@ -153,58 +155,65 @@ def _spec(
 
 
 def _amd_devices(site: Site, node: Node) -> tuple[str, ...]:
-    """Return the driver's device, and the render nodes of the GPUs that a node names, or all of
-    them (https://rocm.docs.amd.com/projects/install-on-linux/en/latest/how-to/docker.html).
+    """Return the driver's device and the render nodes of the selected GPUs, or of all
+    (https://rocm.docs.amd.com/projects/install-on-linux/en/latest/how-to/docker.html).
 
-    Where nobody was asked, they are assumed to be numbered from 128 on, as the kernel does.
+    Without a probe, render nodes are assumed to be numbered from 128, as by the kernel.
     """
     if not node.gpu_ids:
         return ("/dev/kfd", "/dev/dri")
     facts = site.facts_of(node)
-    known = dict(enumerate((facts.amd_renders if facts else None) or ()))
-    minors = (known.get(int(each)) or 128 + int(each) for each in node.gpu_ids)
+    render_minors = dict(enumerate((facts.amd_renders if facts else None) or ()))
+    minors = (render_minors.get(int(gpu_id)) or 128 + int(gpu_id) for gpu_id in node.gpu_ids)
     return ("/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors))
 
 
-def _place(device: str) -> str:
-    """Return where `HOST[:CONTAINER][:rwm]` puts a device; a CDI name stands for itself."""
+def _container_path(device: str) -> str:
+    """Return the path of `HOST[:CONTAINER][:rwm]` in the container; CDI names are unchanged."""
     host, _, rest = device.partition(":")
-    place = rest.partition(":")[0]
+    target = rest.partition(":")[0]
     if not host.startswith("/"):
         return device
-    return place if place.startswith("/") else host
+    return target if target.startswith("/") else host
 
 
 def _log_options(site: Site, node: Node) -> Mapping[str, str]:
-    """Return what keeps a container's log small: no other driver knows these options, and Docker
-    refuses a container with an option that its driver does not know (`ValidateLogOpts` in moby).
+    """Return the options that limit a container's log, for drivers that support them.
+
+    Docker rejects containers with options unknown to the driver (`ValidateLogOpts` in moby).
     """
-    wanted, facts, there = site.inventory.logging, site.facts_of(node), site.container(node)
-    if wanted.options is not None:
-        return wanted.options
-    own = (facts.log_driver if facts else "") or (there.log_driver if there else "")
-    return _LOG_LIMITS if (wanted.driver or own or "json-file") in ("json-file", "local") else {}
+    logging, facts, container = site.inventory.logging, site.facts_of(node), site.container(node)
+    if logging.options is not None:
+        return logging.options
+    default_driver = (facts.log_driver if facts else "") or (
+        container.log_driver if container else ""
+    )
+    return (
+        _LOG_LIMITS
+        if (logging.driver or default_driver or "json-file") in ("json-file", "local")
+        else {}
+    )
 
 
 def _mounts(site: Site, node: Node, image: str) -> tuple[Mount, ...]:
     directory = site.state_dir(node)
     return (
         Mount(source=f"{directory}/payload", target=PAYLOAD, read_only=True),
-        # After a reboot there is nothing in memory, and a directory made by Docker would look like
-        # no secrets.
+        # Memory is empty after a reboot: if Docker created the directory, all secrets would seem
+        # to be missing.
         (ExistingMount if site.inventory.secrets_in == "memory" else Mount)(
             source=f"{secrets_base(site, node)}/secrets", target=SECRETS, read_only=True
         ),
         Mount(source=f"{directory}/server", target=SERVERS),
-        Mount(source=compiled_by(site, node, image), target=COMPILED),
+        Mount(source=compile_cache_dir(site, node, image), target=COMPILED),
         Mount(source=node.hf_home, target=node.hf_home),
         *site.inventory.mounts,
     )
 
 
 def _node_env(site: Site, node: Node) -> dict[str, str]:
-    """Return what must be right on each node by itself: Ray hands the driver's environment to
-    workers that lack a variable.
+    """Return the variables that differ between nodes: Ray copies the driver's environment to
+    workers, except for variables that they already have.
     """
     facts, accelerator = site.facts_of(node), site.inventory.accelerator
     interface = node.interface or (facts.interface_of(node.ip) if facts else None)
@@ -219,33 +228,33 @@ def _node_env(site: Site, node: Node) -> dict[str, str]:
     if node.hca:
         env["NCCL_IB_HCA"] = "=" + ",".join(node.hca)
     if accelerator == "nvidia":
-        # CUDA's own order is by speed; Docker, NVML and so Ray and vLLM number GPUs by PCI address.
+        # CUDA numbers GPUs by speed; Docker, NVML, and so Ray and vLLM, by PCI address.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # NVSHMEM reads `=` as NCCL does for the interface, but takes names of devices as they are;
-        # where its variables are unset, torch copies NCCL's, the `=` before devices included.
-        # Without NVSHMEM_ENABLE_NIC_PE_MAPPING, each GPU keeps the nearest of these devices.
+        # Like NCCL, NVSHMEM accepts `=` before interfaces, but not before devices; if its variables
+        # are unset, torch copies NCCL's, including the `=` before devices. Without
+        # NVSHMEM_ENABLE_NIC_PE_MAPPING, each GPU uses the nearest of these devices.
         env |= {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": f"={interface}"} if interface else {}
         env |= {"NVSHMEM_HCA_LIST": ",".join(node.hca)} if node.hca else {}
     if interface and accelerator != "cpu" and (node.hca or site.inventory.fabric == "ethernet"):
-        # Before 1.21, UCX knows no device without a port.
+        # Before 1.21, UCX requires the port of a device.
         devices = (name if ":" in name else f"{name}:1" for name in node.hca)
         env["UCX_NET_DEVICES"] = ",".join((*devices, interface))
     return env
 
 
 def _ray_env(inventory: Inventory) -> dict[str, str]:
-    # RAY_ADDRESS always: without it vLLM starts a Ray of its own, silently. RAY_AUTH_MODE always:
-    # since 2.59 Ray turns it on by itself on the head, and not on workers, when it finds a token
-    # file. The interval: `ray status` is renewed every five seconds otherwise, and shows
-    # yesterday's cluster meanwhile. The niceness: Ray gives its workers, and so vLLM, 15 unless
-    # told otherwise, behind everything else on the node. Ray's looks at its nodes: a closed port is
-    # a dead node after 5 s (15 by default). Silence is one after a minute, as by default: a node
-    # whose CPUs or disks are busy is silent for longer than one would think. The reconnection:
-    # workers end 15 s after they have lost the head (60), restart, and join the one that is back.
-    # The memory monitor: it kills ranks while they load, above all where GPUs share the host's
-    # memory (vllm issue 15102). The rotation: a log of Ray's own grows to 3 GB by default, one of
-    # its workers without end (ray/_private/workers/default_worker.py). The process groups: an
-    # engine ends with the Ray worker that started it, and frees its GPUs (the default from 2.57).
+    # RAY_ADDRESS: without it vLLM silently starts a Ray cluster of its own.
+    # RAY_AUTH_MODE: since 2.59 Ray enables it on the head, but not on workers, if a token exists.
+    # Autoscaler interval: by default `ray status` is up to five seconds old.
+    # Worker niceness: the default of 15 gives vLLM less CPU time than anything else on the node.
+    # Health checks: a closed port means a dead node after 5 s (default: 15), silence after the
+    # default of a minute, since nodes with busy CPUs or disks can be silent for long.
+    # Reconnection: workers exit 15 s (default: 60) after losing the head, restart, and rejoin.
+    # Memory monitor: it kills ranks while they load, above all where GPUs share the host's memory
+    # (vllm issue 15102).
+    # Rotation: by default Ray's logs grow to 3 GB, and those of workers without limit
+    # (ray/_private/workers/default_worker.py).
+    # Process groups: an engine exits with its Ray worker and frees its GPUs (default from 2.57).
     env = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_ROTATION_BACKUP_COUNT": "1",
@@ -265,11 +274,10 @@ def _ray_env(inventory: Inventory) -> dict[str, str]:
 
 
 def fingerprint(secrets: Mapping[str, Secret]) -> str:
-    """Return a short keyed hash of all secrets: it changes when one does, and tells nothing about
-    them.
+    """Return a short keyed hash of all secrets, to detect changes without revealing values.
 
-    The key is the cluster's own random token, so that a guessable secret cannot be found by trying
-    values. Before the token is made, nothing can be said.
+    The key is the cluster's random token, which prevents guessing weak secrets; without a token
+    there is no hash yet.
     """
     key = secrets[ray.TOKEN].reveal() if ray.TOKEN in secrets else ""
     if not key:
@@ -279,37 +287,37 @@ def fingerprint(secrets: Mapping[str, Secret]) -> str:
 
 
 def find_drift(site: Site, node: Node) -> tuple[str, ...]:
-    """Say how a node's container differs from the inventory.
+    """Describe how a node's container differs from the inventory.
 
-    `status` fetches no secrets, so that a new value of one goes unseen: the container's own
-    fingerprint stands in for it.
+    `status` does not fetch secrets and uses the container's own fingerprint, so changed values go
+    unnoticed.
     """
-    there = site.container(node)
-    return tuple(_differences(site, node, there)) if there is not None else ()
+    container = site.container(node)
+    return tuple(_differences(site, node, container)) if container is not None else ()
 
 
-def _differences(site: Site, node: Node, there: docker.Container) -> list[str]:
+def _differences(site: Site, node: Node, container: docker.Container) -> list[str]:
     inventory = site.inventory
-    base, image = site.image(node, inventory.image), site.image(node, there.image)
-    made_from = image.labels.get("vlaunch.base") if image else None
+    base, image = site.image(node, inventory.image), site.image(node, container.image)
+    base_identity = image.labels.get("vlaunch.base") if image else None
     secrets = dict.fromkeys([*inventory.secrets, ray.TOKEN], Secret(""))
     spec = node_spec(
         site,
         node,
-        there.image if made_from else inventory.image,
+        container.image if base_identity else inventory.image,
         secrets,
-        fingerprinted=there.labels.get("vlaunch.secrets"),
+        fingerprinted=container.labels.get("vlaunch.secrets"),
     )
-    said = []
-    if made_from and (base is None or made_from != base.identity):
-        said.append(f"{there.image} was not made from the present {inventory.image}")
-    if there.spec != spec.hash:
-        said += docker.differences(there, spec, image.env if image else _own_env(there, spec))
-    return said
+    differences = []
+    if base_identity and (base is None or base_identity != base.identity):
+        differences.append(f"{container.image} was not made from the present {inventory.image}")
+    if container.spec != spec.hash:
+        differences += docker.describe_differences(
+            container, spec, image.env if image else _image_env(container, spec)
+        )
+    return differences
 
 
-def _own_env(there: docker.Container, spec: docker.ContainerSpec) -> Mapping[str, str]:
-    """Return which variables an image brings that was not looked at: those that nobody sets are its
-    own.
-    """
-    return {name: value for name, value in there.env.items() if name not in spec.env}
+def _image_env(container: docker.Container, spec: docker.ContainerSpec) -> Mapping[str, str]:
+    """Return the presumed variables of an unknown image: all that the spec does not set."""
+    return {name: value for name, value in container.env.items() if name not in spec.env}

@@ -1,9 +1,8 @@
-"""The image derived from one that lacks Ray: its content, its name, and the command that builds it.
+"""Derived image that adds Ray to one without it: content, tag and build command.
 
-Ray comes as wheels in the build context, so that building needs no network, and the image is named
-by its content, so that every node ends up with the same thing under the same name. On CPUs it also
-has the plugin that lets vLLM's CPU build run under Ray: the files of `launcher/lab/cpu_platform` as
-pip would install them.
+The build context contains Ray's wheels, so that the build needs no network. The tag is a hash of
+the content, so that all nodes have the same image. For CPUs the image also contains the plugin that
+lets vLLM's CPU build run under Ray: `launcher/lab/cpu_platform`, as installed by pip.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _PLUGIN_INFO = f"{PLUGIN_PACKAGE}-1.0.dist-info"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelFile:
-    """One wheel on the control machine; `sha256` in hex."""
+    """Wheel on the control machine; `sha256` in hex."""
 
     name: str
     sha256: str
     path: Path
 
     def read(self) -> bytes:
-        """Return its bytes; raises VlaunchError where they are not those that were resolved."""
+        """Return the bytes; raises VlaunchError if they do not match the hash."""
         data = self.path.read_bytes()
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise VlaunchError(
@@ -54,15 +53,15 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSet:
-    """The wheels an image lacks, in file name order, and the version of Ray they bring."""
+    """Wheels that an image lacks, in file name order, and their version of Ray."""
 
     ray: str
     files: tuple[WheelFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """A derived image to be: its name, its Dockerfile, and the other files of the build context."""
+class ImageRecipe:
+    """Inputs of a derived image: tag, Dockerfile, and the other files of the build context."""
 
     tag: str
     dockerfile: str
@@ -70,25 +69,25 @@ class Recipe:
 
     @property
     def content(self) -> str:
-        """The hash in the tag, which is also the value of the label CONTENT."""
+        """Hash in the tag, also the value of the label CONTENT."""
         return self.tag.rpartition("-")[2]
 
 
-def recipe(
+def make_recipe(
     *,
     base: str,
     identity: str,
     image: ImagePython,
     wheels: WheelSet | None,
     plugin: Mapping[str, bytes] | None = None,
-) -> Recipe | None:
-    """Return the recipe of the derived image, or None when the base has all it needs.
+) -> ImageRecipe | None:
+    """Return the recipe of the derived image; None when the base image is complete.
 
     Args:
-        base: how nodes call the base image (BuildKit cannot start from a bare image id).
+        base: name of the base image on the nodes (BuildKit does not accept image ids).
         identity: the base image's id, the same on every node.
-        wheels: what the image lacks of Ray; None when it lacks nothing.
-        plugin: the files of the CPU platform plugin, for `accelerator: cpu`.
+        wheels: Ray's wheels that the image lacks; None if it lacks none.
+        plugin: files of the CPU platform plugin, for `accelerator: cpu`.
 
     Raises:
         RequestError: the image has neither uv nor pip.
@@ -96,53 +95,57 @@ def recipe(
     packages = wheels.files if wheels else ()
     if not packages and not plugin:
         return None
-    mark = plugin_mark(plugin)
-    hashes = {file.name: file.sha256 for file in packages} | ({"plugin": mark} if mark else {})
+    plugin_digest = plugin_hash(plugin)
+    hashes = {file.name: file.sha256 for file in packages} | (
+        {"plugin": plugin_digest} if plugin_digest else {}
+    )
     ray = wheels.ray if wheels else image.ray or ""
-    text = dockerfile(base, image, identity=identity, ray=ray, wheels=bool(packages), plugin=mark)
+    text = write_dockerfile(
+        base, image, identity=identity, ray=ray, wheels=bool(packages), plugin=plugin_digest
+    )
     files: dict[str, bytes | WheelFile] = {f"wheels/{file.name}": file for file in packages}
     files |= {f"plugin/{path}": data for path, data in (plugin or {}).items()}
-    return Recipe(tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, files=files)
+    return ImageRecipe(
+        tag=derived_tag(identity, hashes, text, ray=ray), write_dockerfile=text, files=files
+    )
 
 
-def plugin_mark(plugin: Mapping[str, bytes] | None) -> str:
-    """Return the value of the label PLUGIN: a hash of the plugin's files, empty without one."""
+def plugin_hash(plugin: Mapping[str, bytes] | None) -> str:
+    """Return the label PLUGIN: a hash of the plugin's files, empty without a plugin."""
     if not plugin:
         return ""
     hashes = [(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(plugin.items())]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:12]
 
 
-def fits(
+def labels_match(
     labels: Mapping[str, str],
     *,
     identity: str,
     ray: str | None,
     plugin: Mapping[str, bytes] | None,
 ) -> bool:
-    """Return True where an existing image has the labels that a recipe would give it.
+    """Return True if an existing image has the labels of a recipe.
 
-    Indexes gain releases, so that the same request may resolve to other wheels tomorrow; an image
-    that all nodes have stays in use.
+    It then stays in use, although the same request may resolve to newer wheels now.
     """
-    wanted = {
+    expected = {
         BASE: identity,
         EXTRAS: RAY_EXTRAS,
-        PLUGIN: plugin_mark(plugin),
+        PLUGIN: plugin_hash(plugin),
         **({RAY: ray} if ray else {}),
     }
-    return CONTENT in labels and all(labels.get(name) == value for name, value in wanted.items())
+    return CONTENT in labels and all(labels.get(name) == value for name, value in expected.items())
 
 
-def dockerfile(
+def write_dockerfile(
     base: str, image: ImagePython, *, identity: str, ray: str, wheels: bool, plugin: str = ""
 ) -> str:
-    """Write the Dockerfile. Entry point, command and user stay those of the base image.
+    """Return the Dockerfile; entry point, command and user are those of the base image.
 
-    The installation ends with importing Ray, so that an image in which it cannot start is never
-    tagged.
+    The build ends with an import of Ray, so that a broken image is never tagged.
     """
-    proof = (
+    import_check = (
         f'import ray.serve, pyarrow; assert ray.__version__ == "{ray}", ray.__version__'
         if ray
         else f"import {PLUGIN_PACKAGE}"
@@ -150,10 +153,10 @@ def dockerfile(
     folder = "/tmp/vlaunch"
     site = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     commands = [
-        *([f"{_install(image)} {folder}/wheels/*.whl"] if wheels else []),
+        *([f"{_install_command(image)} {folder}/wheels/*.whl"] if wheels else []),
         *([f'cp -r {folder}/plugin/. "{site}"'] if plugin else []),
         f"rm -r {folder}",
-        f"python3 -c {shlex.quote(proof)}",
+        f"python3 -c {shlex.quote(import_check)}",
     ]
     lines = [
         f"FROM {base}",
@@ -168,22 +171,18 @@ def dockerfile(
 
 
 def derived_tag(identity: str, wheels: Mapping[str, str], dockerfile: str, *, ray: str) -> str:
-    """Name the derived image by its content; the same inputs give the same name everywhere.
-
-    Args:
-        wheels: file name → sha256.
-    """
+    """Return the derived image's tag, a hash of its content; `wheels` maps file names to sha256."""
     content = json.dumps([identity, sorted(wheels.items()), dockerfile])
     version = re.sub(r"[^A-Za-z0-9_.]", "_", ray) or "none"
     return f"{REPOSITORY}:{version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def context(recipe: Recipe) -> bytes:
-    """Pack the build context as a tar, the same bytes for the same content."""
+def build_context(recipe: ImageRecipe) -> bytes:
+    """Pack the build context as a reproducible tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, content in sorted(
-            {"Dockerfile": recipe.dockerfile.encode(), **recipe.files}.items()
+            {"Dockerfile": recipe.write_dockerfile.encode(), **recipe.files}.items()
         ):
             data = content if isinstance(content, bytes) else content.read()
             entry = tarfile.TarInfo(path)
@@ -192,24 +191,24 @@ def context(recipe: Recipe) -> bytes:
     return buffer.getvalue()
 
 
-def build(docker: Argv, made: Recipe) -> Argv:
-    """Build the derived image from a context on standard input, without network, leaving nothing
-    behind on failure.
+def build_image(docker: Argv, recipe: ImageRecipe) -> Argv:
+    """Build the derived image from a context on standard input, without network; a failed build
+    leaves nothing behind.
     """
     options = (
         "--network",
         "none",
         "--force-rm",
         "--label",
-        f"{CONTENT}={made.content}",
+        f"{CONTENT}={recipe.content}",
         "--tag",
-        made.tag,
+        recipe.tag,
     )
     return (*docker, "build", *options, "-")
 
 
 def plugin_files() -> dict[str, bytes]:
-    """Return the content of each file of the plugin by its path below `site-packages`."""
+    """Return the plugin's files by their paths below `site-packages`."""
     package = {
         f"{PLUGIN_PACKAGE}/{file.name}": file.read_bytes()
         for file in sorted(PLUGIN_SOURCE.glob("*.py"))
@@ -223,10 +222,10 @@ def plugin_files() -> dict[str, bytes]:
 
 
 def _enable_plugin(image: ImagePython) -> list[str]:
-    """Adjust the image's variables that keep vLLM from loading the plugin: a target of `cpu` makes
-    it skip plugins, VLLM_PLUGINS lists those to load.
+    """Adjust variables of the image that prevent vLLM from loading the plugin.
 
-    Without the target vLLM knows its CPU build by its version.
+    With the target `cpu` vLLM skips plugins, and VLLM_PLUGINS lists those to load. Without a
+    target, vLLM recognises its CPU build by the version.
     """
     lines = []
     if image.env.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
@@ -236,7 +235,7 @@ def _enable_plugin(image: ImagePython) -> list[str]:
     return lines
 
 
-def _install(image: ImagePython) -> str:
+def _install_command(image: ImagePython) -> str:
     if image.uv:
         return (
             "uv pip install --python python3 --break-system-packages"

@@ -1,10 +1,10 @@
-"""One question to a node about what went wrong: its containers, servers, their logs, its kernel,
-and the records of the supervisor; how its answer is read, and the times of log lines.
+"""Query of a node for a diagnosis: containers, servers, logs, kernel messages and the supervisor's
+records; the parser of its output, and the times of log lines.
 
-The script only reads, and every part of it is bounded: a node may have gigabytes of logs, and what
-reads them may hang. Parts stand between lines that begin with a mark that is new for each question,
-so that no log can pretend to be another part. The answer may be cut anywhere, and hold anything:
-nothing here raises for that.
+The script only reads, and limits the size and duration of all parts: a node may have gigabytes of
+logs, and reading them may hang. Lines with a mark that is random for each query separate the parts,
+so that no log can imitate another part. The output may be truncated or contain anything; the parser
+does not raise for that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from launcher.agent import state
 from launcher.core import shell, untrusted
 from launcher.core.domain import Argv
 
-# the parts of an answer
+# parts of the output
 STATE, RECORD, MODELS, KERNEL = "state", "record", "models", "kernel"
 INSPECT, ENGINES, LOGS, INSIDE = "inspect", "engines", "logs", "inside"
 DIAGNOSIS = (STATE, RECORD, MODELS, KERNEL, ENGINES, LOGS, INSIDE)
-DRIVER = "job driver"  # what the log of a batch job's driver is called
+DRIVER = "job driver"  # title of the log of a batch job's driver
 _ROLES = ("head", "worker", "probe")
 _FILES = ("desired", "observed", "history")
 _NAMES = {"models": "models", "kernel": "kernel", "nccl": "NCCL", "driver": DRIVER}
 _NAMES |= {"worker": "Ray worker", "ray": "Ray"}
-# characters of a line that are looked at: patterns take longer than linear time on lines without an
-# end
-_LINE = 1000
+_LINE = 1000  # characters searched per line: patterns can take more than linear time
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)\s?")
 # `2026-11-21 20:14:02,123`, `2026-11-21T20:14:02.123456Z`, `2026-11-21T20:14:02,123456+00:00`,
 # `…+0000`
@@ -39,17 +37,14 @@ _FULL = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\
 # `INFO 11-21 20:14:02 [core.py:12]`, as vLLM writes it: without a year.
 _SHORT = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _DAY = 86400.0
-# What stands behind a mark, and its exit status; None where the answer was cut.
-_Answer = tuple[str, int | None]
-_Parts = Mapping[str, list[_Answer]]
+# Output and exit status; None where the output was truncated.
+_PartOutput = tuple[str, int | None]
+_Parts = Mapping[str, list[_PartOutput]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """What Docker says of a container.
-
-    Times are as Docker writes them; `role` is one of ours, or empty.
-    """
+class ContainerState:
+    """State of a container; times are in Docker's format, `role` may be empty."""
 
     name: str
     role: str
@@ -64,132 +59,132 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Lines of one log, oldest first, without terminal codes.
+    """Lines of a log, oldest first, without terminal codes.
 
-    `part` is its place in the answer, `what` its name for people.
-
-    `stamps` are the times that Docker put before lines, by the line's number; `zone` is how many
-    seconds its own times are ahead of UTC.
+    `part` is its part of the output, `title` its name for display. `stamps` has Docker's times by
+    line number; `zone` is the offset of the log's own times from UTC in seconds.
     """
 
     part: str
-    what: str
+    title: str
     lines: tuple[str, ...]
     stamps: Mapping[int, str] = field(default_factory=dict)
     zone: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a node told. `gaps` are the parts that could not be had, with the reason.
+class NodeReport:
+    """Parsed output of a node; `gaps` has the unavailable parts with reasons.
 
-    `kept` are the keeper's files (`desired`, `observed`, `history`) of each server.
+    `supervisor_files` has the files `desired`, `observed` and `history` by server.
     """
 
     clock: float | None = None
-    states: tuple[State, ...] = ()
+    states: tuple[ContainerState, ...] = ()
     logs: tuple[Log, ...] = ()
-    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    supervisor_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inspect: str = ""
     gaps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> int:
-        """How many lines of logs there are."""
+        """Total number of log lines."""
         return sum(len(log.lines) for log in self.logs)
 
 
-def read(text: str, mark: str) -> Told:
-    """Read an answer; what is missing or makes no sense is left out, and said in `gaps` where
-    somebody should know.
+def parse_report(text: str, mark: str) -> NodeReport:
+    """Parse the output of a node; skips missing and invalid parts, and lists important ones in
+    `gaps`.
     """
-    parts = _parts(text, mark)
-    states = tuple(_states(_first(parts, "state")[0]))
-    servers = _first(parts, "servers")[0].split()
-    clock = _first(parts, "clock")[0].strip()
-    return Told(
+    parts = _split_parts(text, mark)
+    states = tuple(_parse_states(_first_output(parts, "state")[0]))
+    servers = _first_output(parts, "servers")[0].split()
+    clock = _first_output(parts, "clock")[0].strip()
+    return NodeReport(
         clock=float(clock) if re.fullmatch(r"\d{9,11}", clock) else None,
         states=states,
         logs=tuple(_logs(parts, states, servers)),
-        kept={
+        supervisor_files={
             name: {
                 file: content
                 for file in _FILES
-                if (content := _json(parts, f"{file}-{number}")) is not None
+                if (content := _parse_json(parts, f"{file}-{number}")) is not None
             }
             for number, name in enumerate(servers, 1)
             if state.NAME.fullmatch(name)
         },
-        inspect=_first(parts, "inspect")[0],
+        inspect=_first_output(parts, "inspect")[0],
         gaps=_gaps(parts),
     )
 
 
-def _first(parts: _Parts, name: str) -> _Answer:
-    """Return the first answer of a name; one that failed where there is none."""
+def _first_output(parts: _Parts, name: str) -> _PartOutput:
+    """Return the first output of a part; a failed one if it is missing."""
     return parts.get(name, [("", 1)])[0]
 
 
 def _gaps(parts: _Parts) -> dict[str, str]:
-    text, code = _first(parts, "ids")
-    reason = words(text) or "the node did not tell which there are"
+    text, code = _first_output(parts, "ids")
+    reason = shorten(text) or "the node did not tell which there are"
     gaps = {} if code == 0 else {"containers": reason}
-    if "kernel" in parts and _first(parts, "kernel")[1] != 0:
+    if "kernel" in parts and _first_output(parts, "kernel")[1] != 0:
         gaps["kernel log"] = "it may only be read by root there"
     return gaps
 
 
-def _logs(parts: _Parts, states: tuple[State, ...], servers: Sequence[str]) -> Iterator[Log]:
-    """Yield the logs that have a line."""
-    zone = _zone(_first(parts, "zone")[0])
+def _logs(
+    parts: _Parts, states: tuple[ContainerState, ...], servers: Sequence[str]
+) -> Iterator[Log]:
+    """Yield the logs that are not empty."""
+    zone = _parse_zone(_first_output(parts, "zone")[0])
     for name, answers in parts.items():
-        what = _what(name, states, servers)
-        for out, _ in answers if what else ():
-            log = log_of(name, what, out, zone)
+        title = _log_title(name, states, servers)
+        for out, _ in answers if title else ():
+            log = make_log(name, title, out, zone)
             if log.lines:
                 yield log
 
 
-def _parts(text: str, mark: str) -> dict[str, list[_Answer]]:
-    """Return what stands behind each mark; an answer that was cut has no exit status, and its last
-    line may be half of one.
+def _split_parts(text: str, mark: str) -> dict[str, list[_PartOutput]]:
+    """Return the outputs of all parts by name.
+
+    A truncated one has no exit status, and its last line may be incomplete.
     """
-    found: dict[str, list[_Answer]] = {}
+    parts: dict[str, list[_PartOutput]] = {}
     for piece in f"\n{text}".split(f"\n{mark} ")[1:]:
         name, _, body = piece.partition("\n")
         if match := re.fullmatch(r"rc (\d{1,3})", name.strip()):
-            for answers in list(found.values())[-1:]:
+            for answers in list(parts.values())[-1:]:
                 if answers[-1][1] is None:
                     answers[-1] = (answers[-1][0], int(match[1]))
         elif re.fullmatch(r"[a-z]{1,12}(?:-\d{1,2})?", name.strip()):
-            # Several containers answer to the same names; the newest answer is the last of the
-            # dictionary.
-            answers = found.pop(name.strip(), [])
-            found[name.strip()] = [*answers, (body.removesuffix("\n"), None)]
-    return found
+            # Several containers use the same names; the most recent one must be last.
+            answers = parts.pop(name.strip(), [])
+            parts[name.strip()] = [*answers, (body.removesuffix("\n"), None)]
+    return parts
 
 
-def _what(name: str, states: tuple[State, ...], servers: Sequence[str]) -> str:
+def _log_title(name: str, states: tuple[ContainerState, ...], servers: Sequence[str]) -> str:
     kind, _, number = name.partition("-")
-    place = int(number or 0) - 1
+    index = int(number or 0) - 1
     if kind == "log" and number:
-        role = states[place].role if 0 <= place < len(states) else ""
+        role = states[index].role if 0 <= index < len(states) else ""
         return "probe container" if role == "probe" else "container"
     if kind == "engine":
-        name = servers[place] if 0 <= place < len(servers) else ""
-        return server_log(name) if state.NAME.fullmatch(name) else ""
+        name = servers[index] if 0 <= index < len(servers) else ""
+        return server_log_title(name) if state.NAME.fullmatch(name) else ""
     return _NAMES.get(kind, "")
 
 
-def server_log(name: str) -> str:
-    """Return what the log of a server's engine is called."""
+def server_log_title(name: str) -> str:
+    """Return the title of the log of a server's engine."""
     return f"server {name}"
 
 
-def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
-    """Return a log from its text: whole lines, cut where they are too long to be searched."""
+def make_log(name: str, title: str, text: str, zone: float = 0.0) -> Log:
+    """Create a log from its text; truncates lines to the length that is searched."""
     lines, stamps = list[str](), dict[int, str]()
-    for line in untrusted.plain(text.replace("\r", "\n")).split("\n"):
+    for line in untrusted.sanitize(text.replace("\r", "\n")).split("\n"):
         if not line.strip():
             continue
         if name.startswith("log-") and (match := _STAMP.match(line)):
@@ -198,14 +193,14 @@ def log_of(name: str, what: str, text: str, zone: float = 0.0) -> Log:
         lines.append(line[:_LINE])
     return Log(
         part=name,
-        what=what,
+        title=title,
         lines=tuple(lines),
         stamps=stamps,
         zone=0.0 if name.startswith("log-") else zone,
     )
 
 
-def _states(text: str) -> list[State]:
+def _parse_states(text: str) -> list[ContainerState]:
     errors = ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError
     states = []
     for line in text.splitlines():
@@ -213,13 +208,13 @@ def _states(text: str) -> list[State]:
             raw = untrusted.loads(line)
             docker = raw["state"]
             states.append(
-                State(
-                    name=words(str(raw["name"]).lstrip("/")),
+                ContainerState(
+                    name=shorten(str(raw["name"]).lstrip("/")),
                     role=raw["role"] if raw["role"] in _ROLES else "",
-                    status=words(str(docker["Status"])),
+                    status=shorten(str(docker["Status"])),
                     exit_code=int(docker.get("ExitCode") or 0),
                     oom=docker.get("OOMKilled") is True,
-                    error=words(str(docker.get("Error") or "")),
+                    error=shorten(str(docker.get("Error") or "")),
                     started=str(docker.get("StartedAt") or ""),
                     finished=str(docker.get("FinishedAt") or ""),
                     restarts=int(raw.get("restarts") or 0),
@@ -228,33 +223,33 @@ def _states(text: str) -> list[State]:
     return states
 
 
-def _json(parts: _Parts, name: str) -> Any:
-    out, code = _first(parts, name)
+def _parse_json(parts: _Parts, name: str) -> Any:
+    out, code = _first_output(parts, name)
     try:
         return untrusted.loads(out) if code == 0 else None
     except (ValueError, RecursionError):
         return None
 
 
-def _zone(text: str) -> float:
+def _parse_zone(text: str) -> float:
     match = re.fullmatch(r"([+-])(\d\d)(\d\d)", text.strip())
     seconds = int(match[2]) * 3600.0 + int(match[3]) * 60 if match else 0.0
     return -seconds if match and match[1] == "-" else seconds
 
 
-def words(text: str) -> str:
-    """Return a tool's words on one line, cut where they are too long to be shown."""
-    return untrusted.plain(" ".join(text.split()))[:300]
+def shorten(text: str) -> str:
+    """Return a tool's output on one line, truncated for display."""
+    return untrusted.sanitize(" ".join(text.split()))[:300]
 
 
 def line_times(log: Log, now: float) -> list[float | None]:
-    """Return when each line was written, in seconds since 1970; one that does not say so has the
-    time of the line above it.
+    """Return the time of each line in seconds since 1970; lines without one inherit the time of the
+    previous line.
     """
     times: list[float | None] = []
     last: float | None = None
-    for place, line in enumerate(log.lines):
-        stamp = log.stamps.get(place)
+    for index, line in enumerate(log.lines):
+        stamp = log.stamps.get(index)
         written = parse_time(line, log.zone, now) if stamp is None else parse_time(stamp, 0.0, now)
         last = last if written is None else written
         times.append(last)
@@ -262,34 +257,34 @@ def line_times(log: Log, now: float) -> list[float | None]:
 
 
 def parse_time(text: str, zone: float, now: float) -> float | None:
-    """Read the first time in a text; `zone` is how far one without a zone is ahead of UTC, `now`
-    says which year it is.
+    """Parse the first time in a text; `zone` is the offset from UTC of times without a zone, `now`
+    supplies a missing year.
     """
     try:
         if match := _FULL.search(text):
-            when = (
+            seconds = (
                 datetime.fromisoformat(f"{match[1]}T{match[2]}")
                 .replace(tzinfo=timezone.utc)
                 .timestamp()
             )
-            when -= _offset(match[3]) if match[3] else zone
-            # Docker's word for never is the year 1; nobody writes tomorrow.
-            return when if 0 < when <= now + _DAY else None
+            seconds -= _utc_offset(match[3]) if match[3] else zone
+            # Docker's value for "never" is the year 1; times in the future are invalid.
+            return seconds if 0 < seconds <= now + _DAY else None
         if match := _SHORT.search(text):
             year = datetime.fromtimestamp(now, timezone.utc).year
-            when = _short(match, year) - zone
-            return when if when <= now + _DAY else _short(match, year - 1) - zone
+            seconds = _parse_short_time(match, year) - zone
+            return seconds if seconds <= now + _DAY else _parse_short_time(match, year - 1) - zone
     except (ValueError, OverflowError, OSError):
         return None
     return None
 
 
-def _short(match: re.Match[str], year: int) -> float:
-    month, day, hour, minute, second = (int(each) for each in match.groups())
+def _parse_short_time(match: re.Match[str], year: int) -> float:
+    month, day, hour, minute, second = (int(group) for group in match.groups())
     return datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
 
 
-def _offset(text: str) -> float:
+def _utc_offset(text: str) -> float:
     if text == "Z":
         return 0.0
     digits = text[1:].replace(":", "")
@@ -298,14 +293,14 @@ def _offset(text: str) -> float:
 
 
 def format_time(at: float) -> str:
-    """Return a time as a log would have it."""
+    """Format a time as in logs."""
     try:
         return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
         return ""
 
 
-def ask_diagnosis(
+def query_diagnosis(
     docker: Argv,
     *,
     mark: str,
@@ -317,24 +312,24 @@ def ask_diagnosis(
     size: int = 500_000,
     since: float | None = None,
 ) -> Argv:
-    """Ask a node for some parts; it changes nothing.
+    """Query some parts of a node's state without changing anything.
 
     Args:
-        docker: what starts docker there.
-        mark: begins the lines between parts; nobody may be able to guess it.
-        cluster: whose containers.
-        state_dir: where the launcher's folder is on the node, when not in the login's home.
-        hf_home: the Hugging Face home, for models that are not finished.
-        parts: what to tell; the containers' states always come.
-        lines: the last of each log.
-        size: bytes of each log, at most.
-        since: seconds that the containers' logs go back, or all of it.
+        docker: command prefix of docker on the node.
+        mark: unguessable start of the lines between parts.
+        cluster: its containers are queried.
+        state_dir: parent of the launcher's folder on the node, unless in the user's home.
+        hf_home: the Hugging Face home, for unfinished models.
+        parts: parts to include; the containers' states are always included.
+        lines: maximum number of lines per log, from the end.
+        size: maximum number of bytes per log.
+        since: age limit of containers' logs in seconds; None for all.
     """
-    back = "" if since is None else f"{since:.0f}s"
+    since_argument = "" if since is None else f"{since:.0f}s"
     return (
         "sh",
         "-c",
-        shell.program("diagnosis"),
+        shell.program_text("diagnosis"),
         "doctor",
         mark,
         cluster,
@@ -342,8 +337,8 @@ def ask_diagnosis(
         hf_home,
         str(lines),
         str(size),
-        back,
+        since_argument,
         " ".join(parts),
-        shell.program("diagnosis_inside"),
+        shell.program_text("diagnosis_inside"),
         *docker,
     )

@@ -1,7 +1,6 @@
-"""What we say to the docker command line, and what it tells; `docker_read` reads its answers.
+"""Docker command lines, and the types of their results; `docker_output` parses them.
 
-Every builder takes `docker`, the node's own way to call it (`("docker",)` or `("sudo", "-n",
-"docker")`).
+All builders take `docker`, the node's command prefix (`("docker",)` or `("sudo", "-n", "docker")`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ SPEC = "vlaunch.spec"
 
 Role = Literal["head", "worker", "probe"]
 
-# A tmpfs without a size holds half of the memory (tmpfs(5)); Docker's own /dev/shm would have 64
-# MB.
+# A tmpfs without a size limit holds half of the memory (tmpfs(5)); Docker's /dev/shm has 64 MB.
 _SHM: Final[Mapping[object, Argv]] = {
     "private": ("--ipc", "private", "--tmpfs", "/dev/shm"),
     "host": ("--ipc", "host"),
@@ -32,15 +30,15 @@ _SHM: Final[Mapping[object, Argv]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container to be; `gpus` is a device request, as `gpu_request` writes it.
+    """Specification of a container; `gpus` is a device request from `gpu_request`.
 
-    `shm` is `"private"` (a /dev/shm of its own, which may take half of the node's memory and
-    vanishes with the container), `"host"` (the host's, where segments of killed processes stay), or
-    a size in bytes.
+    `shm` is `"private"` (its own /dev/shm of up to half of the node's memory, removed with the
+    container), `"host"` (the host's, where segments of killed processes remain), or a size in
+    bytes.
 
-    `restart` is `always`: a dockerd that comes back after SIGKILL, without live-restore, stops the
-    containers that it finds and takes that for an operator's `docker stop` (moby's `restore` and
-    `killWithSignal`), after which `unless-stopped` never starts them again.
+    `restart` is `always`: without live-restore, a dockerd that restarts after SIGKILL stops all
+    containers and treats that as an operator's `docker stop` (moby's `restore` and
+    `killWithSignal`), so `unless-stopped` would never start them again.
     """
 
     name: str
@@ -67,27 +65,23 @@ class ContainerSpec:
 
     @property
     def hash(self) -> str:
-        """Twelve hex digits that change when, and only when, the container would be started
-        differently.
-        """
-        bare = run(
+        """Twelve hex digits that change exactly when the `docker run` command changes."""
+        argv = run(
             (),
             replace(self, labels={key: value for key, value in self.labels.items() if key != SPEC}),
         )
-        return hashlib.sha256(json.dumps(bare).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(argv).encode()).hexdigest()[:12]
 
     def labelled(self) -> ContainerSpec:
-        """Return the spec with its own hash as a label: how a later run knows that nothing has
-        changed.
-        """
+        """Return the spec with its hash as a label, by which later runs detect changes."""
         return replace(self, labels={**self.labels, SPEC: self.hash})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container as a node reports it.
+    """Container as reported by a node.
 
-    `status` is Docker's word: running, exited, created, restarting, dead, paused.
+    `status` is Docker's: running, exited, created, restarting, dead, paused.
     """
 
     name: str
@@ -109,16 +103,16 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """True when its main process runs and is not in a restart loop right now."""
+        """True when its main process runs and is not in a restart loop."""
         return self.status == "running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image as a node reports it.
+    """Image as reported by a node.
 
-    `identity` is equal on two nodes exactly when layers and configuration are.
-    `layers` are the SHA-256 of the unpacked layers, the lowest first, `size` the bytes of all.
+    `identity` is equal on two nodes exactly when layers and configuration are equal. `layers` are
+    the SHA-256 of the unpacked layers, the lowest first; `size` is their total in bytes.
     """
 
     id: str
@@ -133,15 +127,15 @@ class Image:
     size: int = 0
 
     @property
-    def root(self) -> bool:
-        """True when its containers run as root, unless told otherwise."""
+    def runs_as_root(self) -> bool:
+        """True when its containers run as root by default."""
         return self.user.partition(":")[0] in ("", "0", "root")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """The GPUs that a running container of any cluster asked for: so many, which are the host's
-    first ones (-1: all), or those that `ids` names by index or UUID.
+class GpuAllocation:
+    """GPUs requested by a running container of any cluster: the host's first `count` (-1: all), or
+    those in `ids`, by index or UUID.
     """
 
     container: str
@@ -149,49 +143,52 @@ class Given:
     count: int = 0
     ids: tuple[str, ...] = ()
 
-    def has(self, index: int, uuid: str) -> bool:
-        """True when a GPU of the host is among them."""
+    def includes(self, index: int, uuid: str) -> bool:
+        """Return True if a GPU of the host is included."""
         if self.count:
             return self.count < 0 or index < self.count
         return bool({str(index), uuid} & set(self.ids))
 
 
 def run(docker: Argv, spec: ContainerSpec, *, once: bool = False, attached: bool = False) -> Argv:
-    """Start a detached container in the host's network (`docker run`); with `once` wait for its end
-    and leave nothing of it; `attached` does so too, for who ends and starts it by itself.
+    """Start a detached container in the host's network (`docker run`).
+
+    With `once`, wait for its exit and remove it; with `attached`, the caller does the supervision.
     """
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
-    words = (
+    arguments = (
         "--network",
         "host",
         *shm,
         *(() if once or attached else ("--restart", spec.restart)),
         *(("--gpus", spec.gpus) if spec.gpus else ()),
         *(("--privileged",) if spec.privileged else ()),
-        *_each("--device", spec.devices),
-        *_each("--cap-add", spec.cap_add),
-        *_each("--group-add", spec.groups),
-        *_each("--security-opt", spec.security),
-        *_each("--ulimit", _assignments(spec.ulimits)),
+        *_repeat_option("--device", spec.devices),
+        *_repeat_option("--cap-add", spec.cap_add),
+        *_repeat_option("--group-add", spec.groups),
+        *_repeat_option("--security-opt", spec.security),
+        *_repeat_option("--ulimit", _assignments(spec.ulimits)),
         *(("--log-driver", spec.log_driver) if spec.log_driver else ()),
-        *_each("--log-opt", _assignments(spec.log_options)),
-        *_each("--volume", (_volume(each) for each in spec.mounts if not _must_exist(each))),
-        *_each("--mount", (_bind(each) for each in spec.mounts if _must_exist(each))),
-        *_each("--env", _assignments(spec.env)),
-        *_each("--label", _assignments(labels)),
+        *_repeat_option("--log-opt", _assignments(spec.log_options)),
+        *_repeat_option(
+            "--volume", (_volume(mount) for mount in spec.mounts if not _must_exist(mount))
+        ),
+        *_repeat_option("--mount", (_bind(mount) for mount in spec.mounts if _must_exist(mount))),
+        *_repeat_option("--env", _assignments(spec.env)),
+        *_repeat_option("--label", _assignments(labels)),
         "--entrypoint",
         spec.entrypoint,
         spec.image,
         *spec.command,
     )
     if once:
-        return _once(docker, spec.name, ("--interactive", *words))
-    how = "--rm" if attached else "--detach"
-    return (*docker, "run", how, "--name", spec.name, *words)
+        return _run_attached(docker, spec.name, ("--interactive", *arguments))
+    mode = "--rm" if attached else "--detach"
+    return (*docker, "run", mode, "--name", spec.name, *arguments)
 
 
-def throw_away(
+def run_throwaway(
     docker: Argv,
     image: str,
     *argv: str,
@@ -199,48 +196,44 @@ def throw_away(
     node: str,
     options: Argv = ("--network", "none"),
 ) -> Argv:
-    """Run a short command in a container of an image that is already on the node, and leave nothing
-    of it.
+    """Run a short command in a container of an image on the node, and remove the container."""
+    labels = _repeat_option("--label", (f"{CLUSTER}={cluster}", f"{NODE}={node}", f"{ROLE}=probe"))
+    arguments = ("--pull", "never", *options, *labels, "--entrypoint", argv[0], image, *argv[1:])
+    return _run_attached(docker, f"vlaunch-{cluster}-{node}-probe", arguments)
+
+
+def _run_attached(docker: Argv, name: str, arguments: Argv) -> Argv:
+    """Run a container that is removed when its command exits or the client is stopped.
+
+    The main process of a container ignores the TERM that `docker run` forwards, unless it has a
+    handler; KILL, or the loss of a `docker run` under sudo, stops only the client. So TERM removes
+    the container. The shell's process id in its name allows several at once. `exec 3<&0`: a command
+    started with `&` would have no input.
     """
-    labels = _each("--label", (f"{CLUSTER}={cluster}", f"{NODE}={node}", f"{ROLE}=probe"))
-    words = ("--pull", "never", *options, *labels, "--entrypoint", argv[0], image, *argv[1:])
-    return _once(docker, f"vlaunch-{cluster}-{node}-probe", words)
-
-
-def _once(docker: Argv, name: str, words: Argv) -> Argv:
-    """Run a container that ends with its command, and with whoever waits for it.
-
-    The main process of a container ignores the TERM that `docker run` hands on, unless it has a
-    handler; and the KILL that follows, or the loss of a `docker run` under sudo, ends the client
-    alone. So whoever is told to end removes the container. The shell's number in its name lets two
-    of them run at once. `exec 3<&0`: a command behind `&` would read nothing.
-    """
-    end = shlex.quote(f'{shlex.join(remove(docker))} "$n" >/dev/null 2>&1; wait')
-    start = f'{shlex.join((*docker, "run", "--rm", "--name"))} "$n" "$@"'
+    stop = shlex.quote(f'{shlex.join(remove(docker))} "$n" >/dev/null 2>&1; wait')
+    run_command = f'{shlex.join((*docker, "run", "--rm", "--name"))} "$n" "$@"'
     return (
         "sh",
         "-c",
-        f'n=$1-$$; shift; exec 3<&0; trap {end} TERM; {start} <&3 3<&- & wait "$!"',
+        f'n=$1-$$; shift; exec 3<&0; trap {stop} TERM; {run_command} <&3 3<&- & wait "$!"',
         "once",
         name,
-        *words,
+        *arguments,
     )
 
 
 def remove(docker: Argv, *names: str) -> Argv:
-    """Stop and remove containers; a name that is not there is an error of `docker rm` unless none
-    is left.
-    """
+    """Stop and remove containers."""
     return (*docker, "rm", "--force", "--volumes", *names)
 
 
 def pull(docker: Argv, image: str) -> Argv:
-    """Fetch an image from its registry."""
+    """Pull an image from its registry."""
     return (*docker, "pull", "--quiet", image)
 
 
 def tag(docker: Argv, image: str, name: str) -> Argv:
-    """Give an image one more name."""
+    """Add a name to an image."""
     return (*docker, "tag", image, name)
 
 
@@ -249,15 +242,14 @@ def exec_(docker: Argv, name: str, *argv: str, stdin: bool = False) -> Argv:
     return (*docker, "exec", *(("--interactive",) if stdin else ()), name, *argv)
 
 
-def bounded(argv: Argv, seconds: float) -> Argv:
-    """Wrap a command for a container so that it ends at its deadline, or as soon as its standard
-    input is closed.
+def with_deadline(argv: Argv, seconds: float) -> Argv:
+    """Wrap a command for a container so that it exits at its deadline or when its input closes.
 
-    Ending `docker exec` on the node does not end what it started in the container; but it closes
-    that command's input.
+    Stopping `docker exec` on the node does not stop the command in the container, but closes its
+    input.
     """
-    # A `timeout` that receives the signal while it forks exits without its child (seen in coreutils
-    # 9.1), so the signal goes to its process group.
+    # A `timeout` that receives the signal during its fork exits without its child (coreutils 9.1),
+    # so the signal goes to the process group.
     end = 'kill -s TERM -- "-$p" || kill "$p"'
     watch = (
         f't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; {end}) <&3 >/dev/null'
@@ -276,7 +268,7 @@ def bounded(argv: Argv, seconds: float) -> Argv:
 def logs(
     docker: Argv, name: str, *, tail: int | None = 100, since: str = "", follow: bool = False
 ) -> Argv:
-    """Print a container's log, standard output and error together."""
+    """Print a container's log, with standard output and error combined."""
     options = (
         *(("--follow",) if follow else ()),
         *(() if tail is None else ("--tail", str(tail))),
@@ -286,38 +278,41 @@ def logs(
 
 
 def inspect(docker: Argv, *names: str) -> Argv:
-    """Print everything Docker knows about containers, as JSON."""
+    """Print the details of containers as JSON."""
     return (*docker, "inspect", "--type", "container", *names)
 
 
 def run_python(docker: Argv, image: str, program: str, *, cluster: str, node: str) -> Argv:
     """Run a short Python program in a throw-away container."""
-    return throw_away(docker, image, "python3", "-c", program, cluster=cluster, node=node)
+    return run_throwaway(docker, image, "python3", "-c", program, cluster=cluster, node=node)
 
 
 def gpu_request(node: Node) -> str:
-    """Return what `--gpus` asks for: so many of the host's GPUs, which are its first ones, or those
-    that are named. The inner quotes are for a list that Docker reads as CSV
+    """Return the value of `--gpus`: a number of GPUs, or their ids.
+
+    Docker parses the value as CSV, so lists need the inner quotes
     (https://docs.docker.com/engine/containers/resource_constraints/#gpu).
     """
     return f'"device={",".join(node.gpu_ids)}"' if node.gpu_ids else str(node.gpus)
 
 
-# CUresult of `cuInit`, which needs more than the driver that nvidia-smi talks to.
+# Prints the CUresult of `cuInit`, which needs more than the driver used by nvidia-smi.
 _CUDA = 'import ctypes; print("cuInit", ctypes.CDLL("libcuda.so.1").cuInit(0))'
 
 
-def try_gpus(node: Node, image: str, *, cluster: str) -> Argv:
-    """Print a line for each NVIDIA GPU that a throw-away container gets when it asks for those of a
-    node, and then what CUDA says when it is initialized (`cuInit 0`).
+def list_gpus(node: Node, image: str, *, cluster: str) -> Argv:
+    """Print a line per NVIDIA GPU that Docker gives to a container of a node, and then the result
+    of initialising CUDA (`cuInit 0`).
     """
     options = ("--network", "none", "--gpus", gpu_request(node))
-    words = ("sh", "-c", f"nvidia-smi --list-gpus && python3 -c {shlex.quote(_CUDA)}")
-    return throw_away(node.docker, image, *words, cluster=cluster, node=node.name, options=options)
+    command = ("sh", "-c", f"nvidia-smi --list-gpus && python3 -c {shlex.quote(_CUDA)}")
+    return run_throwaway(
+        node.docker, image, *command, cluster=cluster, node=node.name, options=options
+    )
 
 
 def list_ids(docker: Argv, cluster: str) -> Argv:
-    """Print the ids of all containers of a cluster, whatever their state."""
+    """Print the ids of all containers of a cluster, in any state."""
     return (
         *docker,
         "ps",
@@ -329,34 +324,38 @@ def list_ids(docker: Argv, cluster: str) -> Argv:
     )
 
 
-def differences(there: Container, spec: ContainerSpec, image_env: Mapping[str, str]) -> list[str]:
-    """Say in words how a running container differs from what it should be; never empty when the
-    hashes differ.
-    """
-    said = [f"image {there.image} → {spec.image}"] if there.image != spec.image else []
-    given = {name for name, value in there.env.items() if image_env.get(name) != value}
-    for name in sorted({*given, *spec.env}):
-        before, after = there.env.get(name), spec.env.get(name)
+def describe_differences(
+    container: Container, spec: ContainerSpec, image_env: Mapping[str, str]
+) -> list[str]:
+    """Describe how a container differs from its spec; not empty, since the hashes differ."""
+    differences = (
+        [f"image {container.image} → {spec.image}"] if container.image != spec.image else []
+    )
+    own_env = {name for name, value in container.env.items() if image_env.get(name) != value}
+    for name in sorted({*own_env, *spec.env}):
+        before, after = container.env.get(name), spec.env.get(name)
         if before != after:
-            said.append(f"env {name}: {_shown(before)} → {_shown(after)}")
-    if there.argv != spec.command:
-        said.append(f"command: {_changed_words(there.argv, spec.command)}")
-    if there.privileged != spec.privileged:
-        said.append("it becomes privileged" if spec.privileged else "it is no longer privileged")
-    if there.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
-        said.append("a secret has another value")
-    return said or ["devices, rights, mounts, limits or log of its container"]
+            differences.append(f"env {name}: {_format_value(before)} → {_format_value(after)}")
+    if container.argv != spec.command:
+        differences.append(f"command: {_changed_arguments(container.argv, spec.command)}")
+    if container.privileged != spec.privileged:
+        differences.append(
+            "it becomes privileged" if spec.privileged else "it is no longer privileged"
+        )
+    if container.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
+        differences.append("a secret has another value")
+    return differences or ["devices, rights, mounts, limits or log of its container"]
 
 
-def _changed_words(before: Argv, after: Argv) -> str:
-    gone = [word for word in before if word not in after]
-    new = [word for word in after if word not in before]
-    if not gone and not new:
+def _changed_arguments(before: Argv, after: Argv) -> str:
+    removed = [argument for argument in before if argument not in after]
+    added = [argument for argument in after if argument not in before]
+    if not removed and not added:
         return "its words in another order"
-    return f"{' '.join(gone) or '(nothing)'} → {' '.join(new) or '(nothing)'}"
+    return f"{' '.join(removed) or '(nothing)'} → {' '.join(added) or '(nothing)'}"
 
 
-def _shown(value: str | None) -> str:
+def _format_value(value: str | None) -> str:
     return "unset" if value is None else value or '""'
 
 
@@ -369,13 +368,13 @@ def _volume(mount: Mount) -> str:
 
 
 def _bind(mount: Mount) -> str:
-    how = ",readonly" if mount.read_only else ""
-    return f"type=bind,source={mount.source},target={mount.target}{how}"
+    suffix = ",readonly" if mount.read_only else ""
+    return f"type=bind,source={mount.source},target={mount.target}{suffix}"
 
 
 def _assignments(values: Mapping[str, str]) -> Iterator[str]:
     return (f"{name}={value}" for name, value in sorted(values.items()))
 
 
-def _each(option: str, values: Any) -> tuple[str, ...]:
-    return tuple(word for value in values for word in (option, value))
+def _repeat_option(option: str, values: Any) -> tuple[str, ...]:
+    return tuple(argument for value in values for argument in (option, value))

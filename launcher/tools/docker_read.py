@@ -1,4 +1,4 @@
-"""How the answers of the docker command line become containers and images."""
+"""Parsers for the output of the docker command line."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from typing import Any
 
 from launcher.core import untrusted
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools.docker import NODE, ROLE, SPEC, Container, Given, Image
+from launcher.tools.docker import NODE, ROLE, SPEC, Container, GpuAllocation, Image
 
 
 def parse_containers(text: str) -> tuple[Container, ...]:
-    """Read `docker inspect` of containers; raises UnreadableAnswer."""
-    with _readable("docker inspect", text):
-        return tuple(_container(item) for item in _objects(text))
+    """Parse `docker inspect` of containers; raises UnreadableAnswer."""
+    with _parsing("docker inspect", text):
+        return tuple(_container(item) for item in _json_objects(text))
 
 
-def parse_given(text: str) -> tuple[Given, ...]:
-    """Read a line `["/NAME", "CLUSTER", DEVICE REQUESTS]` for each container; raises
+def parse_gpu_allocations(text: str) -> tuple[GpuAllocation, ...]:
+    """Parse one line `["/NAME", "CLUSTER", DEVICE REQUESTS]` per container; raises
     UnreadableAnswer.
     """
-    with _readable("docker inspect", text):
+    with _parsing("docker inspect", text):
         return tuple(
-            _given(*untrusted.loads(line)) for line in text.splitlines() if line.startswith("[")
+            _gpu_allocation(*untrusted.loads(line))
+            for line in text.splitlines()
+            if line.startswith("[")
         )
 
 
 def parse_image(text: str) -> Image | None:
-    """Read `docker image inspect`; `None` when the image is not there; raises UnreadableAnswer."""
-    with _readable("docker image inspect", text):
-        return next((_image(item) for item in _objects(text)), None)
+    """Parse `docker image inspect`; `None` if there is no such image; raises UnreadableAnswer."""
+    with _parsing("docker image inspect", text):
+        return next((_image(item) for item in _json_objects(text)), None)
 
 
 def parse_images(text: str) -> tuple[Image, ...]:
-    """Read `docker image inspect` of several images; raises UnreadableAnswer."""
-    with _readable("docker image inspect", text):
-        return tuple(_image(item) for item in _objects(text))
+    """Parse `docker image inspect` of several images; raises UnreadableAnswer."""
+    with _parsing("docker image inspect", text):
+        return tuple(_image(item) for item in _json_objects(text))
 
 
 @contextmanager
-def _readable(what: str, text: str) -> Iterator[None]:
+def _parsing(command: str, text: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UnreadableAnswer(
-            f"`{what}` said something that cannot be read", evidence=untrusted.shown(text)
+            f"`{command}` said something that cannot be read", evidence=untrusted.excerpt(text)
         ) from None
 
 
@@ -65,7 +67,7 @@ def _image(item: dict[str, Any]) -> Image:
         labels=_labels(config),
         env=_env(config),
         user=_text(config.get("User") or ""),
-        names=tuple(each for each in item.get("RepoTags") or () if isinstance(each, str)),
+        names=tuple(tag for tag in item.get("RepoTags") or () if isinstance(tag, str)),
         layers=_texts(dict(item.get("RootFS") or {}).get("Layers")),
         size=int(item.get("Size") or 0),
     )
@@ -95,19 +97,21 @@ def _container(item: dict[str, Any]) -> Container:
     )
 
 
-def _given(name: Any, cluster: Any, requests: Any) -> Given:
+def _gpu_allocation(name: Any, cluster: Any, requests: Any) -> GpuAllocation:
     # https://docs.docker.com/reference/api/engine/: HostConfig.DeviceRequests
-    asked = [each for each in requests or () if _of_gpus(each)]
-    return Given(
+    gpu_requests = [request for request in requests or () if _requests_gpus(request)]
+    return GpuAllocation(
         container=_text(name).lstrip("/"),
         cluster=_text(cluster),
-        count=next((int(each["Count"]) for each in asked if each.get("Count")), 0),
-        ids=tuple(found for each in asked for found in _texts(each.get("DeviceIDs"))),
+        count=next((int(request["Count"]) for request in gpu_requests if request.get("Count")), 0),
+        ids=tuple(
+            device_id for request in gpu_requests for device_id in _texts(request.get("DeviceIDs"))
+        ),
     )
 
 
-def _of_gpus(request: dict[str, Any]) -> bool:
-    return any("gpu" in _texts(each) for each in request.get("Capabilities") or ())
+def _requests_gpus(request: dict[str, Any]) -> bool:
+    return any("gpu" in _texts(capabilities) for capabilities in request.get("Capabilities") or ())
 
 
 def _env(config: Mapping[str, Any]) -> dict[str, str]:
@@ -119,7 +123,7 @@ def _labels(config: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): _text(value) for name, value in dict(config.get("Labels") or {}).items()}
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _json_objects(text: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = untrusted.loads(text) if text.strip() else []
     if not isinstance(items, list):
         raise TypeError("not a list")
@@ -127,9 +131,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 
 def _text(value: object) -> str:
-    """Return what must be text; raises TypeError: what becomes a word of a command later must not
-    fail there.
-    """
+    """Return the value if it is text that can be an argument of a command; else raise TypeError."""
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"not text: {value!r:.80}")
     return value
@@ -138,4 +140,4 @@ def _text(value: object) -> str:
 def _texts(values: object) -> tuple[str, ...]:
     if not isinstance(values, (list, type(None))):
         raise TypeError(f"not a list: {values!r:.80}")
-    return tuple(_text(each) for each in values or ())
+    return tuple(_text(value) for value in values or ())

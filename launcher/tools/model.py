@@ -1,5 +1,5 @@
-"""A model on a node, in its container or on the host: its files, its `config.json`, and what is
-missing; how it can be split, by that `config.json` (keys as in transformers and vLLM).
+"""Scan of a model on a node, in its container or on the host, for its files and `config.json`, and
+the sizes in `config.json` that limit parallelism (keys as in transformers and vLLM).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from launcher.core.transport import Command
 from launcher.tools.site import Site
 
 WEIGHTS = ".safetensors"
-Where = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]
+ModelState = Literal["there", "missing", "not cached", "begun", "lacks", "unknown"]
 # Exit statuses of core/shell/model.sh.
-_STATUSES: Mapping[int, Where] = {
+_STATUSES: Mapping[int, ModelState] = {
     0: "there",
     3: "missing",
     4: "not cached",
@@ -31,74 +31,73 @@ _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_exp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSeen:
-    """A model as one node has it: `begun` is one of which a copy is not finished, `lacks` one
-    without a file that must be there, whose name is `lacking`.
+class ModelScan:
+    """Result of a scan; `begun` means an unfinished copy, `lacks` that `missing_file` is missing.
 
-    `files` maps paths to bytes, -1 where a link leads nowhere; None when the node has no such model
-    or cannot list it. `digest` is of its `config.json`, empty when it has none that can be read.
+    `files` maps paths to bytes, -1 for a broken link; None if the model is missing or cannot be
+    listed. `digest` is that of `config.json`, empty if it is missing or unreadable.
     """
 
-    where: Where
+    where: ModelState
     config: Mapping[str, Any] | None = None
     digest: str = ""
-    lacking: str = ""
+    missing_file: str = ""
     files: Mapping[str, int] | None = None
 
     @property
     def absent(self) -> bool:
-        """True when some or all of its files are known not to be there."""
+        """True when some or all of its files are known to be missing."""
         return self.where in (*_ABSENT, "lacks")
 
     @property
     def listed(self) -> bool:
-        """True when it is known which of its files the node has, or that it has no such model."""
+        """True when the node's files of the model are known, even if there are none."""
         return self.files is not None or self.where in _ABSENT
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of its safetensors; 0 where one is missing, or there are none."""
+        """Total size of its safetensors; 0 if there are none or one is missing."""
         sizes = [size for path, size in (self.files or {}).items() if path.endswith(WEIGHTS)]
         return sum(sizes) if sizes and min(sizes) > 0 else 0
 
 
 def scan(model: str, hf_home: str) -> Argv:
     """Print a model's files and its `config.json`; needs GNU find for the files."""
-    return ("sh", "-c", shell.program("model"), "model", model, hf_home)
+    return ("sh", "-c", shell.program_text("model"), "model", model, hf_home)
 
 
-def query(site: Site, name: str, *, hosts: bool = False) -> list[Command]:
-    """Scan every running container for a model; `hosts`: a node itself where no container runs."""
+def query_scans(site: Site, name: str, *, hosts: bool = False) -> list[Command]:
+    """Scan all running containers for a model; with `hosts`, also nodes without a container."""
     return [
-        site.inside(node, scan(name, node.hf_home))
-        if site.running(node) is not None
+        site.in_container(node, scan(name, node.hf_home))
+        if site.running_container(node) is not None
         else Command(node=node.name, argv=scan(name, node.hf_home), timeout=60)
-        for node in site.seen
-        if hosts or site.running(node) is not None
+        for node in site.observed_nodes
+        if hosts or site.running_container(node) is not None
     ]
 
 
-def parse(answer: Answer) -> ModelSeen:
-    """Parse a scan; an unreadable one is `unknown`: vLLM itself will find the model or fail."""
+def parse_scan(answer: Answer) -> ModelScan:
+    """Parse a scan; `unknown` if unreadable, in which case vLLM decides at its start."""
     where = _STATUSES.get(answer.code, "unknown")
     if where not in ("there", "lacks"):
-        return ModelSeen(where=where)
+        return ModelScan(where=where)
     listing, _, rest = f"\n{answer.out}".partition("\n\n")
     files = _parse_files(listing[1:])
     if where == "lacks":
-        return ModelSeen(where=where, lacking=untrusted.brief(rest.strip()), files=files)
+        return ModelScan(where=where, missing_file=untrusted.one_line(rest.strip()), files=files)
     try:
-        config = json.loads(rest)  # with Infinity, which some models have there
+        config = json.loads(rest)  # accepts Infinity, which some models use
     except (ValueError, RecursionError):
-        return ModelSeen(where=where, files=files)
+        return ModelScan(where=where, files=files)
     digest = hashlib.sha256(rest.encode()).hexdigest()
     config = config if isinstance(config, dict) else None
-    return ModelSeen(where=where, config=config, digest=digest, files=files)
+    return ModelScan(where=where, config=config, digest=digest, files=files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a model's `config.json` says about how it can be split; `None` where it says nothing."""
+    """Sizes of a model that limit parallelism, from its `config.json`; `None` if unknown."""
 
     heads: int | None = None
     kv_heads: int | None = None
@@ -107,8 +106,8 @@ class ModelShape:
 
 
 def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
-    """Read heads and layers from a `config.json`; a multimodal model keeps its language part under
-    `text_config`.
+    """Read the shape from a `config.json`, where multimodal models have their language part in
+    `text_config` or the like.
     """
     if not config:
         return ModelShape()
@@ -120,25 +119,25 @@ def shape_of(config: Mapping[str, Any] | None) -> ModelShape:
     ]
 
     def number(*names: str) -> int | None:
-        found = (
+        values = (
             part[name]
             for part in reversed(parts)
             for name in names
             if _is_whole_number(part.get(name))
         )
-        return next((value for value in found if value > 0), None)
+        return next((value for value in values if value > 0), None)
 
     heads = number("num_attention_heads", "n_head", "n_heads")
     return ModelShape(
         heads=heads,
         kv_heads=number("num_key_value_heads", "num_kv_heads", "n_head_kv"),
         layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        experts=_experts(config) if heads is not None else None,
+        experts=_count_experts(config) if heads is not None else None,
     )
 
 
 def _parse_files(listing: str) -> Mapping[str, int] | None:
-    """Return path → bytes; None where a line is not a file."""
+    """Parse a listing into bytes by path; None if a line is not a file."""
     files: dict[str, int] = {}
     for line in listing.splitlines():
         kind, _, rest = line.partition(" ")
@@ -149,20 +148,20 @@ def _parse_files(listing: str) -> Mapping[str, int] | None:
     return files
 
 
-def _experts(config: Mapping[str, Any]) -> int:
-    """Count a model's experts, wherever in its parts they are named (vLLM's `get_num_experts`); 0
-    of a dense one.
+def _count_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of experts in any part of the model (as vLLM's `get_num_experts`); 0 if
+    dense.
     """
-    found = [0]
+    counts = [0]
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found.append(_experts(value))
+            counts.append(_count_experts(value))
         elif isinstance(value, list) and name == "block_configs":
-            found += [_experts(block) for block in value if isinstance(block, Mapping)]
+            counts += [_count_experts(block) for block in value if isinstance(block, Mapping)]
         elif name in _EXPERTS:
             numbers = value if isinstance(value, list) else [value]
-            found += filter(_is_whole_number, numbers)
-    return max(found)
+            counts += filter(_is_whole_number, numbers)
+    return max(counts)
 
 
 def _is_whole_number(value: object) -> bool:

@@ -1,6 +1,4 @@
-"""The last verdict on the network: kept on the head, so that `serve` and `status` know what is
-proven.
-"""
+"""Last verdict on the network, stored on the head for `serve` and `status`."""
 
 from __future__ import annotations
 
@@ -16,19 +14,17 @@ from launcher.core import decode
 from launcher.core.domain import LEVELS, Answer, Level, fold
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.transport import Command
-from launcher.tools.placement import narrow
-from launcher.tools.servers import Kept
+from launcher.tools.placement import narrow_inventory
+from launcher.tools.servers import ServersState
 from launcher.tools.site import Site
 
 FILE = agent.NETWORK
-_Positive = Annotated[float, decode.within(1e-9, 1e12)]
+_Positive = Annotated[float, decode.in_range(1e-9, 1e12)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLinks:
-    """The links that the ranks of the server with this `id` wrote of in their own logs, in
-    words.
-    """
+    """Description of the links in the logs of the ranks of the server with this `id`."""
 
     id: str
     said: decode.Text
@@ -36,8 +32,8 @@ class ServerLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLink:
-    """The link between two nodes for the planner: the least bandwidth in GB/s, the median latency
-    in µs, and whether it is TCP.
+    """Link between nodes for the planner: minimum bandwidth in GB/s, median latency in µs, and
+    whether it is TCP.
     """
 
     gbps: _Positive
@@ -46,11 +42,11 @@ class MeasuredLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The last verdict as it is kept on the head; an empty one proves nothing.
+class NetworkRecord:
+    """Stored verdict; an empty one verifies nothing.
 
-    `incarnation` and `nodes` are the containers that it is about; `ranks_per_node` 0 stands for one
-    rank for each GPU; `collective` is whether the all_reduce passed.
+    `incarnation` and `nodes` identify the containers that were checked; `ranks_per_node` 0 means
+    one rank per GPU; `collective` is true if the all_reduce passed.
     """
 
     incarnation: str = ""
@@ -66,105 +62,105 @@ class Record:
     link: MeasuredLink | None = None
 
 
-def only(site: Site, names: Sequence[str]) -> Site:
-    """Return the site as a check sees it that is about only some nodes (none named: all)."""
-    return replace(site, inventory=narrow(site.inventory, names))
+def narrow_site(site: Site, names: Sequence[str]) -> Site:
+    """Restrict a site to some nodes (none named: all)."""
+    return replace(site, inventory=narrow_inventory(site.inventory, names))
 
 
 def incarnation(site: Site) -> str:
-    """Return a word that changes whenever a node's container is another one or started again; empty
-    when one does not run.
+    """Return a hash that changes when any node's container is replaced or restarted; empty if one
+    does not run.
     """
-    own = [site.running(node) for node in site.nodes]
-    if None in own:
+    containers = [site.running_container(node) for node in site.nodes]
+    if None in containers:
         return ""
-    words = sorted((each.id, each.started) for each in own if each is not None)
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    identities = sorted(
+        (container.id, container.started) for container in containers if container is not None
+    )
+    return hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:16]
 
 
 def query_record(site: Site) -> Command:
-    """Ask the head for the last verdict."""
+    """Query the last verdict from the head."""
     path = f"{site.state_dir(site.head)}/{FILE}"
     argv = ("sh", "-c", 'cat "$1" 2>/dev/null', "verdict", path)
     return Command(node=site.head.name, argv=argv, timeout=20)
 
 
-def parse_record(answer: Answer) -> Record:
-    """Read the last verdict; an empty one where it cannot be read: then nothing is proven."""
+def parse_record(answer: Answer) -> NetworkRecord:
+    """Parse the last verdict; empty if unreadable."""
     try:
-        return decode.read(Record, answer.out, "the last verdict on the network")
+        return decode.parse_json(NetworkRecord, answer.out, "the last verdict on the network")
     except UnreadableAnswer:
-        return Record()
+        return NetworkRecord()
 
 
-def about(site: Site, kept: Record) -> frozenset[str]:
-    """Return the nodes between whose very containers, as they are now, the kept verdict was made;
-    none where they changed.
-    """
-    known = [node.name for node in site.nodes]
-    names = kept.nodes or known
-    here = incarnation(only(site, names)) if set(names) <= set(known) else ""
-    return frozenset(names if here and here == kept.incarnation else ())
+def covered_nodes(site: Site, record: NetworkRecord) -> frozenset[str]:
+    """Return the nodes of the verdict; none if any of their containers has changed since."""
+    all_names = [node.name for node in site.nodes]
+    names = record.nodes or all_names
+    current = incarnation(narrow_site(site, names)) if set(names) <= set(all_names) else ""
+    return frozenset(names if current and current == record.incarnation else ())
 
 
-def proven(
+def is_verified(
     site: Site,
-    kept: Record,
+    record: NetworkRecord,
     *,
     require: Level | None,
     collective: bool,
     nodes: Sequence[str] = (),
 ) -> bool:
-    """True when the kept verdict is about these very containers and covers what is asked, between
-    `nodes` (none named: all).
+    """Return True if the verdict is about the current containers of `nodes` (none named: all) and
+    covers the requirements.
     """
-    among = [site.inventory.node(name) for name in nodes] or site.nodes
+    covered = [site.inventory.node(name) for name in nodes] or site.nodes
     return (
-        kept.passed
-        and (not collective or kept.collective)
-        and _covers_level(kept, require or site.inventory.require)
-        # with fewer ranks, some GPUs and their network cards were never tried
-        and (kept.ranks_per_node or math.inf) >= min(node.gpus for node in among)
-        and {node.name for node in among} <= about(site, kept)
+        record.passed
+        and (not collective or record.collective)
+        and _covers_level(record, require or site.inventory.require)
+        # with fewer ranks, some GPUs and their network cards were not tested
+        and (record.ranks_per_node or math.inf) >= min(node.gpus for node in covered)
+        and {node.name for node in covered} <= covered_nodes(site, record)
     )
 
 
-def _covers_level(kept: Record, wanted: Level | Literal["auto"]) -> bool:
-    """True when the level that was required then is as high as the one that is wanted now.
+def _covers_level(record: NetworkRecord, level: Level | Literal["auto"]) -> bool:
+    """Return True if the verdict's required level is at least `level`.
 
-    What `auto` stands for depends on what was found on the nodes: only a verdict on `auto` covers
-    it, and the highest level.
+    The meaning of `auto` depends on the nodes: only a verdict on `auto` or on the highest level
+    covers it.
     """
-    if wanted == "auto":
-        return kept.asked == "auto" or kept.required == LEVELS[-1]
-    return LEVELS.index(kept.required) >= LEVELS.index(wanted)
+    if level == "auto":
+        return record.asked == "auto" or record.required == LEVELS[-1]
+    return LEVELS.index(record.required) >= LEVELS.index(level)
 
 
-def describe(site: Site, kept: Record, servers: Kept) -> str:
-    """Describe the verdict on the network between these very containers, and the links in servers'
-    own logs; empty where there is no network, or a container does not run.
+def describe_network(site: Site, record: NetworkRecord, state: ServersState) -> str:
+    """Describe the verdict for the current containers, and the links in servers' logs; empty for a
+    single node, or if a container does not run.
     """
-    own = [site.running(node) for node in site.nodes]
-    if len(own) == 1 or None in own:
+    containers = [site.running_container(node) for node in site.nodes]
+    if len(containers) == 1 or None in containers:
         return ""
-    measured = about(site, kept)
+    measured = covered_nodes(site, record)
     if not measured:
         return "not proven for these containers: `vlaunch check-nccl`"
-    among = [node.name for node in site.nodes if node.name in measured]
-    part = "" if len(among) == len(own) else f" between {fold(among)}"
-    text = f"{'proven' if kept.passed else 'failed'} {kept.taken}{part}: {kept.summary}"
+    names = [node.name for node in site.nodes if node.name in measured]
+    part = "" if len(names) == len(containers) else f" between {fold(names)}"
+    text = f"{'proven' if record.passed else 'failed'} {record.taken}{part}: {record.summary}"
     if site.inventory.accelerator == "cpu":
         return text
-    apart = [
+    distributed = [
         server
-        for server in servers.running
+        for server in state.running
         if server.desired is not None and len(server.desired.places) > 1
     ]
     links = [
-        f"{server.what}: {link.said}"
-        for server in apart
-        if (link := kept.servers.get(server.name)) is not None and link.id == server.id
+        f"{server.label}: {link.said}"
+        for server in distributed
+        if (link := record.servers.get(server.name)) is not None and link.id == server.id
     ]
-    if apart and not links:
+    if distributed and not links:
         links = ["no server's own logs were looked at, its `vlaunch serve` does"]
     return "; ".join((text, *links))

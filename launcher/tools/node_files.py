@@ -1,6 +1,4 @@
-"""The small files a node keeps for a cluster: the payload and the secrets, both mounted read-only
-into its containers.
-"""
+"""Files of a cluster on a node: programs and secrets, mounted read-only into its containers."""
 
 from __future__ import annotations
 
@@ -23,15 +21,14 @@ from launcher.tools.py_spy import BUILDS, FILE
 from launcher.tools.site import Site
 
 _ENTRY = Path(__file__).parents[1] / "agent" / "entry.sh"
-# The directory is made private first; tar and mv replace files whole, so that a container never
-# reads half of one. The name on the way is the node's own: several nodes may share a home. `server`
-# and the folder of what engines compile are made by the login, so that it may remove them: Docker
-# would make them as root's. What runs in the container is root, or the login itself, where Docker
-# is rootless.
-# What another user could change is refused before anything is written: a folder of somebody else,
-# one that every user may write in, or a link. The folder around the cluster's may be a link of the
-# login's, or one like /tmp. A network file system may take the login for another user, such as root
-# for nobody: whose a new file is tells.
+# The directory is made private first; tar and mv replace files atomically, so that containers never
+# read incomplete files. Temporary names include the node's, since nodes may share a home. The SSH
+# user creates `server` and the compile cache, to be able to remove them: Docker would create them
+# as root. Processes in the container run as root, or as the SSH user with rootless Docker.
+# Folders that other users could change are refused before anything is written: those of another
+# owner, world-writable ones, and links. The parent folder may be a link of the SSH user, or sticky
+# like /tmp. A network file system may map the SSH user to another one, such as root to nobody: the
+# owner of a new file tells which.
 _OWNED = (
     'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$;'
     ' me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new");'
@@ -42,42 +39,42 @@ _OWNED = (
     " another user could change what is kept there: correct it, or set another state_dir or"
     ' cache_dir" >&2; exit 1; };'
 )
-# The logs of engines hold prompts. A folder with the set-group-ID bit was handed over to a group.
+# Engine logs contain prompts. A set-group-ID folder has been shared with a group (`hand_over`).
 _PRIVATE = '{ [ -g "$d/server" ] || chmod 700 "$d/server" || :; }'
 _UNPACK = (
     f'{_OWNED} mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE} &&'
     ' tar -xf - -C "$d/payload"'
 )
 _FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE}'
-# A directory in /dev/shm may be somebody else's, who was there first.
+# Another user may have created a directory of that name in /dev/shm.
 _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
     ' [ ! -L "$d" ] || { echo "$d belongs to somebody else" >&2; exit 1; }; done && '
 )
-# A directory that holds something else is left.
+# Keeps directories that are not empty.
 _FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'
 _STORE = (
     'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" &&'
     ' new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"'
 )
-# The same, followed by what the file has had.
+# The same, but keeps the old content after the new.
 _EXTEND = _STORE.replace(
     "cat >", '{ cat && if [ -f "$1/secrets/$2" ]; then cat "$1/secrets/$2"; fi; } >'
 )
-# Running containers see the new file at once: their mount is the folder.
+# Running containers see the new file at once, because the folder is mounted.
 _PROGRAM = (
     'umask 022 && new=$1.$(uname -n).$$ && cat > "$new" && chmod 755 "$new" && mv "$new" "$1"'
 )
 
-ISSUED = 'cat "$certificates"/'  # what prints one of the certificates that `script` issues
+ISSUED = 'cat "$certificates"/'  # prints a certificate issued by `script`
 
 
 @cache
 def payload_tar() -> bytes:
-    """Return the payload as a tar archive, the same bytes every time."""
+    """Return the node programs as a reproducible tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in _files().items():
+        for name, data in _payload_files().items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o755
             archive.addfile(entry, io.BytesIO(data))
@@ -86,32 +83,35 @@ def payload_tar() -> bytes:
 
 @cache
 def payload_digests() -> Mapping[str, str]:
-    """Return the sha256 of each payload file under its path below the state directory."""
-    return {f"payload/{name}": hashlib.sha256(data).hexdigest() for name, data in _files().items()}
+    """Return the sha256 of the node programs by their paths below the state directory."""
+    return {
+        f"payload/{name}": hashlib.sha256(data).hexdigest()
+        for name, data in _payload_files().items()
+    }
 
 
 def replaces_agent(site: Site, node: Node) -> bool:
-    """True when a node has another agent than this vlaunch."""
+    """Return True if a node's agent differs from this vlaunch's."""
     facts, path = site.facts_of(node), f"payload/{zipapps.AGENT}"
     return facts is not None and facts.files.get(path) != payload_digests()[path]
 
 
-def steps(
+def file_steps(
     site: Site,
     node: Node,
     secrets: Mapping[str, Secret],
     *,
     fresh: bool,
 ) -> list[Step]:
-    """Return what brings a node's files up to date; secrets are written when `fresh`: its container
-    is about to start.
+    """Return the steps that update a node's files; with `fresh`, before its container starts, also
+    its secrets.
     """
     directory, facts = site.state_dir(node), site.facts_of(node)
-    compiled = containers.compiled_by(site, node, site.inventory.image)
+    compiled = containers.compile_cache_dir(site, node, site.inventory.image)
     caches = (compiled.rpartition("/")[0], compiled) if fresh else ()
-    found = facts.files if facts else {}
+    digests = facts.files if facts else {}
     steps = []
-    if any(found.get(path) != digest for path, digest in payload_digests().items()):
+    if any(digests.get(path) != digest for path, digest in payload_digests().items()):
         steps.append(
             Step(
                 title="writing the helper files that containers mount",
@@ -134,29 +134,28 @@ def steps(
         )
     if fresh:
         if facts:
-            steps += _elsewhere(site, node, facts)
-            steps += _unwanted(site, node, facts, secrets)
-        steps += _written(site, node, secrets)
+            steps += _remove_misplaced_secrets(site, node, facts)
+            steps += _remove_unused_secrets(site, node, facts, secrets)
+        steps += _write_steps(site, node, secrets)
     return steps
 
 
 def plan_files(site: Site, *, verb: str = "serve") -> Plan:
-    """Bring the helper programs of running containers up to date: what is asked next must
-    understand the question.
-    """
+    """Plan the update of the programs in running containers, which must match later queries."""
     updates = tuple(
         step
         for node in site.nodes
-        if site.running(node) is not None
-        for step in steps(site, node, {}, fresh=False)
+        if site.running_container(node) is not None
+        for step in file_steps(site, node, {}, fresh=False)
     )
     stage = Stage(id="files", title="Update helper files", steps=updates)
     return Plan(verb=verb, stages=(stage,))
 
 
 def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:
-    """Return the stages that renew the agents' certificates. Agents load new files while they run,
-    and accept one another even when the last of the stages are missing.
+    """Return the stages that renew the agents' certificates.
+
+    Agents reload the files, and accept each other even if only some of the stages are done.
     """
     if renewal is None:
         return []
@@ -177,7 +176,10 @@ def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:
             steps=tuple(
                 step
                 for node in site.nodes
-                for step in (*_written(site, node, values(node), verb), *handed_over(site, node))
+                for step in (
+                    *_write_steps(site, node, values(node), verb),
+                    *handover_steps(site, node),
+                )
             ),
         )
         for title, verb, values in stages
@@ -185,9 +187,9 @@ def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:
     ]
 
 
-def lacks_py_spy(site: Site, node: Node) -> str:
-    """Return the architecture for which a node lacks py-spy; empty where it has it, where nobody
-    has seen the node, or where there is no build for it.
+def missing_py_spy(site: Site, node: Node) -> str:
+    """Return the architecture for which a node lacks py-spy; empty if it has it, has not been
+    probed, or there is no build.
     """
     facts, image = site.facts_of(node), site.image(node, site.inventory.image)
     build = BUILDS.get(image.architecture) if image is not None else None
@@ -197,9 +199,9 @@ def lacks_py_spy(site: Site, node: Node) -> str:
 
 
 def py_spy_steps(site: Site, programs: Mapping[str, Callable[[], bytes]]) -> Iterator[Step]:
-    """Yield what writes py-spy where it lacks, of those architectures that `programs` has."""
+    """Yield steps that write py-spy where it is missing, for the architectures in `programs`."""
     for node in site.nodes:
-        if (architecture := lacks_py_spy(site, node)) in programs:
+        if (architecture := missing_py_spy(site, node)) in programs:
             yield Step(
                 title="writing py-spy, which shows where ranks hang",
                 command=Command(
@@ -212,16 +214,16 @@ def py_spy_steps(site: Site, programs: Mapping[str, Callable[[], bytes]]) -> Ite
             )
 
 
-def handed_over(site: Site, node: Node) -> list[Step]:
-    """Let an image's user who is not root read the secrets, and write what its containers write."""
+def handover_steps(site: Site, node: Node) -> list[Step]:
+    """Return the steps that let an image's unprivileged user read secrets and write its files."""
     name = site.inventory.image
     image = site.image(node, name)
-    if image is None or image.root:
+    if image is None or image.runs_as_root:
         return []
     folders = (
         f"{containers.secrets_base(site, node)}/secrets",
         f"{site.state_dir(node)}/server",
-        containers.compiled_by(site, node, name),
+        containers.compile_cache_dir(site, node, name),
     )
     cluster = site.inventory.cluster
     argv = hand_over(node.docker, name, image.user, *folders, cluster=cluster, node=node.name)
@@ -234,23 +236,25 @@ def handed_over(site: Site, node: Node) -> list[Step]:
 
 
 @cache
-def _files() -> Mapping[str, bytes]:
+def _payload_files() -> Mapping[str, bytes]:
     return {
         "entry.sh": _ENTRY.read_bytes(),
-        zipapps.AGENT: zipapps.pack(zipapps.agent()),
-        zipapps.BATCH: zipapps.pack(zipapps.batch()),
-        zipapps.NETWORK: zipapps.pack(zipapps.network()),
+        zipapps.AGENT: zipapps.pack(zipapps.agent_files()),
+        zipapps.BATCH: zipapps.pack(zipapps.batch_files()),
+        zipapps.NETWORK: zipapps.pack(zipapps.network_files()),
     }
 
 
-def _unwanted(
+def _remove_unused_secrets(
     site: Site, node: Node, facts: HostFacts, secrets: Mapping[str, Secret]
 ) -> list[Step]:
-    """Remove the secrets that the inventory names no more."""
-    there = facts.in_memory if site.inventory.secrets_in == "memory" else facts.secret_names
+    """Remove secrets that are no longer in the inventory."""
+    stored = (
+        facts.secrets_in_memory if site.inventory.secrets_in == "memory" else facts.secret_names
+    )
     base = containers.secrets_base(site, node)
-    kept = {*secrets, *certificates.NAMES}
-    paths = [f"{base}/secrets/{name}" for name in there or () if name not in kept]
+    expected = {*secrets, *certificates.NAMES}
+    paths = [f"{base}/secrets/{name}" for name in stored or () if name not in expected]
     if not paths:
         return []
     return [
@@ -261,7 +265,7 @@ def _unwanted(
     ]
 
 
-def _written(
+def _write_steps(
     site: Site, node: Node, secrets: Mapping[str, Secret], verb: str = "store"
 ) -> list[Step]:
     script = _EXTEND if verb == "extend" else _STORE
@@ -274,18 +278,16 @@ def _written(
                 node=node.name,
                 argv=("sh", "-c", script, verb, base, name),
                 timeout=30,
-                stdin=partial(_bytes, value),
-                shown_stdin=_shown(site.inventory, node, name),
+                stdin=partial(_secret_bytes, value),
+                shown_stdin=_node_secret_command(site.inventory, node, name),
             ),
         )
         for name, value in sorted(secrets.items())
     ]
 
 
-def _elsewhere(site: Site, node: Node, facts: HostFacts) -> list[Step]:
-    """Remove the secrets from wherever they lay before `secrets_in`, or the node's place in memory,
-    was another one.
-    """
+def _remove_misplaced_secrets(site: Site, node: Node, facts: HostFacts) -> list[Step]:
+    """Remove secrets from other locations, after `secrets_in` or the memory folder has changed."""
     base = containers.secrets_base(site, node)
     argvs: list[Argv] = [
         ("sh", "-c", _FORGET, "forget", folder) for folder in facts.folders if folder != base
@@ -299,23 +301,21 @@ def _elsewhere(site: Site, node: Node, facts: HostFacts) -> list[Step]:
     ]
 
 
-def _bytes(value: Secret) -> bytes:
+def _secret_bytes(value: Secret) -> bytes:
     return value.reveal().encode()
 
 
-def _shown(inventory: Inventory, node: Node, name: str) -> str:
-    """Return the shell command that prints one of a node's secrets; `script` makes certificates."""
+def _node_secret_command(inventory: Inventory, node: Node, name: str) -> str:
+    """Return the shell command that prints a secret of a node; `script` issues certificates."""
     if name == certificates.AUTHORITY:
         return f"{ISSUED}.ca.pem"
     if name == certificates.CERTIFICATE:
         return f"{ISSUED}{shlex.quote(node.name)}.pem"
-    return shown(inventory, name)
+    return secret_command(inventory, name)
 
 
-def shown(inventory: Inventory, name: str) -> str:
-    """Return the shell command that prints a secret, for people to read and run; it fails where
-    there is none to print.
-    """
+def secret_command(inventory: Inventory, name: str) -> str:
+    """Return the shell command that prints a secret, for display; it fails for empty secrets."""
     source = inventory.secrets.get(name)
     if source is None or source.prompt is not None:
         return f'printf %s "${{{name}:?}}"'
@@ -332,14 +332,16 @@ def shown(inventory: Inventory, name: str) -> str:
 def hand_over(
     docker_: Argv, image: str, user: str, secrets: str, *folders: str, cluster: str, node: str
 ) -> Argv:
-    """Let the group of an image's user read the secrets and write the other folders; what is there
-    stays the login's.
+    """Let the group of an image's user read the secrets and write the other folders; the SSH user
+    stays the owner.
     """
-    places = {f"/handed/{at}": folder for at, folder in enumerate((secrets, *folders))}
+    mount_points = {
+        f"/handed/{number}": folder for number, folder in enumerate((secrets, *folders))
+    }
     options = ["--network", "none", "--user", "0:0"]
-    for place, folder in places.items():
-        options += ["--volume", f"{folder}:{place}"]
-    words = ("sh", "-c", shell.program("hand_over"), "hand-over", user, *places)
-    return docker.throw_away(
-        docker_, image, *words, cluster=cluster, node=node, options=tuple(options)
+    for mount_point, folder in mount_points.items():
+        options += ["--volume", f"{folder}:{mount_point}"]
+    command = ("sh", "-c", shell.program_text("hand_over"), "hand-over", user, *mount_points)
+    return docker.run_throwaway(
+        docker_, image, *command, cluster=cluster, node=node, options=tuple(options)
     )

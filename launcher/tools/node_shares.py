@@ -1,7 +1,4 @@
-"""Which nodes hold how many ranks: as each backend of vLLM (0.32) hands them out.
-
-Pure. What comes back names nodes with their ranks, the head first.
-"""
+"""Assignment of ranks to nodes, the head first, as by the backends of vLLM (0.32)."""
 
 from __future__ import annotations
 
@@ -11,24 +8,21 @@ from launcher.core.errors import PlacementError
 Shares = tuple[tuple[str, int], ...]
 
 
-def fill(inventory: Inventory, world: int) -> Shares:
-    """Hand out ranks as vLLM sorts them: the head first, each node's together
-    (v1/executor/ray_executor_v2.py).
-    """
-    left, nodes = world, []
+def assign_ray_ranks(inventory: Inventory, world: int) -> Shares:
+    """Assign ranks node by node, the head first, as v1/executor/ray_executor_v2.py does."""
+    remaining, nodes = world, []
     for node in (inventory.head, *inventory.workers):
-        here = min(left, node.gpus)
-        if here:
-            nodes.append((node.name, here))
-        left -= here
+        count = min(remaining, node.gpus)
+        if count:
+            nodes.append((node.name, count))
+        remaining -= count
     return tuple(nodes)
 
 
-def share(inventory: Inventory, tp: int, pp: int) -> Shares:
-    """Hand out ranks as vLLM's own multi-node mode needs it: the head first, then as few nodes as
-    hold all in equal shares.
+def assign_mp_ranks(inventory: Inventory, tp: int, pp: int) -> Shares:
+    """Assign equal numbers of ranks to as few nodes as possible, the head first.
 
-    vLLM gives each of its nodes the same number of ranks (`local_world_size`,
+    vLLM's multi-node mode needs the same number on all nodes (`local_world_size`,
     vllm/config/parallel.py).
 
     Raises:
@@ -36,52 +30,49 @@ def share(inventory: Inventory, tp: int, pp: int) -> Shares:
     """
     ordered = _largest_first(inventory)
     for count in range(1, len(ordered) + 1):
-        each, rest = divmod(tp * pp, count)
-        if not rest and all(node.gpus >= each for node in ordered[:count]):
-            return tuple((node.name, each) for node in ordered[:count])
+        share, remainder = divmod(tp * pp, count)
+        if not remainder and all(node.gpus >= share for node in ordered[:count]):
+            return tuple((node.name, share) for node in ordered[:count])
     raise PlacementError(
         f"TP {tp} × PP {pp} cannot be shared equally between nodes, which the mp backend needs",
-        evidence=brings(inventory),
+        evidence=describe_gpus(inventory),
         hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
     )
 
 
-def fit(inventory: Inventory, dp: int, each: int, *, spanning: bool) -> Shares:
-    """Hand out replicas of `each` ranks: whole ones inside nodes, the head's first, on as few nodes
-    as hold them.
+def assign_replicas(inventory: Inventory, dp: int, replica_size: int, *, spanning: bool) -> Shares:
+    """Assign replicas of `replica_size` ranks to as few nodes as possible, the head first.
 
-    With `spanning`, one that is larger than a node takes several whole ones, as vLLM's Ray backend
-    can (strategy `span` of `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when they
-    do not fit, or the head would hold none.
+    With `spanning`, a replica larger than a node takes several whole nodes, as with vLLM's Ray
+    backend (strategy `span` of `create_dp_placement_groups`, vllm/v1/engine/utils.py). Empty when
+    the replicas do not fit, or the head would have none.
     """
-    if spanning and each > inventory.head.gpus:
-        return _fit_whole_nodes(inventory, dp * each, each)
-    left, nodes = dp, []
+    if spanning and replica_size > inventory.head.gpus:
+        return _assign_whole_nodes(inventory, dp * replica_size, replica_size)
+    remaining, nodes = dp, []
     for node in _largest_first(inventory):
-        here = min(left, node.gpus // each)
-        if here:
-            nodes.append((node.name, here * each))
-        left -= here
-    return () if left or nodes[0][0] != inventory.head.name else tuple(nodes)
+        count = min(remaining, node.gpus // replica_size)
+        if count:
+            nodes.append((node.name, count * replica_size))
+        remaining -= count
+    return () if remaining or nodes[0][0] != inventory.head.name else tuple(nodes)
 
 
-def _fit_whole_nodes(inventory: Inventory, world: int, each: int) -> Shares:
-    """Hand out `world` ranks to nodes that are all alike, so that each replica has nodes to
-    itself.
-    """
+def _assign_whole_nodes(inventory: Inventory, world: int, replica_size: int) -> Shares:
+    """Assign `world` ranks to nodes of equal size, without sharing nodes between replicas."""
     ordered, size = _largest_first(inventory), inventory.head.gpus
     alike = all(node.gpus == size for node in ordered)
     count = world // size
-    if not alike or each % size or count > len(ordered):
+    if not alike or replica_size % size or count > len(ordered):
         return ()
     return tuple((node.name, size) for node in ordered[:count])
 
 
 def _largest_first(inventory: Inventory) -> tuple[Node, ...]:
-    """Return the head, then the workers, those with most GPUs first."""
+    """Return the head, then the workers by descending number of GPUs."""
     return (inventory.head, *sorted(inventory.workers, key=lambda node: -node.gpus))
 
 
-def brings(inventory: Inventory) -> str:
-    """Name the nodes with their GPUs, as evidence."""
+def describe_gpus(inventory: Inventory) -> str:
+    """List the GPUs of all nodes, as evidence."""
     return "GPUs: " + ", ".join(f"{node.name} {node.gpus}" for node in inventory.nodes)

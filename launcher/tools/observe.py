@@ -1,6 +1,4 @@
-"""What is asked of nodes before anything is decided: one command a node, and how all the answers
-become facts.
-"""
+"""Probes of all nodes, and the conversion of their output to facts."""
 
 from __future__ import annotations
 
@@ -9,16 +7,16 @@ from dataclasses import replace
 
 from launcher.core import redaction
 from launcher.core.domain import Answer, Inventory, Node
-from launcher.core.errors import ConnectError, NodeError, UnreadableAnswer, together
+from launcher.core.errors import ConnectError, NodeError, UnreadableAnswer, combine_errors
 from launcher.core.transport import Command, Transport
 from launcher.tools import compile_cache, host, host_read
 
-# The survey has twice as many parts, each with a deadline of its own.
+# The survey has twice as many parts, each with its own deadline.
 _TIMEOUT, _SURVEY_TIMEOUT = 120.0, 240.0
-_LOOKED_UP = 32  # nodes whose names every node looks up, all of them at once
+_LOOKED_UP = 32  # nodes whose names every node looks up, in parallel
 
 
-def commands(
+def probe_commands(
     inventory: Inventory,
     images: Sequence[str],
     nodes: Sequence[Node] | None = None,
@@ -28,15 +26,14 @@ def commands(
     compiled: bool = False,
     models: bool = False,
 ) -> list[Command]:
-    """Return the probe of each node; `images` are looked at besides the containers of the cluster,
-    with `compiled`, how large what engines compiled there is, and, with `models`, which of them
-    are not finished.
+    """Return the probe of each node, which includes `images`, with `compiled` the size of the
+    compile cache, and with `models` the unfinished models.
 
-    With `survey` each node also tells what it is made of; `clock` gives seconds since 1970 and is
-    read when a command is sent, so that the node's answer says how far its own clock is off.
+    With `survey`, the probe includes hardware and configuration; `clock` returns seconds since 1970
+    and is called when a command is sent, to measure the skew of the node's clock.
     """
     addresses = tuple(node.ip for node in inventory.nodes[:_LOOKED_UP]) if survey else ()
-    stdin = None if clock is None or not survey else _told(clock)
+    stdin = None if clock is None or not survey else _clock_stdin(clock)
     return [
         Command(
             node=node.name,
@@ -49,8 +46,12 @@ def commands(
                 images=tuple(dict.fromkeys(images)),
                 addresses=addresses,
                 survey=survey,
-                more=(
-                    (compile_cache.script(node.cache_dir, inventory.cluster) if compiled else "")
+                extra_script=(
+                    (
+                        compile_cache.query_script(node.cache_dir, inventory.cluster)
+                        if compiled
+                        else ""
+                    )
                     + (host.unfinished_script(node.hf_home) if models else "")
                 ),
             ),
@@ -62,30 +63,31 @@ def commands(
     ]
 
 
-def _told(clock: Callable[[], float]) -> Callable[[], bytes]:
+def _clock_stdin(clock: Callable[[], float]) -> Callable[[], bytes]:
     def line() -> bytes:
         return f"{clock():.6f}\n".encode()
 
     return line
 
 
-def read(answers: Iterable[Answer]) -> tuple[dict[str, host.HostFacts], dict[str, NodeError]]:
-    """Read all answers: the facts of each node, or why there are none."""
+def parse_answers(
+    answers: Iterable[Answer],
+) -> tuple[dict[str, host.HostFacts], dict[str, NodeError]]:
+    """Parse all answers into facts or errors by node."""
     facts: dict[str, host.HostFacts] = {}
     failed: dict[str, NodeError] = {}
     for answer in answers:
         try:
-            facts[answer.node] = _facts(answer)
+            facts[answer.node] = _parse_facts(answer)
         except NodeError as error:
             failed[answer.node] = error
     return facts, failed
 
 
-def _facts(answer: Answer) -> host.HostFacts:
+def _parse_facts(answer: Answer) -> host.HostFacts:
     node = answer.node
-    # The end of an answer that was cut off may be the part with the Ray token, which nobody has
-    # learned yet.
-    tail = replace(answer, out=host_read.shown(answer.out)).tail
+    # A truncated output may end with the Ray token, which is not redacted yet.
+    tail = replace(answer, out=host_read.evidence_without_token(answer.out)).tail
     if answer.timed_out:
         raise NodeError(
             node,
@@ -101,11 +103,11 @@ def _facts(answer: Answer) -> host.HostFacts:
         facts = host_read.parse_probe(answer.out)
     except UnreadableAnswer as error:
         raise NodeError(node, error.message, evidence=error.evidence or tail) from None
-    redaction.learn(facts.token)
+    redaction.add_secrets(facts.token)
     return facts
 
 
-def observe(
+def probe_nodes(
     inventory: Inventory,
     transport: Transport,
     images: Sequence[str],
@@ -113,10 +115,10 @@ def observe(
     survey: bool = False,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, host.HostFacts]:
-    """Ask every node and read the answers; raises NodeError when one gave none, every node's story
-    told.
-    """
-    facts, failed = read(transport.run(commands(inventory, images, survey=survey, clock=clock)))
+    """Probe all nodes; raises NodeError with the errors of all nodes that failed."""
+    facts, failed = parse_answers(
+        transport.run(probe_commands(inventory, images, survey=survey, clock=clock))
+    )
     if failed:
-        raise together(list(failed.values()))
+        raise combine_errors(list(failed.values()))
     return facts

@@ -1,6 +1,6 @@
-"""The parts of a script's answer: what each printed under its marker line, and its exit status.
+"""Parts of a script's output, separated by marker lines, with exit statuses.
 
-A missing tool is a fact then, and not an error.
+A missing tool fails only its own part.
 """
 
 from __future__ import annotations
@@ -16,35 +16,33 @@ _JSON = re.compile(r"^[\[{]", re.MULTILINE)
 
 
 class Parts(dict[str, tuple[str, int]]):
-    """Text and exit status by the part's name; a part that is missing has failed."""
+    """Text and exit status by part; missing parts count as failed."""
 
-    def said(self, name: str) -> str:
-        """Return what a part printed, well or not."""
+    def output(self, name: str) -> str:
+        """Return the output of a part, even if it failed."""
         return self.get(name, ("", 1))[0]
 
-    def good(self, name: str) -> str | None:
-        """Return what a part printed; None when it failed."""
+    def output_if_ok(self, name: str) -> str | None:
+        """Return the output of a part; None if it failed."""
         out, code = self.get(name, ("", 1))
         return out if code == 0 else None
 
-    def read(self, name: str, reader: Callable[[str], _T]) -> _T | None:
-        """Read what a part printed; None when it failed."""
-        out = self.good(name)
+    def parse(self, name: str, reader: Callable[[str], _T]) -> _T | None:
+        """Parse the output of a part; None if it failed."""
+        out = self.output_if_ok(name)
         return None if out is None else reader(out)
 
 
-def read_parts(text: str) -> Parts:
-    """Return the parts of an answer. What stands before the JSON of Docker is left out: warnings of
-    its own and of sudo, which reach the same stream.
-    """
+def parse_parts(text: str) -> Parts:
+    """Split an output into parts; drops warnings of Docker and sudo before Docker's JSON."""
     parts, name, lines = Parts(), "", list[str]()
     for line in text.splitlines():
         if not line.startswith(MARK + " "):
             lines.append(line)
             continue
-        word = line[len(MARK) + 1 :]
-        if word.startswith("rc "):
-            out, code = "\n".join(lines).strip("\n"), int(word[3:])
+        header = line[len(MARK) + 1 :]
+        if header.startswith("rc "):
+            out, code = "\n".join(lines).strip("\n"), int(header[3:])
             if (
                 code == 0
                 and name.split(" ", maxsplit=1)[0] in _OF_DOCKER
@@ -53,6 +51,6 @@ def read_parts(text: str) -> Parts:
                 out = out[at.start() :]
             parts[name] = (out, code)
         else:
-            name = word
+            name = header
         lines = []
     return parts

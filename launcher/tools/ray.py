@@ -1,7 +1,7 @@
-"""What we say to Ray (2.60), and how we read what it says.
+"""Command lines of Ray (2.60), and parsers for its state.
 
-Machine-readable answers come from the dashboard's HTTP API through the head's agent; `ray status`
-is for people and is read strictly all the same, because it is what they will compare us with.
+The head's agent queries the dashboard's HTTP API; the text of `ray status` is parsed as well,
+because operators will compare it with vlaunch's own status.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.agent.rank_name import rank_name
 from launcher.core import untrusted
-from launcher.core.domain import Argv, Inventory, Node, options
+from launcher.core.domain import Argv, Inventory, Node, long_options
 from launcher.core.errors import UnreadableAnswer
 
 _AMOUNT = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
@@ -22,7 +22,7 @@ TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the file's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """One row of Ray's node table. `gpus` is what the node brought."""
+    """Row of Ray's node table; `gpus` is the node's contribution."""
 
     id: str
     ip: str
@@ -33,8 +33,8 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStatus:
-    """What `ray status` prints: active nodes (also idle ones) and `used/total` of the GPUs; `None`
-    if it names no GPU.
+    """Contents of `ray status`: active nodes, including idle ones, and used and total GPUs, `None`
+    if there are none.
     """
 
     active: int
@@ -43,28 +43,28 @@ class RayStatus:
 
 
 def start_head(node: Node, inventory: Inventory) -> Argv:
-    """Start the head in the foreground, every port pinned (`ray start --head --block`)."""
+    """Start the head in the foreground with fixed ports (`ray start --head --block`)."""
     ports = inventory.ports
-    own = options(
+    own = long_options(
         node_ip_address=node.ip,
         port=ports.gcs,
         dashboard_host="127.0.0.1",
         dashboard_port=ports.dashboard,
         ray_client_server_port=ports.client,
     )
-    return ("ray", "start", "--head", "--block", *own, *_common(node, inventory))
+    return ("ray", "start", "--head", "--block", *own, *_common_options(node, inventory))
 
 
 def start_worker(node: Node, inventory: Inventory) -> Argv:
     """Join the head in the foreground (`ray start --address --block`)."""
     address = f"{inventory.head.ip}:{inventory.ports.gcs}"
-    own = options(address=address, node_ip_address=node.ip)
-    return ("ray", "start", "--block", *own, *_common(node, inventory))
+    own = long_options(address=address, node_ip_address=node.ip)
+    return ("ray", "start", "--block", *own, *_common_options(node, inventory))
 
 
-def _common(node: Node, inventory: Inventory) -> Argv:
+def _common_options(node: Node, inventory: Inventory) -> Argv:
     ports, store = inventory.ports, inventory.ray.object_store
-    pinned = options(
+    pinned = long_options(
         node_manager_port=ports.node_manager,
         object_manager_port=ports.object_manager,
         runtime_env_agent_port=ports.runtime_env_agent,
@@ -75,13 +75,11 @@ def _common(node: Node, inventory: Inventory) -> Argv:
         max_worker_port=ports.worker_max,
     )
     memory = {} if store is None else {"object_store_memory": store}
-    return (*options(num_gpus=node.gpus, **memory), *pinned, "--disable-usage-stats")
+    return (*long_options(num_gpus=node.gpus, **memory), *pinned, "--disable-usage-stats")
 
 
 def parse_nodes(rows: Any) -> tuple[RayNode, ...]:
-    """Read Ray's table of nodes, newest row per address: a node that rejoins leaves its dead row
-    behind.
-    """
+    """Parse Ray's node table; drops the dead rows of nodes that have rejoined."""
     try:
         nodes = [
             RayNode(
@@ -100,11 +98,11 @@ def parse_nodes(rows: Any) -> tuple[RayNode, ...]:
 
 
 def parse_status(text: str) -> RayStatus:
-    """Read `ray status`; raises UnreadableAnswer when its sections are not there."""
-    sections = _sections(untrusted.cut(text))
+    """Parse `ray status`; raises UnreadableAnswer when sections are missing."""
+    sections = _split_sections(untrusted.truncate(text))
     if "Active" not in sections:
         raise UnreadableAnswer(
-            "`ray status` printed no `Active:` section", evidence=untrusted.shown(text, last=True)
+            "`ray status` printed no `Active:` section", evidence=untrusted.excerpt(text, last=True)
         )
     usage = sections.get("Total Usage", sections.get("Usage", []))
     gpu = next((m for line in usage if (m := re.match(rf"{_AMOUNT}/{_AMOUNT} GPU\b", line))), None)
@@ -121,8 +119,8 @@ def parse_status(text: str) -> RayStatus:
     )
 
 
-def _sections(text: str) -> dict[str, list[str]]:
-    """Return the lines of each section by its title; `(no …)` says that it has none."""
+def _split_sections(text: str) -> dict[str, list[str]]:
+    """Return the lines of each section by title; `(no …)` marks an empty one."""
     sections: dict[str, list[str]] = {}
     current = ""
     for line in text.splitlines():
@@ -139,7 +137,7 @@ def _sections(text: str) -> dict[str, list[str]]:
 def parse_ranks(
     actors: Iterable[Mapping[str, Any]], nodes: tuple[RayNode, ...]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Read which address holds which rank, from the names of living actors."""
+    """Return the ranks by address, from the names of living actors."""
     by_id = {node.id: node.ip for node in nodes}
     ranks: dict[str, list[str]] = {}
     try:
@@ -152,9 +150,9 @@ def parse_ranks(
         raise UnreadableAnswer(
             "Ray's list of actors cannot be read", evidence=repr(error)
         ) from None
-    for name, where in living:
+    for name, node_id in living:
         if name:
-            ranks.setdefault(by_id.get(where, "?"), []).append(name)
+            ranks.setdefault(by_id.get(node_id, "?"), []).append(name)
     return {ip: tuple(sorted(names)) for ip, names in sorted(ranks.items())}
 
 

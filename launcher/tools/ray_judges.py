@@ -1,5 +1,5 @@
-"""Judges of Ray: the head listens, and exactly the declared nodes are in, each with its GPUs, under
-its own address; and the form of what the head's agent and `batch/desk.py` answer.
+"""Checks of Ray: the head listens, and exactly the declared nodes have joined, with their GPUs and
+addresses; and the schema of replies from the head's agent and `batch/desk.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.core import decode, untrusted
-from launcher.core.check import Finding, failed, passed, skipped, waiting, worst
-from launcher.core.decode import Whole
+from launcher.core.check import Finding, failed, passed, skipped, waiting, worst_status
+from launcher.core.decode import Integer
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.tools import docker, docker_read, ray, symptoms
@@ -19,21 +19,19 @@ Answers = Mapping[str, Sequence[Answer]]
 
 
 def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
-    """Return the judge of the head container's state and of its answer to a connection: to Ray's
-    port, or else the agent's.
-    """
-    who = "the agent" if inventory.ray.off else "Ray"
+    """Return a check of the head's container and of its port: Ray's, or without Ray the agent's."""
+    component = "the agent" if inventory.ray.off else "Ray"
     ports = inventory.ports
-    where = f"{inventory.head.ip}:{ports.group if inventory.ray.off else ports.gcs}"
+    address = f"{inventory.head.ip}:{ports.group if inventory.ray.off else ports.gcs}"
 
     def judge(answers: Answers) -> Sequence[Finding]:
         state, port = answers[inventory.head.name]
-        died = container_trouble(inventory.head, state)
+        died = judge_container(inventory.head, state)
         if died is not None:
             return [died]
         if port.ok:
-            return [passed(inventory.head, f"{who} listens on {where}")]
-        return [waiting(inventory.head, f"{who} does not listen on {where} yet")]
+            return [passed(inventory.head, f"{component} listens on {address}")]
+        return [waiting(inventory.head, f"{component} does not listen on {address} yet")]
 
     return judge
 
@@ -41,23 +39,21 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
 def judge_cluster(
     inventory: Inventory, before: Mapping[str, int]
 ) -> Callable[[Answers], Sequence[Finding]]:
-    """Return the judge of Ray's node table against the inventory.
+    """Return a check of Ray's node table against the inventory.
 
-    Each node is asked for its container's state; the head, in a second answer, for the table.
-    `before` says by node how often containers had restarted when they were looked at first: what
-    kept them from joining then may have been put right.
+    Each node's first answer is its container's state; the head's second one is the table. `before`
+    has the initial restart counts by node, which are ignored: their cause may be fixed.
     """
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        said, table = _table(answers[inventory.head.name])
-        alive = {each.ip: each for each in table or () if each.alive}
+        payload, table = _parse_table(answers[inventory.head.name])
+        alive = {row.ip: row for row in table or () if row.alive}
         troubles = [
             trouble
             for node in inventory.nodes
-            # Without a table nobody knows who has joined, and a restart count alone is no reason to
-            # give up.
+            # Without a table the joined nodes are unknown, and restarts alone are no failure.
             if (
-                trouble := container_trouble(
+                trouble := judge_container(
                     node,
                     answers[node.name][0],
                     joined=table is None or node.ip in alive,
@@ -68,11 +64,11 @@ def judge_cluster(
         if troubles:
             return troubles
         if table is None:
-            text, why = "Ray's dashboard does not answer yet", str(said.get("error", ""))
+            text, why = "Ray's dashboard does not answer yet", str(payload.get("error", ""))
             return [waiting(inventory.head, text, evidence=why)]
-        dead = {each.ip: each for each in table if not each.alive}
+        dead = {row.ip: row for row in table if not row.alive}
         findings = [
-            _member(inventory, node, alive.get(node.ip), dead.get(node.ip), said)
+            _judge_member(inventory, node, alive.get(node.ip), dead.get(node.ip), payload)
             for node in inventory.nodes
         ]
         others = sorted(set(alive) - {node.ip for node in inventory.nodes})
@@ -82,55 +78,54 @@ def judge_cluster(
             )
             text = f"Ray has nodes that are not in the inventory: {', '.join(others)}"
             findings.append(failed("", text, fix=fix))
-        # Its own word comes last: nothing is said of a status that cannot be right yet.
-        if worst(findings) == "pass":
-            findings.append(_status(inventory, said.get("status", "")))
+        # Last, because `ray status` cannot be right before everything else is.
+        if worst_status(findings) == "pass":
+            findings.append(_judge_status(inventory, payload.get("status", "")))
         return findings
 
     return judge
 
 
-def _table(answers: Sequence[Answer]) -> tuple[dict[str, Any], tuple[ray.RayNode, ...] | None]:
-    """Read the head's second answer: all of it, and the node table, `None` while there is none."""
+def _parse_table(
+    answers: Sequence[Answer],
+) -> tuple[dict[str, Any], tuple[ray.RayNode, ...] | None]:
+    """Parse the head's second answer into its payload and the node table, `None` if missing."""
     try:
-        said = read_payload(answers[1])
-        return said, ray.parse_nodes(said.get("nodes"))
+        payload = parse_payload(answers[1])
+        return payload, ray.parse_nodes(payload.get("nodes"))
     except UnreadableAnswer as error:
         return {"error": str(error)}, None
 
 
-def _status(inventory: Inventory, text: str) -> Finding:
-    """Judge `ray status`, which people will read, against the inventory.
-
-    Ray renews it every second or so.
-    """
+def _judge_status(inventory: Inventory, text: str) -> Finding:
+    """Compare `ray status`, which Ray updates about every second, with the inventory."""
     head, nodes = inventory.head, len(inventory.nodes)
     try:
-        said = ray.parse_status(text) if isinstance(text, str) and text else None
+        status = ray.parse_status(text) if isinstance(text, str) and text else None
     except UnreadableAnswer as error:
         return waiting(head, error.message, evidence=error.evidence)
-    if said is None:
+    if status is None:
         return skipped(head, "`ray status` was not compared: this Ray's dashboard does not give it")
-    total = said.gpus_total or 0.0
-    if said.active == nodes and total == inventory.gpus:
+    total = status.gpus_total or 0.0
+    if status.active == nodes and total == inventory.gpus:
         return passed(
-            head, f"`ray status`: {said.active} nodes, {said.gpus_used or 0.0}/{total} GPU"
+            head, f"`ray status`: {status.active} nodes, {status.gpus_used or 0.0}/{total} GPU"
         )
     text_ = (
-        f"`ray status` shows {said.active} nodes and {total:g} GPUs, not {nodes} and"
+        f"`ray status` shows {status.active} nodes and {total:g} GPUs, not {nodes} and"
         f" {inventory.gpus}"
     )
     return waiting(head, text_, evidence=text)
 
 
-def _member(
+def _judge_member(
     inventory: Inventory,
     node: Node,
     alive: ray.RayNode | None,
     dead: ray.RayNode | None,
-    said: Mapping[str, Any],
+    payload: Mapping[str, Any],
 ) -> Finding:
-    """Judge that a node is in Ray with its GPUs, and that the head can open connections to it."""
+    """Check that a node is in Ray with its GPUs, and that the head can connect to it."""
     head, ports = inventory.head, inventory.ports
     if alive is None:
         fix = f"look at its log: `vlaunch logs {node.name}`"
@@ -145,7 +140,7 @@ def _member(
             fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
         )
     manager = f"{node.ip}:{ports.node_manager}"
-    if manager in said.get("unreachable", ()):
+    if manager in payload.get("unreachable", ()):
         fix = (
             f"allow TCP from {head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)"
         )
@@ -153,14 +148,12 @@ def _member(
     return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
 
 
-def container_trouble(
+def judge_container(
     node: Node, answer: Answer, *, joined: bool = False, before: int = 0
 ) -> Finding | None:
-    """Judge `docker inspect` of a container that should run: gone, ended or in a restart loop is a
-    failure.
+    """Check `docker inspect` of a container: missing, exited, or in a restart loop is a failure.
 
-    A container that has restarted is well when its node has joined: that is what restarting is for.
-    The first `before` restarts do not count.
+    Restarts are ignored once the node has joined, as are the first `before` ones.
     """
     if answer.code == 255 or answer.timed_out:
         return failed(
@@ -169,14 +162,13 @@ def container_trouble(
             evidence=answer.tail,
             fix="run `vlaunch up` when it is back",
         )
-    container = _inspected(answer)
+    container = _parse_container(answer)
     if container is None:
-        return _gone(node.name, answer)
+        return _container_gone(node.name, answer)
     restarts = container.restarts - before
     if container.running and (joined or restarts < 3):
         return None
-    # A worker loses its head when that restarts, and does so itself until it finds it: it may have
-    # done so for months.
+    # Workers restart whenever the head does, possibly for months.
     if container.status == "restarting" and (joined or restarts < 2):
         return waiting(node, "its container restarts")
     return failed(
@@ -187,51 +179,46 @@ def container_trouble(
     )
 
 
-def _inspected(answer: Answer) -> docker.Container | None:
-    """Read `docker inspect` of one container; `None` where there is none, or what came cannot be
-    read.
-    """
+def _parse_container(answer: Answer) -> docker.Container | None:
+    """Parse `docker inspect` of a container; `None` if it is missing or unreadable."""
     try:
-        found = docker_read.parse_containers(answer.out) if answer.ok else ()
+        containers = docker_read.parse_containers(answer.out) if answer.ok else ()
     except UnreadableAnswer:
         return None
-    return found[0] if found else None
+    return containers[0] if containers else None
 
 
 def explain_logs(findings: Sequence[Finding], logs: Mapping[str, Answer]) -> Sequence[Finding]:
-    """Add to failures what the containers' logs say, with the cause where a line is known."""
+    """Add evidence from the containers' logs to failures, and the cause of known lines."""
     explained = []
-    for each in findings:
-        answer = logs.get(each.node)
-        if answer is None or each.status not in ("fail", "wait"):
-            explained.append(each)
+    for finding in findings:
+        answer = logs.get(finding.node)
+        if answer is None or finding.status not in ("fail", "wait"):
+            explained.append(finding)
             continue
         if not answer.ok and "No such container" in answer.out + answer.err:
-            # Somebody removed it between the question and this one: that it had ended was only a
-            # step on the way.
-            explained.append(_gone(each.node, answer))
+            # The container was removed after the check saw it exit.
+            explained.append(_container_gone(finding.node, answer))
             continue
-        known = symptoms.first(answer.out + answer.err)
+        symptom = symptoms.first_match(answer.out + answer.err)
         tail = "\n".join((answer.out + answer.err).strip().splitlines()[-5:])
         explained.append(
             failed(
-                each.node,
-                each.text + (f": {known.cause}" if known else ""),
-                evidence=known.line if known else (tail or each.evidence),
-                fix=known.fix if known else each.fix,
+                finding.node,
+                finding.text + (f": {symptom.cause}" if symptom else ""),
+                evidence=symptom.line if symptom else (tail or finding.evidence),
+                fix=symptom.fix if symptom else finding.fix,
             )
         )
     return explained
 
 
-def _gone(node: str, answer: Answer) -> Finding:
+def _container_gone(node: str, answer: Answer) -> Finding:
     return failed(node, "its container is gone", evidence=answer.tail, fix="run `vlaunch up` again")
 
 
-def read_payload(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that an agent answers; raises UnreadableAnswer (also for its own
-    `error`).
-    """
+def parse_payload(answer: Answer) -> dict[str, Any]:
+    """Parse the JSON object in an agent's reply; raises UnreadableAnswer, also for its `error`."""
     try:
         payload = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -253,9 +240,9 @@ def read_payload(answer: Answer) -> dict[str, Any]:
 
 
 def try_payload(answer: Answer) -> dict[str, Any]:
-    """Read the same; what cannot be read is an `error` like any other."""
+    """Parse an agent's reply; an unreadable one becomes an `error`."""
     try:
-        return read_payload(answer)
+        return parse_payload(answer)
     except UnreadableAnswer as error:
         return {"error": error.message}
 
@@ -267,33 +254,33 @@ class _Job:
     status: str | None = None
     message: str | None = None
     metadata: Mapping[str, str] | None = None
-    driver_exit_code: Whole | None = None
+    driver_exit_code: Integer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ListedJob(_Job):
-    submission_id: str = field()  # else it would have the default of the class before it
+    submission_id: str = field()  # drops the inherited default
     status: str = field()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Counters:
-    status: Whole
+    status: Integer
     text: str = ""
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _AgentReply:
     error: str = ""
-    status: Whole | str | None = None
+    status: Integer | str | None = None
     unreachable: tuple[str, ...] = ()
     listening: bool = False
     log: str = ""
-    offset: Whole = 0
+    offset: Integer = 0
     submission_id: str = ""
-    killed: Whole = 0
-    left: tuple[Whole, ...] = ()
+    killed: Integer = 0
+    left: tuple[Integer, ...] = ()
     job: _Job = _Job()
     jobs: tuple[_ListedJob, ...] = ()
     nodes: tuple[Mapping[str, Any], ...] = ()
@@ -302,10 +289,10 @@ class _Said:
     apis: Mapping[str, _Counters] = field(default_factory=dict)
 
 
-def check_fields(said: Mapping[str, Any], whose: str) -> None:
-    """Raise UnreadableAnswer for a field that is not what it should be.
+def check_fields(payload: Mapping[str, Any], description: str) -> None:
+    """Raise UnreadableAnswer for an invalid field.
 
-    The rows of Ray's own tables are read by `tools/ray.py` and `tools/serving_judges.py`, and what
-    the supervisor wrote by `tools/servers.py`.
+    `tools/ray.py` and `tools/serving_judges.py` parse the rows of Ray's tables, and
+    `tools/servers.py` the supervisor's records.
     """
-    decode.fit(_Said, said, whose)
+    decode.validate(_AgentReply, payload, description)

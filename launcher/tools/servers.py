@@ -1,4 +1,4 @@
-"""The servers of a cluster: their health, as the head's keeper judges it, and what they hold."""
+"""Servers of a cluster: their health according to the supervisor, and their resources."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.core.transport import Command
 from launcher.tools import agent_queries
 from launcher.tools.site import Site
 
-DEFAULT = "default"  # the name of a server that was given none
-OLD = 15.0  # seconds since the head's agent looked, after which what it saw says nothing
+DEFAULT = "default"  # default name of a server
+OLD = 15.0  # seconds after which the agent's observations are outdated
 GOOD = ("answering", "busy")
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
@@ -28,8 +28,8 @@ BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One server: as it is wanted (None: somebody stopped it), and as the keeper saw it `age`
-    seconds ago (None: not yet).
+    """Server: its spec (None if stopped), and its status `age` seconds ago (None if not observed
+    yet).
     """
 
     name: str
@@ -39,57 +39,53 @@ class Server:
 
     @property
     def state(self) -> str:
-        """How it is: a state of `observed.STATES`; what the keeper has not read yet is waiting."""
+        """State, one of `observed.STATES`; `waiting` until the supervisor has read the spec."""
         if self.desired is None:
             return "stopped" if self.observed is None or self.observed.state in OVER else "stopping"
         return self.observed.state if self.observed is not None else "waiting"
 
     @property
     def runs(self) -> bool:
-        """True while it is wanted and kept, or not wanted and not yet gone: it holds what it was
-        given.
-        """
+        """True while it holds resources: running, restarting or still stopping."""
         return self.state not in OVER
 
     @property
     def id(self) -> str:
-        """Equal exactly when the same server is asked for."""
+        """Id of the spec: equal exactly for equal specs."""
         return self.desired.id if self.desired else self.observed.id if self.observed else ""
 
     @property
     def model(self) -> str:
-        """What it serves."""
+        """Name of its model."""
         return self.desired.model if self.desired else self.observed.model if self.observed else "?"
 
     @property
     def task(self) -> str:
-        """What its model does, as it was found out; empty before the first answer."""
+        """Detected task of its model; empty before the first answer."""
         return self.observed.task if self.observed else ""
 
     @property
-    def what(self) -> str:
-        """Name it for people."""
+    def label(self) -> str:
+        """Name for display."""
         return f"server `{self.name}`"
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it holds in all."""
+        """Total number of GPUs that it uses."""
         return sum(self.desired.places.values()) if self.desired else 0
 
     @property
     def nodes(self) -> Collection[str]:
-        """The nodes that hold it: where its ranks were seen (Ray chooses), else where they are
-        expected.
-        """
-        seen = self.observed.ranks if self.observed else {}
-        return seen or (self.desired.places if self.desired else ())
+        """Nodes with its ranks as observed (Ray chooses them), else as expected."""
+        ranks = self.observed.ranks if self.observed else {}
+        return ranks or (self.desired.places if self.desired else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The servers, and the seconds since the last report of the nodes' agents, by node.
+class ServersState:
+    """Servers, and seconds since the last report of the agents, by node (`members`).
 
-    `agent` is how many seconds ago it looked: infinite where it does not answer.
+    `agent` is the age of the head agent's observations in seconds, infinite if it does not answer.
     """
 
     servers: tuple[Server, ...] = ()
@@ -98,61 +94,56 @@ class Kept:
 
     @property
     def running(self) -> tuple[Server, ...]:
-        """Those that hold GPUs and ports."""
-        return tuple(each for each in self.servers if each.runs)
+        """Servers that use GPUs and ports."""
+        return tuple(server for server in self.servers if server.runs)
 
 
-def ask(site: Site) -> Command:
-    """Ask the head's agent for its servers."""
-    return site.inside(site.head, agent_queries.servers(), timeout=30)
+def query_servers(site: Site) -> Command:
+    """Query the servers from the head's agent."""
+    return site.in_container(site.head, agent_queries.servers(), timeout=30)
 
 
-def health(server: Server, agent: float) -> tuple[str, str]:
-    """Return the keeper's verdict on a server, and the reason; `agent` is how many seconds ago the
-    keeper looked.
-    """
+def server_health(server: Server, agent: float) -> tuple[str, str]:
+    """Return the supervisor's verdict, `agent` seconds old, on a server, and the reason."""
     if agent > OLD:
-        return "unknown", unheard(agent)
+        return "unknown", describe_silence(agent)
     record = server.observed
     if server.desired is None:
         return "stopping", record.doing if record else ""
     if record is None:
         return "waiting", "the head's agent has not taken it up yet"
-    return known(record.verdict), record.reason
+    return valid_verdict(record.verdict), record.reason
 
 
-def known(verdict: str) -> str:
-    """Return a verdict that came from a node; `unknown` when it is none."""
+def valid_verdict(verdict: str) -> str:
+    """Return a verdict from a node; `unknown` if it is invalid."""
     return verdict if verdict in observed.VERDICTS else "unknown"
 
 
-def unheard(agent: float) -> str:
-    """Say for how long the head's agent has not looked at its servers."""
+def describe_silence(agent: float) -> str:
+    """Describe for how long the head's agent has been silent."""
     if math.isfinite(agent):
         return f"the head's agent has not looked for {agent:.0f} s"
     return "the head's agent does not answer"
 
 
-def read(answer: Mapping[str, Any]) -> Kept:
-    """Read what the head's agent answered.
-
-    A server that cannot be read is one of another version: left out.
-    """
+def parse_servers(answer: Mapping[str, Any]) -> ServersState:
+    """Parse the reply of the head's agent; skips unreadable servers of other versions."""
     listed, members = answer.get("servers"), answer.get("members")
     listed = listed if isinstance(listed, list) else []
     members = members if isinstance(members, Mapping) else {}
-    return Kept(
-        servers=tuple(server for raw in listed if (server := _server(raw)) is not None),
-        members={str(node): _age(age) for node, age in members.items()},
-        agent=_age(answer.get("agent")),
+    return ServersState(
+        servers=tuple(server for raw in listed if (server := _parse_server(raw)) is not None),
+        members={str(node): _parse_age(age) for node, age in members.items()},
+        agent=_parse_age(answer.get("agent")),
     )
 
 
-def choose(candidates: Sequence[Server], name: str | None) -> Server:
-    """Return the server of that name, or the only one there is.
+def choose_server(candidates: Sequence[Server], name: str | None) -> Server:
+    """Return the server of that name, or the only server.
 
     Raises:
-        RequestError: there is none, none of that name, or several and none was named.
+        RequestError: there is no such server, or there are several and none was named.
     """
     names = ", ".join(f"`{server.name}`" for server in candidates)
     chosen = [server for server in candidates if name in (None, server.name)]
@@ -174,60 +165,60 @@ def choose(candidates: Sequence[Server], name: str | None) -> Server:
     )
 
 
-def ranks_on(node: str, kept: Kept, actors: Sequence[str]) -> tuple[str, ...]:
-    """Return the ranks on a node: of servers, with several of them each with its name, then those
-    of other actors of Ray's.
+def ranks_on(node: str, state: ServersState, actors: Sequence[str]) -> tuple[str, ...]:
+    """Return the ranks on a node: those of servers, with names if there are several, then those of
+    other Ray actors.
     """
     ranks = [
         (server.name, rank)
-        for server in kept.running
+        for server in state.running
         if server.observed is not None
         for rank in server.observed.ranks.get(node, ())
     ]
     others = Counter(actors) - Counter(rank for _, rank in ranks)
-    alone = len(kept.running) == 1
+    alone = len(state.running) == 1
     return (
         *(rank if alone else f"{name}: {rank}" for name, rank in ranks),
         *others.elements(),
     )
 
 
-def with_names(nodes: Sequence[Node], text: str) -> str:
-    """Put nodes' names in the place of their addresses."""
+def replace_addresses(nodes: Sequence[Node], text: str) -> str:
+    """Replace addresses of nodes by their names."""
     for node in nodes:
         text = re.sub(rf"(?<![\d.]){re.escape(node.ip)}(?!\d|\.\d)", node.name, text)
     return text
 
 
-def named(nodes: Sequence[Node], server: Server) -> Server:
-    """Put nodes' names in the place of their addresses, wherever the agent's record quotes a
-    tool.
-    """
+def with_node_names(nodes: Sequence[Node], server: Server) -> Server:
+    """Replace addresses of nodes by their names in a server's status, which quotes tools."""
     if server.observed is None:
         return server
     record = json.dumps(server.observed.as_json(), ensure_ascii=False)
-    return replace(server, observed=observed.read(json.loads(with_names(nodes, record))))
+    return replace(
+        server, observed=observed.parse_status(json.loads(replace_addresses(nodes, record)))
+    )
 
 
-def _server(raw: Any) -> Server | None:
+def _parse_server(raw: Any) -> Server | None:
     try:
         name = raw["name"]
-        if not state.NAME.fullmatch(name):  # hints name servers, and people run hints
+        if not state.NAME.fullmatch(name):  # names appear in commands of hints
             return None
-        spec = None if raw.get("desired") is None else desired.read(raw["desired"])
-        record = None if raw.get("observed") is None else observed.read(raw["observed"])
+        spec = None if raw.get("desired") is None else desired.parse_spec(raw["desired"])
+        record = None if raw.get("observed") is None else observed.parse_status(raw["observed"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     if spec and record and (record.id, record.asked) != (spec.id, spec.asked):
-        record = None  # of the server before
-    return Server(name=name, desired=spec, observed=record, age=_age(raw.get("age")))
+        record = None  # status of the previous server
+    return Server(name=name, desired=spec, observed=record, age=_parse_age(raw.get("age")))
 
 
-def _age(said: Any) -> float:
-    good = isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said)
-    return float(said) if good else math.inf
+def _parse_age(raw: Any) -> float:
+    valid = isinstance(raw, (int, float)) and not isinstance(raw, bool) and math.isfinite(raw)
+    return float(raw) if valid else math.inf
 
 
-def folder(site: Site, name: str) -> str:
+def server_dir(site: Site, name: str) -> str:
     """Return a server's folder on the head's host."""
     return f"{site.state_dir(site.head)}/server/{name}"

@@ -1,4 +1,4 @@
-"""Servers and batch jobs: what they hold, and room for one that is to start."""
+"""Resources of servers and batch jobs, and the checks before one starts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 from launcher.core import sizes
 from launcher.core.check import Finding, failed, passed, skipped, warned
 from launcher.core.domain import Inventory, Node, fold
-from launcher.core.plan import Gate, observed
+from launcher.core.plan import Gate, precomputed_gate
 from launcher.core.transport import Command
 from launcher.tools import agent_queries, ray, servers
 from launcher.tools.host import HostFacts
-from launcher.tools.model import ModelSeen
+from launcher.tools.model import ModelScan
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 LIST_GROUPS = "vlaunch exec --head -- ray list placement-groups"
-# What the metadata of a batch's Ray job tells a later run.
+# Metadata of a batch's Ray job, for later runs.
 NAME, GPUS = "vlaunch.batch", "vlaunch.gpus"
 BATCH_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
-_SPARE = 64 * 2**20  # bytes that stay free beside a batch job's files
+_SPARE = 64 * 2**20  # bytes that must stay free in addition to a batch job's files
 SILENT = 60.0  # seconds without a report after which a node's agent counts as lost
-_LONG = 10 * 365 * 86400.0  # seconds; more is no age
+_LONG = 10 * 365 * 86400.0  # seconds; larger ages are invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch job that waits or runs: its Ray job, and how many accelerators it needs at least."""
+    """Waiting or running batch job: the id of its Ray job, and its minimum of accelerators."""
 
     name: str
     id: str
@@ -39,74 +39,80 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Something that runs and may hold accelerators; `end` is the command that ends it."""
+class GpuUser:
+    """Server or job that may use accelerators, and the command that stops it."""
 
-    what: str
+    label: str
     gpus: float
-    end: str
+    stop_command: str
 
 
-def free_gpus(
+def judge_free_gpus(
     inventory: Inventory,
     needs: int,
     split: str,
-    said: Mapping[str, Any],
-    holders: Sequence[Holder],
+    payload: Mapping[str, Any],
+    users: Sequence[GpuUser],
     freed: float = 0.0,
 ) -> list[Finding]:
-    """Judge that Ray has as many free GPUs as a split, told in words, needs; vLLM would wait half
-    an hour for them.
+    """Check that Ray has enough free GPUs for a layout; vLLM would wait half an hour for them.
 
-    `holders` are the others that hold some; `freed` are those of the server that makes room for it.
+    `users` are the other users of GPUs; `freed` GPUs belong to the server that is replaced.
     """
-    free = _free(inventory, busy_gpus(said) - freed, holders)
+    free = _count_free_gpus(inventory, busy_gpus(payload) - freed, users)
     text = f"{free:g} of {inventory.gpus} GPUs are free in Ray"
     if free >= needs:
         return [passed("", text)]
-    return [failed("", f"{text}, {split} needs {needs}{_held(holders)}", fix=_ends(holders))]
+    return [
+        failed("", f"{text}, {split} needs {needs}{_describe_users(users)}", fix=_stop_hints(users))
+    ]
 
 
-def _free(inventory: Inventory, busy: float, holders: Sequence[Holder]) -> float:
-    """Count free accelerators; who has just begun holds nothing yet, but soon will."""
-    return max(0.0, inventory.gpus - max(busy, sum(holder.gpus for holder in holders)))
+def _count_free_gpus(inventory: Inventory, busy: float, users: Sequence[GpuUser]) -> float:
+    """Count free accelerators; `users` includes those that have just started."""
+    return max(0.0, inventory.gpus - max(busy, sum(user.gpus for user in users)))
 
 
-def node_gpus(node: Node, needs: int, holders: Sequence[Holder], in_ray: float) -> Finding:
-    """Judge that a node has as many free GPUs as a server takes there; `holders` hold so many of
-    this node's.
+def judge_node_gpus(node: Node, needs: int, users: Sequence[GpuUser], in_ray: float) -> Finding:
+    """Check that a node has enough free GPUs for a server; `users` are those of this node.
 
-    `in_ray` are those that Ray has given away there, which may be the same.
+    `in_ray` GPUs are reserved in Ray, possibly by the same users.
     """
-    known = sum(holder.gpus for holder in holders)
-    free = max(0.0, node.gpus - max(known, in_ray))
+    claimed = sum(user.gpus for user in users)
+    free = max(0.0, node.gpus - max(claimed, in_ray))
     if free >= needs:
         return passed(node)
-    if in_ray > known:
-        holders = [*holders, Holder(what="work in Ray", gpus=in_ray - known, end=LIST_GROUPS)]
-    text = f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_held(holders)}"
-    return failed(node, text, fix=_ends(holders) + "\nor let it take other nodes: `--nodes`")
+    if in_ray > claimed:
+        users = [
+            *users,
+            GpuUser(label="work in Ray", gpus=in_ray - claimed, stop_command=LIST_GROUPS),
+        ]
+    text = (
+        f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_describe_users(users)}"
+    )
+    return failed(node, text, fix=_stop_hints(users) + "\nor let it take other nodes: `--nodes`")
 
 
-def busy_gpus(said: Mapping[str, Any]) -> float:
-    """Count the GPUs that living placement groups reserve, and those of actors outside of any."""
-    return sum(count for _, count in _reserved(said))
+def busy_gpus(payload: Mapping[str, Any]) -> float:
+    """Count the GPUs reserved by placement groups, and by actors outside of them."""
+    return sum(count for _, count in _reserved_gpus(payload))
 
 
-def busy_by_node(said: Mapping[str, Any]) -> dict[str, float]:
-    """Count them by the node's address."""
-    where = {each.id: each.ip for each in ray.parse_nodes(said["nodes"])} if "nodes" in said else {}
+def busy_gpus_by_node(payload: Mapping[str, Any]) -> dict[str, float]:
+    """Count the reserved GPUs by node address."""
+    rows = ray.parse_nodes(payload["nodes"]) if "nodes" in payload else ()
+    addresses = {row.id: row.ip for row in rows}
     busy: dict[str, float] = {}
-    for node, count in _reserved(said):
-        ip = where.get(node, "")
+    for node, count in _reserved_gpus(payload):
+        ip = addresses.get(node, "")
         busy[ip] = busy.get(ip, 0.0) + count
     return busy
 
 
-def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return what Ray has given away: a node's id (empty where it is not said) and GPUs."""
+def _reserved_gpus(payload: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the reservations in Ray as pairs of node id (empty if unknown) and GPUs."""
     reserved: list[tuple[object, object]] = []
-    for group in said.get("groups", ()):
+    for group in payload.get("groups", ()):
         if group.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE"):
             reserved += [
                 (bundle.get("node_id"), bundle.get("unit_resources"))
@@ -114,100 +120,106 @@ def _reserved(said: Mapping[str, Any]) -> list[tuple[str, float]]:
             ]
     reserved += [
         (actor.get("node_id"), actor.get("required_resources"))
-        for actor in said.get("actors", ())
+        for actor in payload.get("actors", ())
         if actor.get("state") == "ALIVE" and not actor.get("placement_group_id")
     ]
-    return [(str(node or ""), _gpus(resources)) for node, resources in reserved]
+    return [(str(node or ""), _gpu_amount(resources)) for node, resources in reserved]
 
 
 def _rows(raw: object) -> list[dict[str, Any]]:
     return [row for row in raw if isinstance(row, dict)] if isinstance(raw, list) else []
 
 
-def _gpus(resources: object) -> float:
+def _gpu_amount(resources: object) -> float:
     count = resources.get("GPU", 0) if isinstance(resources, dict) else 0
     return _positive(count) if isinstance(count, (int, float)) else 0.0
 
 
 def _positive(count: float) -> float:
-    """Return a number of accelerators; 0 for what cannot be one."""
+    """Return a number of accelerators; 0 if invalid."""
     return float(count) if 0 <= count < 1e9 else 0.0
 
 
-def _held(holders: Sequence[Holder]) -> str:
-    """Return in words what each of them holds, to be put behind what is missing."""
-    named = [f"{each.what} holds {each.gpus:g}" if each.gpus else each.what for each in holders]
-    return f": {', '.join(named)}" if named else ""
+def _describe_users(users: Sequence[GpuUser]) -> str:
+    """Describe the users of GPUs, as the end of a message."""
+    descriptions = [
+        f"{user.label} holds {user.gpus:g}" if user.gpus else user.label for user in users
+    ]
+    return f": {', '.join(descriptions)}" if descriptions else ""
 
 
-def _ends(holders: Sequence[Holder]) -> str:
-    if ends := [each.end for each in holders if each.end != LIST_GROUPS]:
-        return "\n".join(f"wait for it, or end it: `{end}`" for end in ends)
+def _stop_hints(users: Sequence[GpuUser]) -> str:
+    if commands := [user.stop_command for user in users if user.stop_command != LIST_GROUPS]:
+        return "\n".join(f"wait for it, or end it: `{command}`" for command in commands)
     return f"see who holds them: `{LIST_GROUPS}`"
 
 
-def claimed(job: Mapping[str, Any]) -> float:
-    """Return how many accelerators a batch's Ray job needs at least, as its metadata says."""
+def claimed_gpus(job: Mapping[str, Any]) -> float:
+    """Return the minimum of accelerators in the metadata of a batch's Ray job."""
     try:
         return _positive(float((job.get("metadata") or {}).get(GPUS, 0)))
     except ValueError:
         return 0.0
 
 
-def batches(said: Mapping[str, Any]) -> list[Batch]:
-    """Return the batch jobs that are not over."""
+def active_batches(payload: Mapping[str, Any]) -> list[Batch]:
+    """Return the batch jobs that have not finished."""
     return [
-        Batch(name=name, id=job["submission_id"], gpus=claimed(job))
-        for job in said.get("jobs", ())
-        if job["status"] not in OVER and (name := _named(job.get("metadata") or {}))
+        Batch(name=name, id=job["submission_id"], gpus=claimed_gpus(job))
+        for job in payload.get("jobs", ())
+        if job["status"] not in OVER and (name := _batch_name(job.get("metadata") or {}))
     ]
 
 
-def job_holders(said: Mapping[str, Any]) -> list[Holder]:
+def job_gpu_users(payload: Mapping[str, Any]) -> list[GpuUser]:
     """Return the batch jobs that need accelerators."""
     return [
-        Holder(what=f"batch job `{job.name}`", gpus=job.gpus, end=f"vlaunch stop {job.name}")
-        for job in batches(said)
+        GpuUser(
+            label=f"batch job `{job.name}`", gpus=job.gpus, stop_command=f"vlaunch stop {job.name}"
+        )
+        for job in active_batches(payload)
         if job.gpus
     ]
 
 
-def job_room(
+def judge_job_room(
     inventory: Inventory,
     least: float,
     most: float,
-    said: Mapping[str, Any],
-    holders: Sequence[Holder],
+    payload: Mapping[str, Any],
+    users: Sequence[GpuUser],
     *,
     queue: bool,
 ) -> list[Finding]:
-    """Judge that a batch job can begin now; with `queue` it may wait for what others hold."""
-    free = _free(inventory, busy_gpus(said), holders)
+    """Check that a batch job can start now; with `queue` it may wait for accelerators."""
+    free = _count_free_gpus(inventory, busy_gpus(payload), users)
     unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
     text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
     if free >= least:
         short = f"; of {most:g} that the job would use" if free < most else ""
         return [passed("", text + short)]
-    text += f", the job needs {least:g}{_held(holders)}"
+    text += f", the job needs {least:g}{_describe_users(users)}"
     if queue:
         return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
-    ends = ", ".join(f"`{each.end}`" for each in holders)
-    who = f"end what holds them: {ends}" if ends else f"see who holds them: `{LIST_GROUPS}`"
-    return [failed("", text, fix=f"{who}\nor submit it, to wait for them: `--queue`")]
+    commands = ", ".join(f"`{user.stop_command}`" for user in users)
+    advice = (
+        f"end what holds them: {commands}" if commands else f"see who holds them: `{LIST_GROUPS}`"
+    )
+    return [failed("", text, fix=f"{advice}\nor submit it, to wait for them: `--queue`")]
 
 
-def job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
-    """Judge that the head has room for what is shipped, and for as much output again."""
+def judge_job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
+    """Check that the head has enough disk space for the job's files, and as much for output."""
     if facts.disk_free is None:
         return [skipped(node, f"nobody could say how much room {node.hf_home} has")]
-    wanted = 2 * need + _SPARE
-    if facts.disk_free >= wanted:
-        return [passed(node, f"{sizes.told(facts.disk_free)} free under {node.hf_home}")]
+    required = 2 * need + _SPARE
+    if facts.disk_free >= required:
+        return [passed(node, f"{sizes.format_size(facts.disk_free)} free under {node.hf_home}")]
     return [
         failed(
             node,
-            f"{sizes.told(facts.disk_free)} free under {node.hf_home}, the job's files need about"
-            f" {sizes.told(wanted)}",
+            f"{sizes.format_size(facts.disk_free)} free under {node.hf_home}, the job's files need"
+            f" about {sizes.format_size(required)}",
             fix=(
                 "free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
                 "or read from and write to a path of the nodes (`nodes:/…`) or an object store"
@@ -216,21 +228,21 @@ def job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
     ]
 
 
-def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
-    """Judge that every node's container runs and that every node is in Ray; `said` is what the head
-    container said about Ray, or its `error`.
+def judge_members(site: Site, payload: Mapping[str, Any]) -> list[Finding]:
+    """Check that all nodes' containers run and all nodes are in Ray; `payload` is the head's reply
+    about Ray, or its `error`.
     """
-    if findings := [each for node in site.nodes if (each := _container(site, node))]:
+    if findings := [fault for node in site.nodes if (fault := _judge_container(site, node))]:
         return findings
-    if "nodes" not in said:
-        why = str(said.get("error", "no reason given"))
+    if "nodes" not in payload:
+        why = str(payload.get("error", "no reason given"))
         fix = (
             "it may be busy: run the same command again"
             if "timed out" in why
             else "run `vlaunch up`"
         )
         return [failed(site.head, f"Ray does not answer: {why}", fix=fix)]
-    alive = {each.ip for each in ray.parse_nodes(said["nodes"]) if each.alive}
+    alive = {row.ip for row in ray.parse_nodes(payload["nodes"]) if row.alive}
     fix = "run `vlaunch up`, then look at `vlaunch status`"
     return [
         passed(node) if node.ip in alive else failed(node, "is not in Ray", fix=fix)
@@ -238,32 +250,33 @@ def cluster(site: Site, said: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def cluster_gate(seen: ClusterSnapshot) -> Gate:
-    """Every node is in Ray: what runs in Ray needs all of them."""
-    return observed(
+def cluster_gate(snapshot: ClusterSnapshot) -> Gate:
+    """Return the gate that requires all nodes to be in Ray."""
+    return precomputed_gate(
         "cluster",
         "the cluster is up: every node is in Ray",
-        partial(cluster, seen.site, seen.said),
+        partial(judge_members, snapshot.site, snapshot.payload),
     )
 
 
-def agents(site: Site, nodes: Sequence[Node], heard: Mapping[str, float]) -> list[Finding]:
-    """Judge that the agents in the nodes' containers are of this vlaunch and connected; `heard` is
-    how many seconds ago.
-    """
-    return [_container(site, node) or _agent(node, heard.get(node.name)) for node in nodes]
+def judge_agents(
+    site: Site, nodes: Sequence[Node], last_reports: Mapping[str, float]
+) -> list[Finding]:
+    """Check that the nodes' agents are connected; `last_reports` are ages in seconds by node."""
+    return [
+        _judge_container(site, node) or _judge_agent(node, last_reports.get(node.name))
+        for node in nodes
+    ]
 
 
-def _named(metadata: Mapping[str, Any]) -> str:
-    """Return the name of a batch that a Ray job's metadata give; empty for a name that no job of
-    ours has.
-    """
+def _batch_name(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a batch from a Ray job's metadata; empty if invalid."""
     name = metadata.get(NAME)
     return name if isinstance(name, str) and BATCH_NAME.fullmatch(name) else ""
 
 
-def _container(site: Site, node: Node) -> Finding | None:
-    """Return what is wrong with a node's container, if anything is."""
+def _judge_container(site: Site, node: Node) -> Finding | None:
+    """Return a finding if a node's container does not run."""
     container = site.container(node)
     if container is None:
         return failed(node, "has no container of this cluster", fix="run `vlaunch up` first")
@@ -276,13 +289,11 @@ def _container(site: Site, node: Node) -> Finding | None:
     return None
 
 
-def _agent(node: Node, heard: float | None) -> Finding:
-    if heard is not None and heard < SILENT:
+def _judge_agent(node: Node, age: float | None) -> Finding:
+    if age is not None and age < SILENT:
         return passed(node)
     when = (
-        f"was last heard {heard:.0f}s ago"
-        if heard is not None and heard < _LONG
-        else "was never heard"
+        f"was last heard {age:.0f}s ago" if age is not None and age < _LONG else "was never heard"
     )
     fix = (
         f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach"
@@ -291,72 +302,81 @@ def _agent(node: Node, heard: float | None) -> Finding:
     return failed(node, f"its agent {when}, so that nothing can be started there", fix=fix)
 
 
-def model_gate(seen: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
-    """The nodes that load a model have it, or may download it."""
-    offline = {each.name: each.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for each in nodes}
-    return observed(
+def model_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
+    """Return the gate that requires the nodes to have the model, or to be able to download it."""
+    offline = {node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in nodes}
+    return precomputed_gate(
         "model",
         "every node has the model, or may download it",
-        partial(model, nodes, name, seen.models, offline),
+        partial(judge_model, nodes, name, snapshot.models, offline),
     )
 
 
-def model(
-    nodes: Sequence[Node], name: str, seen: Mapping[str, ModelSeen], offline: Mapping[str, bool]
+def judge_model(
+    nodes: Sequence[Node], name: str, scans: Mapping[str, ModelScan], offline: Mapping[str, bool]
 ) -> list[Finding]:
-    """Judge that the model is the same on every node that will load it; `offline` nodes may not
-    download it. `seen` may have other nodes, too.
+    """Check that the model is the same on all nodes that will load it; `offline` nodes cannot
+    download it. `scans` may include other nodes.
     """
-    digests = {seen[node.name].digest for node in nodes if node.name in seen} - {""}
-    whole = [node for node, copy in seen.items() if copy.where == "there"]
+    digests = {scans[node.name].digest for node in nodes if node.name in scans} - {""}
+    complete_nodes = [node for node, scan in scans.items() if scan.where == "there"]
 
     def judge(node: Node) -> Finding:
-        copy = seen.get(node.name)
-        if copy is None or copy.where == "unknown":
+        scan = scans.get(node.name)
+        if scan is None or scan.where == "unknown":
             return skipped(node, "could not be asked whether it has the model")
-        if copy.absent:
-            return _absent(node, name, copy, offline=offline.get(node.name, False), whole=whole)
+        if scan.absent:
+            return _judge_absent_model(
+                node,
+                name,
+                scan,
+                offline=offline.get(node.name, False),
+                complete_nodes=complete_nodes,
+            )
         if len(digests) <= 1:
             return passed(node, "has the model")
         return failed(
             node,
             f"{name} is not the same model on all nodes",
-            evidence=f"its config.json has sha256 {copy.digest[:16] or '(none)'}…",
-            fix=f"bring one of them everywhere: `vlaunch model copy {name} --from {whole[0]}`",
+            evidence=f"its config.json has sha256 {scan.digest[:16] or '(none)'}…",
+            fix=(
+                f"bring one of them everywhere: `vlaunch model copy {name} --from"
+                f" {complete_nodes[0]}`"
+            ),
         )
 
     return [judge(node) for node in nodes]
 
 
-def _absent(
-    node: Node, name: str, found: ModelSeen, *, offline: bool, whole: Sequence[str]
+def _judge_absent_model(
+    node: Node, name: str, scan: ModelScan, *, offline: bool, complete_nodes: Sequence[str]
 ) -> Finding:
-    """Judge a node that lacks files of a model, of which a server may download those of a cache."""
-    fix = bring(name, whole)
-    if found.where == "begun":
+    """Check whether a server can download the files of a model that a node lacks."""
+    fix = copy_hint(name, complete_nodes)
+    if scan.where == "begun":
         return failed(node, f"the copy of {name} is not finished there", fix=fix)
-    what = f"has no {name} in its container"
-    if found.where == "lacks":
-        what = f"lacks {found.lacking} of {name}"
-    elif found.where == "not cached":
-        what = f"does not have {name} in its cache"
-    if name.startswith("/") or found.where == "missing":
-        return failed(node, what, fix=fix)
+    problem = f"has no {name} in its container"
+    if scan.where == "lacks":
+        problem = f"lacks {scan.missing_file} of {name}"
+    elif scan.where == "not cached":
+        problem = f"does not have {name} in its cache"
+    if name.startswith("/") or scan.where == "missing":
+        return failed(node, problem, fix=fix)
     if offline:
         fix = f"{fix}\nor take HF_HUB_OFFLINE out of `env:`"
-        return failed(node, f"{what}, and HF_HUB_OFFLINE forbids to download it", fix=fix)
-    if whole:
-        text = f"{what}, and will download it, though {fold(list(whole))} has it"
+        return failed(node, f"{problem}, and HF_HUB_OFFLINE forbids to download it", fix=fix)
+    if complete_nodes:
+        text = f"{problem}, and will download it, though {fold(list(complete_nodes))} has it"
         return warned(node, text, fix=fix)
-    if found.where == "lacks":
-        return warned(node, f"{what}, and will download the rest", fix=fix)
+    if scan.where == "lacks":
+        return warned(node, f"{problem}, and will download the rest", fix=fix)
     return passed(node, "will download the model")
 
 
-def bring(name: str, whole: Sequence[str]) -> str:
-    """Say how a model gets to nodes that lack it; `whole` are those that have all of it."""
-    if whole:
-        return f"copy it from {whole[0]}: `vlaunch model copy {name}`, or add `--fetch`"
+def copy_hint(name: str, complete_nodes: Sequence[str]) -> str:
+    """Return the hint for nodes that lack a model; `complete_nodes` have all of it."""
+    if complete_nodes:
+        return f"copy it from {complete_nodes[0]}: `vlaunch model copy {name}`, or add `--fetch`"
     if name.startswith("/"):
         return (
             f"copy it from this machine: `vlaunch model copy ./FOLDER --as {name}`; it must lie"
@@ -365,11 +385,11 @@ def bring(name: str, whole: Sequence[str]) -> str:
     return f"download it once for all nodes: `vlaunch model pull {name}`, or add `--fetch`"
 
 
-def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
-    """Judge that nobody listens on a port of a node."""
+def judge_port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
+    """Check that a port of a node is free."""
     if facts.listening is None:
         return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
-    if all(each != number for _, each in facts.listening):
+    if all(open_port != number for _, open_port in facts.listening):
         return passed(node)
     return failed(
         node,
@@ -381,21 +401,21 @@ def port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     )
 
 
-def ask_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
-    """Ask the head for jobs, nodes, actors and placement groups, for its servers, and which `peers`
-    (`ip:port`) are closed; without Ray for its servers alone.
+def query_jobs(site: Site, peers: tuple[str, ...] = ()) -> Command:
+    """Query jobs, nodes, actors, placement groups and servers from the head, and which `peers`
+    (`ip:port`) are unreachable; without Ray, only servers.
     """
     if site.inventory.ray.off:
-        return servers.ask(site)
-    return site.inside(site.head, agent_queries.jobs(site.inventory.ports, peers))
+        return servers.query_servers(site)
+    return site.in_container(site.head, agent_queries.jobs(site.inventory.ports, peers))
 
 
-def holders(said: Mapping[str, Any]) -> list[Holder]:
-    """Return who may hold accelerators: servers, and batch jobs."""
-    running = servers.read(said).running
-    return [*(holder(server, server.gpus) for server in running), *job_holders(said)]
+def gpu_users(payload: Mapping[str, Any]) -> list[GpuUser]:
+    """Return the servers and batch jobs that may use accelerators."""
+    running = servers.parse_servers(payload).running
+    return [*(server_gpu_user(server, server.gpus) for server in running), *job_gpu_users(payload)]
 
 
-def holder(server: servers.Server, gpus: int) -> Holder:
-    """Return a server as the holder of so many GPUs."""
-    return Holder(what=server.what, gpus=gpus, end=f"vlaunch stop {server.name}")
+def server_gpu_user(server: servers.Server, gpus: int) -> GpuUser:
+    """Return a server as the user of a number of GPUs."""
+    return GpuUser(label=server.label, gpus=gpus, stop_command=f"vlaunch stop {server.name}")

@@ -1,4 +1,4 @@
-"""An inventory and what was seen of its nodes, as one value: what most decisions ask first."""
+"""Inventory combined with the facts about its nodes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from launcher.tools.host import HostFacts
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An inventory and what was seen of its nodes.
-
-    `facts` has only the nodes that were looked at; without any, what can be is assumed.
-    """
+    """Inventory and facts; `facts` has only probed nodes, and defaults are assumed for others."""
 
     inventory: Inventory
     facts: Mapping[str, HostFacts] = field(default_factory=dict)
 
     @property
     def head(self) -> Node:
-        """The node whose container is asked and told everything but what concerns one node."""
+        """Node whose container receives all queries that do not concern a single node."""
         return self.inventory.head
 
     @property
@@ -32,17 +29,17 @@ class Site:
         return self.inventory.nodes
 
     @property
-    def seen(self) -> tuple[Node, ...]:
-        """The nodes that were looked at, in inventory order."""
+    def observed_nodes(self) -> tuple[Node, ...]:
+        """Probed nodes, in inventory order."""
         return tuple(node for node in self.nodes if node.name in self.facts)
 
     @property
     def head_runs(self) -> bool:
-        """True when the head's container runs, so that it can be asked."""
-        return self.running(self.head) is not None
+        """True when the head's container runs and can be queried."""
+        return self.running_container(self.head) is not None
 
     def facts_of(self, node: Node) -> HostFacts | None:
-        """Return what was seen of a node; `None` where nobody looked."""
+        """Return the facts of a node; `None` if it was not probed."""
         return self.facts.get(node.name)
 
     def container_name(self, node: Node) -> str:
@@ -50,28 +47,26 @@ class Site:
         return f"vlaunch-{self.inventory.cluster}-{node.name}"
 
     def container(self, node: Node) -> docker.Container | None:
-        """Return a node's container, whether it runs or not; `None` where none was seen."""
+        """Return a node's container, running or not; `None` if there is none."""
         facts = self.facts_of(node)
         return facts.container(self.container_name(node)) if facts is not None else None
 
-    def running(self, node: Node) -> docker.Container | None:
+    def running_container(self, node: Node) -> docker.Container | None:
         """Return a node's container if it runs."""
-        there = self.container(node)
-        return there if there is not None and there.running else None
+        container = self.container(node)
+        return container if container is not None and container.running else None
 
     def image(self, node: Node, name: str) -> docker.Image | None:
-        """Return an image of a node; `None` where it was not seen."""
+        """Return an image on a node; `None` if unknown."""
         facts = self.facts_of(node)
         return facts.images.get(name) if facts is not None else None
 
     def state_dir(self, node: Node) -> str:
-        """Return the directory on a node that holds the cluster's small files; the home is assumed
-        when nobody was asked.
-        """
+        """Return the cluster's state directory on a node, in a default home without a probe."""
         return f"{self._of_all_clusters(node)}/{self.inventory.cluster}"
 
     def cache_dir(self, node: Node) -> str:
-        """Return the directory on a node that holds what the cluster's engines compile there."""
+        """Return the directory of the cluster's compile caches on a node."""
         base = node.cache_dir or f"{self._of_all_clusters(node)}/cache"
         return f"{base}/{self.inventory.cluster}"
 
@@ -81,7 +76,7 @@ class Site:
         home = facts.home if facts is not None else assumed
         return node.state_dir or f"{home}/.vlaunch"
 
-    def inside(
+    def in_container(
         self,
         node: Node,
         argv: Argv,
@@ -90,7 +85,7 @@ class Site:
         stdin: Callable[[], bytes] | None = None,
         shown_stdin: str = "",
     ) -> Command:
-        """Run something in a node's container; `timeout` is in seconds."""
+        """Return a command in a node's container; `timeout` is in seconds."""
         name = self.container_name(node)
         return Command(
             node=node.name,

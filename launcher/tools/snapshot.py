@@ -1,4 +1,4 @@
-"""What was seen of a cluster before anything is decided about it."""
+"""Observed state of a cluster, the basis of all plans."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.tools import model, servers
-from launcher.tools.history import Answered
-from launcher.tools.network_verdict import Record
-from launcher.tools.servers import Kept
+from launcher.tools.history import ServerRevision
+from launcher.tools.network_verdict import NetworkRecord
+from launcher.tools.servers import ServersState
 from launcher.tools.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """What was observed before anything is decided: nodes, what the head said about Ray and
-    servers, the model on each node, what has answered before, and the last verdict on the network
-    (`launcher.tools.network_verdict`).
+    """Nodes, the head's reply about Ray and servers (`payload`), the model on each node, earlier
+    revisions of servers, and the last verdict on the network.
     """
 
     site: Site
-    said: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, model.ModelSeen] = field(default_factory=dict)
-    network: Record = field(default_factory=Record)
-    answered: tuple[Answered, ...] = ()
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, model.ModelScan] = field(default_factory=dict)
+    network: NetworkRecord = field(default_factory=NetworkRecord)
+    revisions: tuple[ServerRevision, ...] = ()
 
     @property
-    def kept(self) -> Kept:
+    def servers_state(self) -> ServersState:
         """The servers."""
-        return servers.read(self.said)
+        return servers.parse_servers(self.payload)
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of the model's weights on the head; 0 where they are not known."""
+        """Size of the model's weights on the head in bytes; 0 if unknown."""
         scan = self.models.get(self.site.head.name)
         return scan.weight_bytes if scan else 0
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The model's `config.json` from the first node that has one."""
-        return next((each.config for each in self.models.values() if each.config is not None), None)
+        """Model's `config.json` from the first node that has one."""
+        return next((scan.config for scan in self.models.values() if scan.config is not None), None)

@@ -1,8 +1,7 @@
-"""What a node is made of: network cards, RDMA devices, GPUs, Docker and the kernel, asked in the
-same round trip as the probe.
+"""Survey of a node's hardware and configuration: network cards, RDMA devices, GPUs, Docker, kernel.
 
-The script only reads, and prints parts as the probe does (`launcher.tools.host`). Where a value
-cannot be had, its field is `None` (or empty) and the words of the tool are in `HostFacts.said`.
+It is part of the probe (`launcher.tools.host`). Unavailable values are `None` or empty, with the
+messages of tools in `HostFacts.part_errors`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """A network interface.
-
-    `speed` is in Mbit/s; `physical`: a device stands behind it; `addresses` are `ip/prefix`.
+    """Network interface; `speed` in Mbit/s, `physical` if it has a device, `addresses` as
+    `ip/prefix`.
     """
 
     name: str
@@ -30,9 +28,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
-    """An entry of an RDMA port's GID table that is not zero; `kind` as the kernel says it, such as
-    `RoCE v2`.
-    """
+    """Non-zero entry of an RDMA port's GID table; `kind` is the kernel's, such as `RoCE v2`."""
 
     index: int
     value: str
@@ -42,9 +38,8 @@ class Gid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaPort:
-    """A port of an RDMA device.
-
-    `state` such as `ACTIVE`, `link_layer` `InfiniBand` or `Ethernet`, `rate` in Gbit/s.
+    """Port of an RDMA device; `state` such as `ACTIVE`, `link_layer` `InfiniBand` or `Ethernet`,
+    `rate` in Gbit/s.
     """
 
     number: int
@@ -57,8 +52,8 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaDevice:
-    """A device below /sys/class/infiniband; `model` is its `hca_type` (or board id), `netdevs` the
-    interfaces it has.
+    """Device below /sys/class/infiniband; `model` is its `hca_type` or board id, `netdevs` its
+    interfaces.
     """
 
     name: str
@@ -70,9 +65,9 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What a GPU says of itself besides `HostFacts.gpus`: whether it drives a display, and whether
-    it is split into instances (MIG); `affinity` names for each RDMA device how near it is (PIX …
-    SYS), `peers` for each GPU (`GPU1`) what leads there (NV18 for eighteen NVLinks).
+    """State of a GPU in addition to `HostFacts.gpus`: whether it drives a display or is divided
+    into instances (MIG), and its connections to RDMA devices (`affinity`, PIX … SYS) and to GPUs
+    such as `GPU1` (`peers`, NV18 for eighteen NVLinks).
     """
 
     index: int
@@ -85,9 +80,8 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkFabric:
-    """NVLink's fabric as far as it shows: the number of NVSwitches, what each GPU says of its
-    registration (`Completed`; nothing where a GPU has no such state), and systemd's word for
-    Fabric Manager.
+    """NVLink fabric: number of NVSwitches, registration state of each GPU that has one
+    (`Completed`), and systemd's state of Fabric Manager.
     """
 
     switches: int = 0
@@ -97,9 +91,7 @@ class NvlinkFabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds GPU memory (MiB): whose it is, and the container it runs in (id, empty
-    when in none).
-    """
+    """Process that uses GPU memory (MiB), its user and the id of its container, if any."""
 
     gpu: str
     pid: int
@@ -109,38 +101,35 @@ class GpuProcess:
     container: str = ""
 
     def runs_in(self, containers: Collection[str]) -> bool:
-        """True when it runs in one of these containers (ids)."""
+        """Return True if it runs in one of these containers (ids)."""
         return bool(self.container) and any(
-            each.startswith(self.container) for each in containers if each
+            container_id.startswith(self.container) for container_id in containers if container_id
         )
 
 
-LOOKUP_DEADLINE = 5  # seconds, as `shell/survey_names.sh` has it
+LOOKUP_DEADLINE = 5  # seconds, as in `shell/survey_names.sh`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A name that was looked up: that of an address (`reverse`), the address of a name (`forward`),
-    or what the node's own name resolves to (`own`).
-
-    `seconds` is how long it took; `answered` is false where the deadline ended it.
+    """Name lookup: of an address (`reverse`), of a name (`forward`), or of the node's own name
+    (`own`); `answered` is false if it timed out.
     """
 
     kind: Literal["reverse", "forward", "own"]
-    what: str
+    subject: str
     seconds: float
     answered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A node as it was when it was asked.
+    """Hardware and configuration of a node.
 
-    `skew` is the node's clock minus the launcher's in seconds (positive: the node is ahead),
-    `synced` whether a time daemon says so; `own_names` are the addresses that the node's own host
-    name resolves to; `lookups` are of the cluster's addresses, `asks` whom the node asks for names,
-    as its configuration says it; `memory`, `shm` and `shm_free` are bytes; `port_range` has the
-    first and the last port that the kernel gives to programs that ask for any.
+    `skew` is the node's clock minus the launcher's in seconds; `synced` is the report of a time
+    daemon; `own_names` are the addresses of the node's own host name; `lookups` are those of the
+    cluster's addresses, `resolver_lines` the resolver's configuration; `memory`, `shm` and
+    `shm_free` are in bytes; `port_range` has the first and last ephemeral port.
     """
 
     system: str = ""
@@ -155,7 +144,7 @@ class Survey:
     synced: bool | None = None
     own_names: tuple[str, ...] | None = None
     lookups: tuple[Lookup, ...] | None = None
-    asks: tuple[str, ...] = ()
+    resolver_lines: tuple[str, ...] = ()
     default_nic: str = ""
     nics: tuple[Nic, ...] | None = None
     rdma: tuple[RdmaDevice, ...] = ()

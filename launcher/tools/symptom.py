@@ -1,4 +1,4 @@
-"""What a known failure is: a line that tells of it, its cause, what to do, and where it was met."""
+"""Type of a known failure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A pattern, its cause and the fix; `id` is its heading in docs/reference/failures.md, and
-    `source` the report or source code.
+    """Known failure: the pattern of a log line, its cause and fix; `id` is its heading in
+    docs/troubleshooting.md, `source` the place of a report.
 
-    `fatal` means that waiting any longer is of no use, `after` that it only tells that something
-    else has failed before, and `rdma` that it means something only where the inventory promises
-    RDMA. `batch` is the fix where it is a batch job's, and another one.
+    `fatal` failures do not resolve by waiting, `after` ones are consequences of earlier failures,
+    and `rdma` ones matter only if the inventory requires RDMA. `batch` is the fix for batch jobs,
+    if different.
     """
 
     id: str

@@ -1,6 +1,4 @@
-"""The known failures of the network, of memory and of the engine, and what only tells that
-something has failed before.
-"""
+"""Known failures of the network, of memory and of the engine, and their known consequences."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ NETWORK = (
 MEMORY = (
     Symptom(
         id="gpu-memory-held",
-        pattern=patterns.GPU_MEMORY_HELD,
+        pattern=patterns.GPU_MEMORY_IN_USE,
         cause="less GPU memory is free than the engine's share of it",
         fix=(
             "lower the share: `-- --gpu-memory-utilization 0.8`, or see what holds memory:"
@@ -72,7 +70,7 @@ MEMORY = (
     ),
     Symptom(
         id="cpu-memory-held",
-        pattern=patterns.CPU_MEMORY_HELD,
+        pattern=patterns.CPU_MEMORY_IN_USE,
         cause="less host memory is free than the engine's share of it",
         fix=(
             "lower the share: `-- --gpu-memory-utilization 0.5`, or give the KV cache a size of its"
@@ -104,7 +102,7 @@ MEMORY = (
     ),
     Symptom(
         id="gpu-fault",
-        # Those four are an application's own doing.
+        # Those four are caused by an application.
         pattern=r"NVRM: Xid \([^)\n]*\): (?!(?:13|31|43|45)\b)\d+",
         cause="a GPU, or its link, has a fault",
         fix=(
@@ -135,7 +133,7 @@ MEMORY = (
     ),
     Symptom(
         id="cuda-kernel",
-        # Out of memory is not among them: it has an entry of its own.
+        # Out of memory has its own entry.
         pattern=(
             r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch"
             r" failure|misaligned address|an illegal instruction)"
@@ -232,8 +230,8 @@ ENGINE = (
         source="vllm 27116, 29373, 19703",
     ),
     Symptom(
-        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both; ours, in the
-        # derived image, has them.
+        # vLLM 0.32, distributed/device_communicators: the CPU communicator lacks both, which the
+        # derived image adds.
         id="cpu-experts",
         pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*"
         r"|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
@@ -302,7 +300,7 @@ ENGINE = (
         fix="follow its hint, or run it again to read all of its message",
         source="the file on the operator's machine in which vlaunch keeps the refusal",
     ),
-    # From here on: what may be harmless, and what only tells that something else has failed.
+    # From here on: possibly harmless lines, and consequences of other failures.
     Symptom(
         id="rank-silent",
         pattern=r"RPC call to \w+ timed out|No available shared memory broadcast block found",
@@ -347,7 +345,7 @@ ENGINE = (
             " check-nccl`"
         ),
         source="vllm 42750; HAMi-core 261",
-        fatal=False,  # NCCL does without the newer functions.
+        fatal=False,  # NCCL works without the newer functions.
         rdma=True,
     ),
     Symptom(
@@ -386,7 +384,7 @@ ENGINE = (
         cause="the container may not write to the model's cache, which another user made",
         fix="give it back: `sudo chown -R USER` on `hf_home` of that node",
         source="aixcl 696; llm-d 485",
-        fatal=False,  # What needs the file ends by itself.
+        fatal=False,  # A process that needs the file exits by itself.
     ),
     Symptom(
         id="engine-slow",

@@ -1,10 +1,8 @@
-"""Log lines of containers, jobs and failed commands that have a known cause. This table has the
-failures until the engine starts; `symptom_engine` has network, memory and engine, and
-docs/reference/failures.md has all of them.
+"""Log lines of containers, jobs and failed commands with known causes, up to the engine's start;
+`symptom_engine` has those of network, memory and engine, docs/troubleshooting.md all of them.
 
-Order matters: a cause stands before the consequences that it prints, and what may be harmless
-behind what never is. Sources: vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads
-that each entry names.
+Order matters: causes precede their consequences, and possibly harmless lines come last. Sources:
+vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads in the entries.
 """
 
 from __future__ import annotations
@@ -213,7 +211,7 @@ _RAY = (
         cause="a port is taken",
         fix="see who has it: `sudo ss -ltnp`, or choose others under `ports:` in the inventory",
         source="gpustack 6019; vllm 28498, 43206",
-        fatal=False,  # The next port may do; who has no other ends by itself.
+        fatal=False,  # The next port may work; a process without another one exits by itself.
     ),
 )
 
@@ -224,7 +222,7 @@ _MODEL = (
         cause="Hugging Face does not give this model: it is gated, or its name is wrong",
         fix="add HF_TOKEN under `secrets:` in the inventory, and check the model's name",
         source="vllm PR 21406; ray 54812; srt-slurm 251",
-        # It may be a file that the model can do without; for any other, vLLM ends by itself.
+        # The file may be optional; for a required one, vLLM exits by itself.
         fatal=False,
     ),
     Symptom(
@@ -250,7 +248,7 @@ _MODEL = (
             " room: `vlaunch model remove MODEL`"
         ),
         source="Our own words; an interruption leaves it",
-        fatal=False,  # it may run just now, or be of a model that nobody serves
+        fatal=False,  # it may be running, or be of a model that is not served
     ),
     Symptom(
         id="attention-heads",
@@ -312,7 +310,7 @@ _PLACEMENT = (
             " VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`"
         ),
         source="vllm 7815, 12670; spark-vllm-docker 227",
-        fatal=False,  # Ray says so until the node is there.
+        fatal=False,  # Ray prints this until the node joins.
     ),
     Symptom(
         id="placement-group-waits",
@@ -343,7 +341,7 @@ TABLE = (*_IMAGE, *_RAY, *_MODEL, *_PLACEMENT, *NETWORK, *MEMORY, *ENGINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A symptom that was seen, with its line; `batch` is the fix for a batch job."""
+    """Symptom in a log, with its line; `batch` is the fix for a batch job."""
 
     line: str
     cause: str
@@ -353,23 +351,20 @@ class Match:
     id: str = ""
 
 
-def first(text: str) -> Match | None:
-    """Return the first entry of the table that matches any line of a log, with that line; causes
-    before consequences.
-    """
-    # Of a log without end the end is looked at, and of endless lines their beginning: a node must
-    # not keep us busy for hours.
+def first_match(text: str) -> Match | None:
+    """Return the first entry of the table that matches any line of a log, with that line."""
+    # Only the end of the log and the start of long lines are searched, which bounds the time.
     lines = [
         line
-        for raw in untrusted.cut(text, last=True).splitlines()
-        if (line := untrusted.plain(raw))
+        for raw in untrusted.truncate(text, last=True).splitlines()
+        if (line := untrusted.sanitize(raw))
     ]
     text = "\n".join(lines)
     for symptom in TABLE:
         if symptom.rdma:
-            continue  # Nothing is known here of what the inventory promises.
+            continue  # The inventory's requirements are unknown here.
         if not re.search(symptom.pattern, text, re.MULTILINE):
-            continue  # Quicker than line by line, which only the few have to be that may match.
+            continue  # Faster than line by line, which is only needed for a match.
         for line in lines:
             if re.search(symptom.pattern, line):
                 return Match(
@@ -384,8 +379,8 @@ def first(text: str) -> Match | None:
 
 
 def docker_error(node: str, text: str) -> NodeError | None:
-    """Return the error of a node whose Docker client failed for a known reason."""
-    known = first(text)
-    if known is None or not known.id.startswith("docker-"):
+    """Return the error of a node whose Docker client failed with a known cause."""
+    symptom = first_match(text)
+    if symptom is None or not symptom.id.startswith("docker-"):
         return None
-    return NodeError(node, known.cause, evidence=text, hint=known.fix)
+    return NodeError(node, symptom.cause, evidence=text, hint=symptom.fix)

@@ -1,7 +1,6 @@
-"""What we say to vLLM (0.32), and how we read its log and its capacity.
+"""Command line of vLLM (0.32), and parsers for its arguments, log and capacity.
 
-Log lines carry prefixes of Ray and of vLLM's processes, so patterns are searched for, never matched
-from the start.
+Log lines have prefixes from Ray and vLLM's processes, so patterns do not match from the start.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ from typing import Literal, NamedTuple
 
 from launcher.agent import cause
 from launcher.core import untrusted
-from launcher.core.domain import Argv, ServerSpec, options
+from launcher.core.domain import Argv, ServerSpec, long_options
 
-# Who hands requests to replicas: the API of all, each node's own, or each replica's own.
+# Requests are distributed by one API for all replicas, one per node, or one per replica.
 Balancing = Literal["internal", "hybrid", "external"]
 
 
 class Phase(NamedTuple):
-    """A part of the start, recognised by the line that begins it. `title` is in the present
-    tense.
-    """
+    """Phase of a server's start, recognised by its first log line."""
 
     id: str
     title: str
@@ -31,15 +28,14 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How much the server holds at once: tokens in the KV cache, and requests of full length."""
+    """Capacity of a server: tokens in the KV cache, and concurrent requests of full length."""
 
     tokens: int | None = None
     concurrency: float | None = None
 
 
 EXPERT_PARALLEL = "--enable-expert-parallel"
-# In the order in which they come. Lines of several ranks interleave, so a phase only ever moves
-# forward.
+# In order. Lines of several ranks interleave, so phases only advance.
 PHASES = (
     Phase("start", "starting vLLM", r"(?!)"),
     Phase(
@@ -75,7 +71,7 @@ _GLOO_TIMEOUT = 1800.0  # seconds; torch's default (torch/csrc/distributed/c10d/
 _SHARDS = re.compile(r"Loading \S+ checkpoint shards:\s+(\d+)% Completed \| (\d+)/(\d+)")
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
-# Options that vlaunch sets itself, with what to use instead. A name that ends in `*` is a prefix.
+# Options that vlaunch sets, with the alternatives. A name that ends in `*` is a prefix.
 RESERVED = {
     "--model": "`--model` before the `--`",
     "--tensor-parallel-size": "`--tp` of vlaunch",
@@ -103,7 +99,7 @@ RESERVED = {
 }
 
 
-# What is vLLM's word and not ours of all that begins with `--data-parallel`.
+# Options that start with `--data-parallel`, but that users may set.
 _BALANCING: Mapping[str, Balancing] = {
     "--data-parallel-hybrid-lb": "hybrid",
     "-dph": "hybrid",
@@ -115,155 +111,157 @@ _BALANCING: Mapping[str, Balancing] = {
 def serve(server: ServerSpec, multi_node: Argv = ()) -> Argv:
     """Serve a model (`vllm serve`).
 
-    Our own options come last: of an option given twice, vLLM takes the last.
+    vlaunch's options come last, because vLLM uses the last of repeated options.
     """
     tp, pp, dp = (size or 1 for size in (server.tp, server.pp, server.dp))
-    own = options(tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    own_options = long_options(tensor_parallel_size=tp, pipeline_parallel_size=pp)
     if server.backend == "ray" or tp * pp > 1:
-        own += options(distributed_executor_backend=server.backend)
+        own_options += long_options(distributed_executor_backend=server.backend)
     if dp > 1:
-        own += options(data_parallel_size=dp, data_parallel_backend=server.backend)
-    words = without_api(server.args) if "--headless" in multi_node else server.args
-    where = options(host=server.host, port=server.port)
-    return ("vllm", "serve", server.model, *words, *own, *multi_node, *where)
+        own_options += long_options(data_parallel_size=dp, data_parallel_backend=server.backend)
+    arguments = without_api_servers(server.args) if "--headless" in multi_node else server.args
+    address = long_options(host=server.host, port=server.port)
+    return ("vllm", "serve", server.model, *arguments, *own_options, *multi_node, *address)
 
 
-def rank_of(nnodes: int, rank: int, master: str, port: int) -> Argv:
-    """Return the options that make a process one node of several, without Ray; only the first has
-    an API.
-    """
+def rank_options(nnodes: int, rank: int, master: str, port: int) -> Argv:
+    """Return the options of a node's process without Ray; only the first node has an API."""
     if nnodes == 1:
         return ()
-    own = options(nnodes=nnodes, node_rank=rank, master_addr=master, master_port=port)
-    return (*own, "--headless") if rank else own
+    own_options = long_options(nnodes=nnodes, node_rank=rank, master_addr=master, master_port=port)
+    return (*own_options, "--headless") if rank else own_options
 
 
-def gloo_timeout(args: Sequence[str], nodes: int, seconds: float) -> Argv:
-    """Return the option that lets ranks on several nodes wait for one another as long as a start
-    may take; empty where Gloo's own 1800 s, or what the arguments say, is enough.
+def gloo_timeout_option(args: Sequence[str], nodes: int, seconds: float) -> Argv:
+    """Return the option that extends Gloo's timeout between nodes to the duration of a start; empty
+    if the default of 1800 s suffices or the arguments set it.
 
-    A node that loads its weights later than the others would else end the start
+    Otherwise a node that loads its weights late fails the start
     (`cpu_distributed_timeout_seconds` in vllm/config/parallel.py, since vLLM 0.22).
     """
     option = "--cpu-distributed-timeout-seconds"
-    enough = nodes == 1 or seconds <= _GLOO_TIMEOUT or values(args, option)
-    return () if enough else (option, f"{seconds:.0f}")
+    sufficient = nodes == 1 or seconds <= _GLOO_TIMEOUT or option_values(args, option)
+    return () if sufficient else (option, f"{seconds:.0f}")
 
 
-def replicas_of(
+def replica_options(
     local: int, start: int, head: str, port: int, balancing: Balancing = "internal"
 ) -> Argv:
     """Return the options of a node that runs `local` replicas from number `start` on.
 
-    With `internal` balancing only the first node has an API, behind which vLLM hands requests to
-    all replicas (v1/engine/core_client.py, `DPLBAsyncMPClient`); else each node has one. An
-    `external` replica is told its number, and nothing of a start (engine/arg_utils.py).
+    With `internal` balancing only the first node has an API, from which vLLM distributes requests
+    to all replicas (v1/engine/core_client.py, `DPLBAsyncMPClient`); otherwise each node has one. An
+    `external` replica needs its rank instead of the start rank (engine/arg_utils.py).
     """
-    where = options(data_parallel_address=head, data_parallel_rpc_port=port)
+    address = long_options(data_parallel_address=head, data_parallel_rpc_port=port)
     if balancing == "external":
-        return (*options(data_parallel_rank=start), *where)
-    own = (*options(data_parallel_size_local=local), *where)
+        return (*long_options(data_parallel_rank=start), *address)
+    local_options = (*long_options(data_parallel_size_local=local), *address)
     headless = ("--headless",) if balancing == "internal" else ()
-    return (*own, *options(data_parallel_start_rank=start), *headless) if start else own
+    return (
+        (*local_options, *long_options(data_parallel_start_rank=start), *headless)
+        if start
+        else local_options
+    )
 
 
-def balancing(args: Sequence[str]) -> frozenset[Balancing]:
-    """Return the kinds of load balancing that are asked for, of which vLLM takes one; empty where
-    the arguments say nothing.
-    """
-    found = set[Balancing]()
-    for word in args:
-        name = _normal(word)
+def balancing_modes(args: Sequence[str]) -> frozenset[Balancing]:
+    """Return the load-balancing modes in the arguments, of which vLLM accepts only one."""
+    modes = set[Balancing]()
+    for argument in args:
+        name = _normalise_option(argument)
         if kind := _BALANCING.get(name):
-            found.add(kind)
+            modes.add(kind)
         elif kind := _BALANCING.get(name.replace("--no-", "--", 1)):
-            found.discard(kind)
-    return frozenset(found)
+            modes.discard(kind)
+    return frozenset(modes)
 
 
 def ray_replica_env(
-    nodes: Sequence[str], *, spans: bool, alike: bool, handed_on: Sequence[str] = ()
+    nodes: Sequence[str], *, spans: bool, alike: bool, copied_variables: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """Return the variables that make vLLM place replicas where we expect them: on these addresses.
+    """Return the variables that make vLLM place replicas on these addresses.
 
-    Its default (`strict`) puts as many on every node as on the head, and passes over nodes that
-    hold fewer; `fill` takes what each can hold, `span` several nodes for each
-    (`create_dp_placement_groups` in v1/engine/utils.py). Of the other variables, those of its own
-    and those that are `handed_on` reach the replicas (`get_env_vars_to_copy` in ray/ray_env.py).
+    Its default (`strict`) puts as many on every node as on the head, and skips smaller nodes;
+    `fill` uses the capacity of each node, `span` several nodes per replica
+    (`create_dp_placement_groups` in v1/engine/utils.py). vLLM copies its own variables and
+    `copied_variables` to the replicas (`get_env_vars_to_copy` in ray/ray_env.py).
     """
     strategy = "span" if spans else "strict" if alike else "fill"
     return {
         "VLLM_RAY_DP_PACK_STRATEGY": strategy,
         "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes),
-        **({"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(handed_on)} if handed_on else {}),
+        **(
+            {"VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(copied_variables)}
+            if copied_variables
+            else {}
+        ),
     }
 
 
 def memory_share(args: Sequence[str]) -> float:
-    """Return which part of a GPU's memory an engine claims: vLLM's own default where the arguments
-    say nothing readable.
+    """Return the share of a GPU's memory that an engine uses; vLLM's default unless the arguments
+    have a valid one.
     """
-    shares = [_number(value) for value in values(args, "--gpu-memory-utilization")]
+    shares = [_parse_number(value) for value in option_values(args, "--gpu-memory-utilization")]
     return next((s for s in reversed(shares) if s is not None and s <= 1), _MEMORY_SHARE)
 
 
 def prefill_context_parallel(args: Sequence[str]) -> int:
-    """Return the prefill context parallel size, by which an engine has more ranks; 1 where the
-    arguments say nothing readable, which vLLM refuses.
+    """Return the prefill context parallel size, which multiplies the ranks; 1 unless the arguments
+    have a valid one.
     """
-    sizes = values(args, "--prefill-context-parallel-size", "-pcp")
+    sizes = option_values(args, "--prefill-context-parallel-size", "-pcp")
     return next((int(size) for size in reversed(sizes) if re.fullmatch("[1-9][0-9]{0,3}", size)), 1)
 
 
-def values(args: Sequence[str], *names: str) -> list[str]:
-    """Return what an option is given, in either form."""
-    found = []
-    for word, after in zip(args, [*args, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
+def option_values(args: Sequence[str], *names: str) -> list[str]:
+    """Return the values of an option, in either form (`--name value`, `--name=value`)."""
+    values = []
+    for argument, following in zip(args, [*args, ""][1:], strict=True):
+        name, separator, value = argument.partition("=")
         if name.replace("_", "-") in names:
-            found.append(value if equals else after)
-    return found
+            values.append(value if separator else following)
+    return values
 
 
-def without_api(args: Sequence[str]) -> tuple[str, ...]:
-    """Leave out the number of API servers, which vLLM refuses from a process without one."""
-    kept, words = list[str](), iter(args)
-    for word in words:
-        if word.partition("=")[0].replace("_", "-") not in ("--api-server-count", "-asc"):
-            kept.append(word)
-        elif "=" not in word:
-            next(words, None)
-    return tuple(kept)
+def without_api_servers(args: Sequence[str]) -> tuple[str, ...]:
+    """Remove the number of API servers, which vLLM rejects for a process without an API."""
+    arguments, remaining = list[str](), iter(args)
+    for argument in remaining:
+        if argument.partition("=")[0].replace("_", "-") not in ("--api-server-count", "-asc"):
+            arguments.append(argument)
+        elif "=" not in argument:
+            next(remaining, None)
+    return tuple(arguments)
 
 
-def collisions(args: Sequence[str]) -> list[str]:
-    """Say, for each argument that vlaunch sets itself, what to use instead; values are never
-    repeated.
-    """
-    said = []
-    for word in args:
-        name = _normal(word)
-        if (key := reserved(word)) and word.replace("_", "-") not in _BALANCING:
+def describe_collisions(args: Sequence[str]) -> list[str]:
+    """Return a message for each argument that vlaunch sets itself; values are not shown."""
+    messages = []
+    for argument in args:
+        name = _normalise_option(argument)
+        if (key := reserved_key(argument)) and argument.replace("_", "-") not in _BALANCING:
             shown = name if name.startswith("--") else name.rstrip("0123456789")
-            said.append(f"`{shown}`: use {RESERVED[key]}")
-    return list(dict.fromkeys(said))
+            messages.append(f"`{shown}`: use {RESERVED[key]}")
+    return list(dict.fromkeys(messages))
 
 
-def reserved(word: str) -> str | None:
-    """Return the key of RESERVED that argparse would, or could, take a word for."""
-    name = _normal(word)
-    return next((key for key in RESERVED if _means(name, key)), None)
+def reserved_key(argument: str) -> str | None:
+    """Return the key of RESERVED that argparse would, or could, match with an argument."""
+    name = _normalise_option(argument)
+    return next((key for key in RESERVED if _abbreviates(name, key)), None)
 
 
-def _normal(word: str) -> str:
-    """Return an option's name: vLLM takes `--tensor_parallel_size=2` as well."""
-    name = word.partition("=")[0]
+def _normalise_option(argument: str) -> str:
+    """Return an option's name; vLLM also accepts `--tensor_parallel_size=2`."""
+    name = argument.partition("=")[0]
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def _means(name: str, ours: str) -> bool:
-    """True when argparse would, or could, take a word for one of our options: it completes
-    beginnings, and reads `-n2`.
+def _abbreviates(name: str, ours: str) -> bool:
+    """Return True if argparse would, or could, match a name with an option: it accepts
+    abbreviations, and `-n2`.
     """
     stem = ours.rstrip("*")
     if not name.startswith("-") or name in ("-", "--"):
@@ -273,50 +271,53 @@ def _means(name: str, ours: str) -> bool:
     return stem.startswith(name) or (ours.endswith("*") and name.startswith(stem))
 
 
-def phase_after(phase: str, lines: Sequence[str]) -> list[str]:
-    """Return the phases that a piece of log begins, later ones only, in order."""
-    at, begun = [known.id for known in PHASES].index(phase), list[str]()
+def later_phases(phase: str, lines: Sequence[str]) -> list[str]:
+    """Return the phases after `phase` that start in these lines, in order."""
+    index, started = [item.id for item in PHASES].index(phase), list[str]()
     for line in lines:
-        later = range(len(PHASES) - 1, at, -1)
-        at = next((i for i in later if re.search(PHASES[i].pattern, line)), at)
-        begun += [PHASES[at].id] if at in later else []
-    return begun
+        later = range(len(PHASES) - 1, index, -1)
+        index = next((i for i in later if re.search(PHASES[i].pattern, line)), index)
+        started += [PHASES[index].id] if index in later else []
+    return started
 
 
-def title(phase: str) -> str:
-    """Return a phase in words."""
-    return next(each.title for each in PHASES if each.id == phase)
+def phase_title(phase: str) -> str:
+    """Return the title of a phase."""
+    return next(item.title for item in PHASES if item.id == phase)
 
 
-def shards(lines: Sequence[str]) -> str:
-    """Return how far loading is, from its progress bar; empty when no line says."""
-    found = [match for line in lines if (match := _SHARDS.search(line))]
-    return f"{found[-1][2]} of {found[-1][3]} files" if found else ""
+def shard_progress(lines: Sequence[str]) -> str:
+    """Return the progress of loading from its progress bar; empty if there is none."""
+    matches = [match for line in lines if (match := _SHARDS.search(line))]
+    return f"{matches[-1][2]} of {matches[-1][3]} files" if matches else ""
 
 
-def capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
-    """Read the labels of `vllm:cache_config_info`; where an older vLLM lacks them, its blocks or
-    its log line.
+def parse_capacity(labels: Mapping[str, str], log: str = "") -> Capacity:
+    """Parse the labels of `vllm:cache_config_info`, or for older versions of vLLM its blocks or log
+    line.
     """
-    tokens = _number(labels.get("kv_cache_size_tokens"))
-    concurrency = _number(labels.get("kv_cache_max_concurrency"))
+    tokens = _parse_number(labels.get("kv_cache_size_tokens"))
+    concurrency = _parse_number(labels.get("kv_cache_max_concurrency"))
     if tokens is None:
-        blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
+        blocks, size = (
+            _parse_number(labels.get("num_gpu_blocks")),
+            _parse_number(labels.get("block_size")),
+        )
         line = _KV_LINE.search(log)
         counted = blocks * size if blocks and size else None
-        tokens = _number(line[1].replace(",", "")) if line else counted
+        tokens = _parse_number(line[1].replace(",", "")) if line else counted
     if concurrency is None and (line := _CONCURRENCY.search(log)):
-        concurrency = _number(line[1])
+        concurrency = _parse_number(line[1])
     return Capacity(tokens=None if tokens is None else int(tokens), concurrency=concurrency)
 
 
-def raised(log: str) -> cause.Raised | None:
-    """Return the exception that a failed start is about."""
-    lines = untrusted.cut(log, last=True).splitlines()
-    return cause.find([untrusted.plain(line) for line in lines])
+def find_exception(log: str) -> cause.LoggedException | None:
+    """Return the exception that made a start fail."""
+    lines = untrusted.truncate(log, last=True).splitlines()
+    return cause.find_exception([untrusted.sanitize(line) for line in lines])
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float(text) if text is not None else None
     except ValueError:

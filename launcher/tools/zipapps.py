@@ -1,6 +1,6 @@
-"""Programs of nodes and pods: one zip archive each, which Python starts or imports from.
+"""Zip archives of the Python programs for nodes and pods.
 
-Modules lie in an archive's package as they do in `launcher`, so that relative imports are the same.
+Packages in archives have the same structure as `launcher`, so that relative imports work.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from functools import cache
 from pathlib import Path, PurePath
 
 _LAUNCHER = Path(__file__).parents[1]
-Files = Mapping[str, bytes]  # of an archive, by their names in it
+Files = Mapping[str, bytes]  # contents by path in the archive
 AGENT, BATCH, NETWORK = "agent.pyz", "batch.pyz", "network.pyz"
 
 
 def pack(files: Files, *, compress: bool = False) -> bytes:
-    """Return an archive of files.
-
-    Its bytes, and so its digest, depend on the files alone; compressed, also on Python's zlib.
-    """
+    """Pack files into a reproducible archive; a compressed one depends on Python's zlib."""
     buffer = io.BytesIO()
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -30,17 +27,17 @@ def pack(files: Files, *, compress: bool = False) -> bytes:
 
 
 @cache
-def agent() -> Files:
-    """Return the agent, `vlaunch chat`'s client and the like: the package `vlaunch_agent`."""
-    return _files("vlaunch_agent", _LAUNCHER / "agent", "*.py")
+def agent_files() -> Files:
+    """Return the package `vlaunch_agent`: the agent, and clients such as that of `vlaunch chat`."""
+    return _package_files("vlaunch_agent", _LAUNCHER / "agent", "*.py")
 
 
 @cache
-def batch() -> Files:
-    """Return the driver of batch jobs, the package `vlaunch_batch`, and `desk.py`, which starts."""
+def batch_files() -> Files:
+    """Return the package `vlaunch_batch` (driver of batch jobs), and `desk.py` to start it."""
     main = b"from .batch.driver.__main__ import run\n\nrun()\n"
     return {
-        **_files(
+        **_package_files(
             "vlaunch_batch", _LAUNCHER, "batch/driver/*.py", "agent/cause.py", "core/patterns.py"
         ),
         "vlaunch_batch/__main__.py": main,
@@ -49,8 +46,8 @@ def batch() -> Files:
 
 
 @cache
-def network() -> Files:
-    """Return the network probe."""
+def network_files() -> Files:
+    """Return the files of the network probe."""
     tls = _LAUNCHER / "distribute" / "tls.py"
     return {
         path.name: path.read_bytes() for path in (*(_LAUNCHER / "network/probe").glob("*.py"), tls)
@@ -58,13 +55,13 @@ def network() -> Files:
 
 
 @cache
-def copy() -> Files:
-    """Return the program of one node in a copy: the package `vlaunch_copy`."""
-    return _files("vlaunch_copy", _LAUNCHER, "distribute/node/*.py", "distribute/tls.py")
+def copy_files() -> Files:
+    """Return the package `vlaunch_copy`: the program of a node in a copy."""
+    return _package_files("vlaunch_copy", _LAUNCHER, "distribute/node/*.py", "distribute/tls.py")
 
 
-def _files(package: str, base: Path, *patterns: str) -> Files:
-    """Return the modules below `base` that match, in packages."""
+def _package_files(package: str, base: Path, *patterns: str) -> Files:
+    """Return the modules below `base` that match `patterns`, as a package."""
     modules = {
         f"{package}/{path.relative_to(base)}": path.read_bytes()
         for pattern in patterns

@@ -12,7 +12,9 @@ from launcher.lab.layout import Lab
 
 
 def lab(directory: Path, *, nodes: int = 2, subnet: str = "10.77.0.0/24") -> Lab:
-    return layout.make(name="vlaunch-lab", directory=directory, subnet=subnet, nodes=nodes, gpus=1)
+    return layout.make_lab(
+        name="vlaunch-lab", directory=directory, subnet=subnet, nodes=nodes, gpus=1
+    )
 
 
 def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
@@ -20,30 +22,30 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
 
     with pytest.raises(RequestError, match="no practice cluster"):
-        bring_up.refuse_strange(lab(tmp_path))
+        bring_up.check_directory(lab(tmp_path))
 
 
 def test_an_empty_or_absent_directory_is_welcome(tmp_path: Path) -> None:
     """Both are how a fresh machine looks."""
     short = Path("/tmp") / f"vl-{tmp_path.name[-8:]}"
 
-    bring_up.refuse_strange(lab(short))
+    bring_up.check_directory(lab(short))
 
 
 def test_another_subnet_or_fewer_hosts_need_a_fresh_start(tmp_path: Path) -> None:
     """Growing is fine; what would leave hosts behind is not."""
-    layout.save(lab(tmp_path))
+    layout.save_lab(lab(tmp_path))
 
     with pytest.raises(RequestError, match=r"subnet 10.77.0.0/24, not 10.78.0.0/24"):
-        bring_up.refuse_strange(lab(tmp_path, subnet="10.78.0.0/24"))
+        bring_up.check_directory(lab(tmp_path, subnet="10.78.0.0/24"))
     with pytest.raises(RequestError, match="2 hosts, more than 1"):
-        bring_up.refuse_strange(lab(tmp_path, nodes=1))
+        bring_up.check_directory(lab(tmp_path, nodes=1))
 
 
 def test_slots_do_not_become_gpus(tmp_path: Path) -> None:
     """Programs of GPUs lie under a mount that a host makes when it boots."""
-    layout.save(lab(tmp_path))
-    gpus = layout.make(
+    layout.save_lab(lab(tmp_path))
+    gpus = layout.make_lab(
         name="vlaunch-lab",
         directory=tmp_path,
         subnet="10.77.0.0/24",
@@ -53,22 +55,22 @@ def test_slots_do_not_become_gpus(tmp_path: Path) -> None:
     )
 
     with pytest.raises(RequestError, match="accelerator cpu, not nvidia"):
-        bring_up.refuse_strange(gpus)
+        bring_up.check_directory(gpus)
 
 
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:
     """A socket's address holds 107 characters."""
     with pytest.raises(RequestError, match="too long"):
-        bring_up.refuse_strange(lab(Path("/" + "deep/" * 20)))
+        bring_up.check_directory(lab(Path("/" + "deep/" * 20)))
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     """The second one is told, and the lock goes with its holder."""
     with (
-        bring_up.only_one(tmp_path),
+        bring_up.lab_lock(tmp_path),
         pytest.raises(RequestError, match="another"),
-        bring_up.only_one(tmp_path),
+        bring_up.lab_lock(tmp_path),
     ):
         pass
-    with bring_up.only_one(tmp_path):
+    with bring_up.lab_lock(tmp_path):
         pass

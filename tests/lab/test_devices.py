@@ -12,23 +12,23 @@ from launcher.core import shell
 from launcher.lab import devices, layout, render
 from launcher.lab.layout import Lab
 from launcher.tools.survey import Gid, RdmaDevice
-from launcher.tools.survey_read import read_rdma
+from launcher.tools.survey_read import parse_rdma
 
 
 def lab(folder: Path, **asked: Any) -> Lab:
     words = {"gpus": 2, "accelerator": "cpu", **asked}
-    return layout.make(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **words)
+    return layout.make_lab(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **words)
 
 
 def read(made: Lab) -> tuple[RdmaDevice, ...]:
     """Ask the files as the survey asks the kernel's, and read the answer."""
     devices.prepare(made, made.hosts[0])
-    program = shell.program("survey_rdma")
+    program = shell.program_text("survey_rdma")
     assert "/sys/class/infiniband" in program
     folder = made.hosts[0].dir / devices.CLASSES / "infiniband"
     asked = program.replace("/sys/class/infiniband", str(folder))
     done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False)
-    return read_rdma(done.stdout)
+    return parse_rdma(done.stdout)
 
 
 def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_beside_gpus_there_is_a_card_for_storage(tmp_path: Path) -> None:
     made = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
 
     assert len(read(made)) == 3
-    assert devices.near(made, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
+    assert devices.gpu_affinity(made, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
     assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(made)
 
 
@@ -84,9 +84,9 @@ def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
     assert devices.prepare(made, only)
     assert not devices.prepare(made, only)
     assert devices.prepare(lab(tmp_path, rdma="roce", gpus=3), only)
-    assert layout.load(tmp_path) is None
-    layout.save(made)
-    assert layout.load(tmp_path) == made
+    assert layout.load_lab(tmp_path) is None
+    layout.save_lab(made)
+    assert layout.load_lab(tmp_path) == made
 
 
 def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gpus", "cards"), [(0, 1), (1, 1), (40, 15)])
 def test_slots_of_any_number_have_cards(tmp_path: Path, gpus: int, cards: int) -> None:
     """One at least, and as many as there are places for."""
-    assert len(devices.cards(lab(tmp_path, gpus=gpus, rdma="roce"))) == cards
+    assert len(devices.rdma_devices(lab(tmp_path, gpus=gpus, rdma="roce"))) == cards

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.lab
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """Two hosts; each test leaves them whole."""
-    lab = layout.make(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
-    remove.down(NAME, DIRECTORY, quiet)
+    lab = layout.make_lab(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
+    remove.remove_lab(NAME, DIRECTORY, quiet)
     start(lab)
     yield lab
-    remove.down(NAME, DIRECTORY, quiet)
+    remove.remove_lab(NAME, DIRECTORY, quiet)
     assert remove.leftovers(NAME, DIRECTORY) == []
 
 
@@ -120,9 +120,9 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
         what="the way to a host that was plugged in again",
         timeout=10,
     )
-    old = processes.init_of(second)
+    old = processes.init_pid(second)
     host_faults.reboot(lab, second)
-    assert processes.init_of(second) != old
+    assert processes.init_pid(second) != old
     assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.lab import gpu_trouble
-from launcher.lab.gpu_trouble import Trouble
+from launcher.lab.gpu_trouble import GpuTrouble
 
 HOSTS = ("node1", "node2")
 
@@ -15,10 +15,10 @@ def test_trouble_is_of_one_gpu_or_of_a_host() -> None:
     """Without an index it is the first GPU's; a missing toolkit is the host's."""
     words = ("node1:lost:3", "node2:busy", "node2:no-toolkit")
 
-    assert gpu_trouble.read(words, hosts=HOSTS, gpus=8) == (
-        Trouble(host="node1", kind="lost", index=3),
-        Trouble(host="node2", kind="busy", index=0),
-        Trouble(host="node2", kind="no-toolkit", index=None),
+    assert gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8) == (
+        GpuTrouble(host="node1", kind="lost", index=3),
+        GpuTrouble(host="node2", kind="busy", index=0),
+        GpuTrouble(host="node2", kind="no-toolkit", index=None),
     )
 
 
@@ -26,14 +26,14 @@ def test_trouble_is_written_as_it_is_read() -> None:
     """The record of a lab is read again."""
     words = ["node1:lost:3", "node2:no-toolkit"]
 
-    assert [str(each) for each in gpu_trouble.read(words, hosts=HOSTS, gpus=8)] == words
+    assert [str(each) for each in gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8)] == words
 
 
 def test_every_mistake_is_told_at_once() -> None:
     """Another host, another kind, an index that is none."""
     words = ("node3:lost", "node1:tired", "node1:ecc:8", "node1:no-toolkit:1", "node1:ecc:x")
     with pytest.raises(RequestError) as refused:
-        gpu_trouble.read(words, hosts=HOSTS, gpus=8)
+        gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8)
 
     told = refused.value.evidence.splitlines()
     assert [line.partition(": ")[0] for line in told] == list(words)
@@ -43,4 +43,4 @@ def test_every_mistake_is_told_at_once() -> None:
 def test_a_single_mistake_is_one_sentence() -> None:
     """With what it can be."""
     with pytest.raises(RequestError, match="no GPU 2, only 0 to 1"):
-        gpu_trouble.read(("node1:ecc:2",), hosts=HOSTS, gpus=2)
+        gpu_trouble.parse_troubles(("node1:ecc:2",), hosts=HOSTS, gpus=2)

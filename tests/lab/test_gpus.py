@@ -13,7 +13,7 @@ from launcher.lab.layout import Lab
 
 
 def lab(folder: Path, *troubles: str, accelerator: str = "nvidia") -> Lab:
-    return layout.make(
+    return layout.make_lab(
         name="lab",
         directory=folder,
         subnet="10.77.0.0/24",
@@ -71,7 +71,7 @@ def test_hosts_without_gpus_have_nothing_of_it(tmp_path: Path) -> None:
 def test_no_two_gpus_have_one_identity(tmp_path: Path, other: int) -> None:
     """Neither of a host nor of two hosts; and it stays from one `lab up` to the next."""
     made = lab(tmp_path)
-    documents = [gpus.document(made, made.hosts[index]) for index in (0, other)]
+    documents = [gpus.smi_document(made, made.hosts[index]) for index in (0, other)]
     uuids = [each["uuid"] for text in documents for each in json.loads(json.dumps(text))["gpus"]]
 
     assert len(set(uuids)) == (16 if other else 8)

@@ -57,7 +57,7 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
 
 def test_a_process_that_waits_leaves_the_core_to_others(tmp_path: Path) -> None:
     """The line that the image's Python runs at its start makes a yield a short sleep."""
-    found = re.search(r"^echo '(import .+)'", shell.program("practice_image"), re.MULTILINE)
+    found = re.search(r"^echo '(import .+)'", shell.program_text("practice_image"), re.MULTILINE)
     assert found is not None
     (tmp_path / "patience.pth").write_text(found[1] + "\n")
     program = """

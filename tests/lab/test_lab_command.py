@@ -33,8 +33,8 @@ def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
     """The record is there, nothing else is: data on stdout all the same, and an error that says how
     to mend it.
     """
-    layout.save(
-        layout.make(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1)
+    layout.save_lab(
+        layout.make_lab(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1)
     )
 
     result = CliRunner().invoke(

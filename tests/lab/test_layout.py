@@ -20,7 +20,7 @@ def make(tmp_path: Path, **changes: object) -> Lab:
         "gpus": 1,
         **changes,
     }
-    return layout.make(**values)  # type: ignore[arg-type]
+    return layout.make_lab(**values)  # type: ignore[arg-type]
 
 
 def test_hosts_are_numbered_from_eleven(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_lab_with_gpus_is_loaded_as_it_was(tmp_path: Path) -> None:
     """Their model and their troubles too."""
     changes = {"accelerator": "nvidia", "gpu_model": "l4", "troubles": ("node2:lost:1",)}
     lab = make(tmp_path, gpus=4, **changes)
-    layout.save(lab)
+    layout.save_lab(lab)
 
-    assert layout.load(tmp_path) == lab
+    assert layout.load_lab(tmp_path) == lab
     assert lab.troubles
 
 
@@ -67,7 +67,7 @@ def test_a_record_of_before_there_were_gpus_has_slots(tmp_path: Path) -> None:
     """A lab that stands is still there after an upgrade."""
     record = '{"name": "x", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'
     (tmp_path / layout.RECORD).write_text(record)
-    lab = layout.load(tmp_path)
+    lab = layout.load_lab(tmp_path)
 
     assert lab is not None
     assert (lab.accelerator, lab.troubles) == ("cpu", ())
@@ -94,9 +94,9 @@ def test_gpus_that_cannot_be_are_refused(
 def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
     """What `up` made is what `status` finds."""
     lab = make(tmp_path, nodes=3, gpus=4)
-    layout.save(lab)
+    layout.save_lab(lab)
 
-    assert layout.load(tmp_path) == lab
+    assert layout.load_lab(tmp_path) == lab
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
     """A half-written record does not stop `down`."""
     (tmp_path / layout.RECORD).write_text(record)
 
-    assert layout.load(tmp_path) is None
+    assert layout.load_lab(tmp_path) is None
 
 
 @pytest.mark.parametrize(

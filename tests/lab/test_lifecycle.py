@@ -29,7 +29,7 @@ def quiet(_: str) -> None:
 
 
 def start(lab: Lab) -> None:
-    bring_up.up(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
+    bring_up.start_lab(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
 
 
 def ssh(lab: Lab, user: str, host: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -85,11 +85,11 @@ def container(host: Host) -> None:
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    lab = layout.make(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
-    remove.down(NAME, DIRECTORY, quiet)
+    lab = layout.make_lab(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
+    remove.remove_lab(NAME, DIRECTORY, quiet)
     start(lab)
     yield lab
-    remove.down(NAME, DIRECTORY, quiet)
+    remove.remove_lab(NAME, DIRECTORY, quiet)
     assert remove.leftovers(NAME, DIRECTORY) == []
 
 
@@ -118,10 +118,10 @@ def test_hosts_are_like_servers(lab: Lab) -> None:
 
 def test_up_again_changes_nothing(lab: Lab) -> None:
     """The same processes go on."""
-    before = {p.pid for p in processes.of_lab(NAME)}
+    before = {p.pid for p in processes.lab_processes(NAME)}
     start(lab)
 
-    assert {p.pid for p in processes.of_lab(NAME)} == before
+    assert {p.pid for p in processes.lab_processes(NAME)} == before
 
 
 def test_up_mends_what_is_dead_or_missing(lab: Lab) -> None:
@@ -156,7 +156,7 @@ def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
     rule left.
     """
     container(lab.hosts[1])
-    for process in processes.on_host(lab.hosts[0]):
+    for process in processes.host_processes(lab.hosts[0]):
         if process.is_init:
             os.kill(process.pid, signal.SIGKILL)
     (DIRECTORY / layout.RECORD).write_text('{"name": "vl')
@@ -174,7 +174,7 @@ def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
     kinds = {line.split()[0] for line in found}
     assert kinds >= {"process", "network", "interface", "packet", "control", "directory"}
     assert any("(sleep)" in line for line in found)
-    remove.down(NAME, DIRECTORY, quiet)
+    remove.remove_lab(NAME, DIRECTORY, quiet)
     stray.wait(timeout=10)
 
     assert remove.leftovers(NAME, DIRECTORY) == []

@@ -34,7 +34,7 @@ class Docker:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """Two hosts with folders for models."""
-    made = layout.make(
+    made = layout.make_lab(
         name="vlaunch-lab", directory=tmp_path / "lab", subnet="10.77.0.0/24", nodes=2, gpus=1
     )
     for host in made.hosts:

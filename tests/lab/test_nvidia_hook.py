@@ -32,21 +32,21 @@ GPUS: list[dict[str, Any]] = [
 )
 def test_docker_names_gpus_by_number_or_uuid(wanted: str, found: list[str]) -> None:
     """As dockerd sets NVIDIA_VISIBLE_DEVICES from `--gpus`."""
-    assert nvidia_hook.handed_out(wanted, GPUS) == found
+    assert nvidia_hook.select_gpus(wanted, GPUS) == found
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     """`--gpus 9` of eight."""
-    with pytest.raises(nvidia_hook.Refused, match="device error: 8: unknown device"):
-        nvidia_hook.handed_out("7,8", GPUS)
+    with pytest.raises(nvidia_hook.GpuRequestError, match="device error: 8: unknown device"):
+        nvidia_hook.select_gpus("7,8", GPUS)
 
 
 def test_a_lost_gpu_lets_no_container_start() -> None:
     """Also one that asks for others: the real one looks at all before it decides."""
     gpus = [*GPUS[:-1], {**GPUS[-1], "lost": True}]
 
-    with pytest.raises(nvidia_hook.Refused, match="nvml error: unknown error"):
-        nvidia_hook.handed_out("0", gpus)
+    with pytest.raises(nvidia_hook.GpuRequestError, match="nvml error: unknown error"):
+        nvidia_hook.select_gpus("0", gpus)
 
 
 def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Smi:
 
     def be(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
         """Let the host have GPUs; return their UUIDs."""
-        lab = layout.make(
+        lab = layout.make_lab(
             name=f"lab{os.getpid()}",  # claims of other tests that run now are none of it
             directory=self.folder,
             subnet="10.77.0.0/24",
@@ -44,7 +44,7 @@ class Smi:
             gpu_model=model,
             troubles=[f"node1:{each}" for each in troubles],
         )
-        document = gpus.document(lab, lab.hosts[0])
+        document = gpus.smi_document(lab, lab.hosts[0])
         (self.told / "gpus.json").write_text(json.dumps(document))
         return [each["uuid"] for each in json.loads(json.dumps(document))["gpus"]]
 
@@ -115,7 +115,7 @@ def test_the_probe_reads_every_gpu(smi: Smi) -> None:
 def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
     """`--query-gpu` and `topo -m`, through the functions that read the real one."""
     smi.be("ecc:3")
-    found = gpu_survey.read(
+    found = gpu_survey.parse_gpu_states(
         smi.ask(f"--query-gpu={asked('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout
     )
 
@@ -128,7 +128,7 @@ def test_a_holder_is_told_until_it_ends(smi: Smi) -> None:
     uuids = smi.be()
     apps = (f"--query-compute-apps={asked('gpu_processes')}", CSV)
     with smi.held(5, pid=4711):
-        told = gpu_survey.read_processes(smi.ask(*apps).stdout)
+        told = gpu_survey.parse_processes(smi.ask(*apps).stdout)
         used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
 
     assert told == (GpuProcess(gpu=uuids[5], pid=4711, name=nvidia_smi.HOLDER, memory=61169),)
@@ -144,7 +144,7 @@ def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
     claim = os.memfd_create(f"gpu-memory:{uuids[0]}:20000")
     try:
         with smi.held(0, pid=4711):
-            told = gpu_survey.read_processes(smi.ask(*apps).stdout)
+            told = gpu_survey.parse_processes(smi.ask(*apps).stdout)
             used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
     finally:
         os.close(claim)
@@ -192,10 +192,10 @@ def test_the_agents_gate_names_the_gpu_that_is_held(
     smi.be()
     smi.on_path(monkeypatch)
 
-    assert agent.room(0.92, None, 8) == (8, "")
+    assert agent.free_gpus(0.92, None, 8) == (8, "")
     with smi.held(3, pid=4711):
-        assert agent.room(0.92, None, 7) == (7, "")
-        assert agent.room(0.92, None, 8) == (
+        assert agent.free_gpus(0.92, None, 7) == (7, "")
+        assert agent.free_gpus(0.92, None, 8) == (
             7,
             "7 of 8 GPUs have 92% of their memory free, 8 needed: GPU 3 has 59.7 of 79.6 GiB in"
             f" use, by {nvidia_smi.HOLDER} (pid 4711, 59.7 GiB)",
@@ -207,8 +207,8 @@ def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> Non
     smi.be("lost:0")
     smi.on_path(monkeypatch)
 
-    with pytest.raises(agent.Lost, match="Unable to determine the device handle for GPU0"):
-        agent.look()
+    with pytest.raises(agent.GpuLost, match="Unable to determine the device handle for GPU0"):
+        agent.query_gpus()
 
 
 def test_a_display_is_told(smi: Smi) -> None:

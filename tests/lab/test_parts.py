@@ -8,9 +8,11 @@ from launcher.lab import parts
 def test_a_bare_machine_is_told_everything_at_once() -> None:
     """Every missing program and the one command that brings them all."""
     lacking = parts.missing(lambda _: False)
-    error = parts.lacks(lacking, parts.packages(lacking, split_client=False), apt=True)
+    error = parts.missing_error(
+        lacking, parts.required_packages(lacking, split_client=False), apt=True
+    )
 
-    assert all(f"`{part.name}`" in error.message for part in parts.PARTS)
+    assert all(f"`{part.name}`" in error.message for part in parts.PREREQUISITES)
     assert (
         error.hint
         == "run `sudo apt-get install --no-install-recommends debian-archive-keyring docker.io"
@@ -24,22 +26,24 @@ def test_only_what_is_missing_is_asked_for() -> None:
     """A machine with all but iptables is asked for iptables."""
     lacking = parts.missing(lambda name: name != "iptables")
 
-    assert parts.packages(lacking, split_client=True) == ["iptables"]
+    assert parts.required_packages(lacking, split_client=True) == ["iptables"]
 
 
 def test_docker_client_comes_from_its_own_package_where_there_is_one() -> None:
     """Newer Debians split the client from the daemon."""
     lacking = parts.missing(lambda name: name != "docker")
 
-    assert parts.packages(lacking, split_client=True) == ["docker-cli"]
-    assert parts.packages(lacking, split_client=False) == ["docker.io"]
+    assert parts.required_packages(lacking, split_client=True) == ["docker-cli"]
+    assert parts.required_packages(lacking, split_client=False) == ["docker.io"]
 
 
 def test_without_apt_the_hint_is_general() -> None:
     """No apt command is suggested where there is no apt."""
     lacking = parts.missing(lambda name: name != "sshd")
 
-    hint = parts.lacks(lacking, parts.packages(lacking, split_client=False), apt=False).hint
+    hint = parts.missing_error(
+        lacking, parts.required_packages(lacking, split_client=False), apt=False
+    ).hint
 
     assert "apt-get" not in hint
     assert "openssh-server" in hint

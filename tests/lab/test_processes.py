@@ -10,7 +10,7 @@ import pytest
 
 from launcher.lab import layout, processes
 
-LAB = layout.make(
+LAB = layout.make_lab(
     name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=2, gpus=1
 )
 
@@ -41,5 +41,5 @@ def test_a_host_has_booted_when_no_exec_can_hide_its_first_process(
     show(tmp_path, 71, "unshare", "VLAUNCH_LAB=vlaunch-lab/node1\0", "71")
     show(tmp_path, 72, name, environment, "72\t1")
 
-    assert processes.booted(LAB.hosts[0]) is booted
-    assert processes.init_of(LAB.hosts[0]) == (72 if "node1" in environment else None)
+    assert processes.is_booted(LAB.hosts[0]) is booted
+    assert processes.init_pid(LAB.hosts[0]) == (72 if "node1" in environment else None)

@@ -29,7 +29,7 @@ def test_mounts_below_a_directory_innermost_first() -> None:
 
 def test_nothing_to_remove_is_fine(tmp_path: Path) -> None:
     """`down` is safe at any moment."""
-    remove.down("no-such-lab", tmp_path / "absent", lambda _: None)
+    remove.remove_lab("no-such-lab", tmp_path / "absent", lambda _: None)
 
     assert remove.leftovers("no-such-lab", tmp_path / "absent") == []
 
@@ -39,17 +39,19 @@ def test_a_directory_that_is_no_lab_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
 
     with pytest.raises(RequestError, match="no practice cluster"):
-        remove.down("no-such-lab", tmp_path, lambda _: None)
+        remove.remove_lab("no-such-lab", tmp_path, lambda _: None)
 
     assert (tmp_path / "thesis.txt").exists()
 
 
 def test_a_directory_of_another_lab_is_left_alone(tmp_path: Path) -> None:
     """The name and the directory must belong together."""
-    layout.save(layout.make(name="one", directory=tmp_path, subnet="10.77.0.0/24", nodes=1, gpus=1))
+    layout.save_lab(
+        layout.make_lab(name="one", directory=tmp_path, subnet="10.77.0.0/24", nodes=1, gpus=1)
+    )
 
     with pytest.raises(RequestError, match="`one`, not `two`"):
-        remove.down("two", tmp_path, lambda _: None)
+        remove.remove_lab("two", tmp_path, lambda _: None)
 
 
 def test_a_half_made_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_half_made_lab_is_removed_and_reported_until_then(tmp_path: Path) -> N
     (where / layout.RECORD).write_text('{"name": "ha')
 
     assert remove.leftovers("half", where) == [f"directory {where}"]
-    remove.down("half", where, lambda _: None)
+    remove.remove_lab("half", where, lambda _: None)
     assert remove.leftovers("half", where) == []
 
 
@@ -70,6 +72,6 @@ def test_purging_the_cache_keeps_what_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "image-1.tar").touch()
     (tmp_path / "notes.txt").touch()
 
-    remove.cache(tmp_path)
+    remove.remove_cache(tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -9,7 +9,7 @@ import yaml
 
 from launcher.lab import gpu_image, layout, render
 
-LAB = layout.make(
+LAB = layout.make_lab(
     name="vlaunch-lab", directory=Path("/var/lib/my lab: 1"), subnet="10.78.0.0/24", nodes=2, gpus=3
 )
 
@@ -33,7 +33,7 @@ def test_the_inventory_names_every_host_and_survives_odd_paths() -> None:
 
 def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:
     """It is one for NVIDIA GPUs, with the image that stands in for one with CUDA."""
-    lab = layout.make(
+    lab = layout.make_lab(
         name="vlaunch-lab",
         directory=tmp_path,
         subnet="10.78.0.0/24",

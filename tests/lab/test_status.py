@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.lab import layout, status
 from launcher.lab.status import HostStatus
 
-LAB = layout.make(
+LAB = layout.make_lab(
     name="vlaunch-lab", directory=Path("/var/lib/x"), subnet="10.77.0.0/24", nodes=1, gpus=1
 )
 

@@ -15,7 +15,10 @@ SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "ksh"]
 
 def test_line_is_what_one_would_type() -> None:
     """Words are quoted where they must be and nowhere else."""
-    assert envelope.line(("docker", "run", "--name", "a b", "$x")) == "docker run --name 'a b' '$x'"
+    assert (
+        envelope.shell_line(("docker", "run", "--name", "a b", "$x"))
+        == "docker run --name 'a b' '$x'"
+    )
 
 
 def test_envelope_has_nothing_that_shells_read_differently() -> None:

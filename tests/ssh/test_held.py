@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Answer, Node
 from launcher.core.transport import Command
 from launcher.ssh.fleet import Fleet, Line
-from launcher.ssh.held import Held
+from launcher.ssh.held import BackgroundCommand
 from tests.ssh import processes, sshd
 
 
@@ -26,7 +26,7 @@ def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
         yield made
 
 
-def hold(fleet: Fleet, *argv: str) -> Held:
+def hold(fleet: Fleet, *argv: str) -> BackgroundCommand:
     return fleet.hold(
         Command(
             node="gpu01", argv=argv, timeout=math.inf, stdin=lambda: b"a line\n", hold_stdin=True
@@ -99,7 +99,7 @@ def test_words_in_front_of_a_command_run_it(fleet: Fleet) -> None:
     """With its own input and output: one command, one round trip."""
     before = ("sh", "-c", 'echo "first $1"; shift; exec "$@"', "before", "it's")
     (answer,) = fleet.run(
-        [Command(node="gpu01", argv=("cat", "-"), stdin=lambda: b"second\n", before=before)]
+        [Command(node="gpu01", argv=("cat", "-"), stdin=lambda: b"second\n", preamble=before)]
     )
 
     assert (answer.code, answer.out) == (0, "first it's\nsecond\n")
@@ -118,7 +118,7 @@ def test_it_is_talked_to(fleet: Fleet) -> None:
             timeout=math.inf,
             stdin=lambda: b"first\n",
             hold_stdin=True,
-            talk=True,
+            interactive=True,
         )
     )
     held.say("second")
@@ -143,7 +143,7 @@ def test_it_hears_all_of_a_long_input_first(fleet: Fleet) -> None:
             timeout=60,
             stdin=lambda: b"x" * 1_999_999 + b"\n",
             hold_stdin=True,
-            talk=True,
+            interactive=True,
         )
     )
     held.say("behind")

@@ -57,7 +57,7 @@ def test_inventory_wins(server: sshd.Sshd, home: Path) -> None:
     assert (target.host, target.port, target.user) == ("127.0.0.1", server.port, server.user)
     assert (target.identity, target.jump) == (str(server.key), "ops@bastion:23")
     assert target.known_hosts[0] == server.known_hosts
-    assert target.known_as == f"[127.0.0.1]:{server.port}"
+    assert target.host_key_name == f"[127.0.0.1]:{server.port}"
 
 
 def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +84,10 @@ def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch
     one, other, silent = (openssh.resolve(plain(server, n)) for n in ("one", "other", "silent"))
     assert silent.agent == ""
     assert one.keys == ("/keys/ops-%-one-one.rack",)
-    assert (one.only_keys, one.agent, one.known_as) == (True, "/other/agent", "cluster")
+    assert (one.only_keys, one.agent, one.host_key_name) == (True, "/other/agent", "cluster")
     assert one.proxy == "nc one.rack 22"
     assert (other.proxy, other.jump, other.only_keys) == ("", "", False)
-    assert (other.agent, other.known_as, other.address) == ("/the/agent", "other", "other")
+    assert (other.agent, other.host_key_name, other.address) == ("/the/agent", "other", "other")
     assert "~/.ssh/id_ed25519" in other.keys
 
 

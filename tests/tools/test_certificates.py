@@ -28,7 +28,7 @@ def cluster(settings: str = "", ip: str = "10.0.0.12") -> Inventory:
 
 def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
     """Issue certificates like `up`, and return the facts of the nodes."""
-    authority, nodes = issue_certificates.issue(inventory or cluster(), at)
+    authority, nodes = issue_certificates.issue_certificates(inventory or cluster(), at)
     return {
         name: HostFacts(
             secret_names=certificates.NAMES,
@@ -43,9 +43,9 @@ def test_certificates_are_renewed_90_days_before_they_expire() -> None:
     facts, day = issue(), timedelta(days=1)
 
     for at in (NOW - 1000 * day, NOW, NOW + YEARS - 90 * day):
-        assert certificates.reasons(cluster(), facts, at) == {}
+        assert certificates.renewal_reasons(cluster(), facts, at) == {}
     for at, verb in ((NOW + YEARS - 89 * day, "ends"), (NOW + YEARS, "ended")):
-        assert certificates.reasons(cluster(), facts, at) == dict.fromkeys(
+        assert certificates.renewal_reasons(cluster(), facts, at) == dict.fromkeys(
             ("gpu01", "gpu02"), f"its agent's certificate {verb} on 2032-02-28"
         )
 
@@ -118,19 +118,19 @@ def test_an_invalid_certificate_has_a_reason(change: Callable[[Facts], None], re
     facts = issue()
     change(facts)
 
-    assert certificates.reasons(cluster(), facts, NOW)["gpu02"] == reason
+    assert certificates.renewal_reasons(cluster(), facts, NOW)["gpu02"] == reason
 
 
 def test_certificates_must_be_in_the_inventorys_place() -> None:
     """With `secrets_in: memory`, those on the disk do not count."""
     facts, inventory = issue(), cluster("secrets_in: memory")
-    assert set(certificates.reasons(inventory, facts, NOW)) == {"gpu01", "gpu02"}
+    assert set(certificates.renewal_reasons(inventory, facts, NOW)) == {"gpu01", "gpu02"}
     facts = {
-        name: replace(host, secret_names=(), in_memory=certificates.NAMES)
+        name: replace(host, secret_names=(), secrets_in_memory=certificates.NAMES)
         for name, host in facts.items()
     }
 
-    assert certificates.reasons(inventory, facts, NOW) == {}
+    assert certificates.renewal_reasons(inventory, facts, NOW) == {}
 
 
 def test_the_warning_starts_30_days_before_the_first_expires() -> None:
@@ -139,11 +139,11 @@ def test_the_warning_starts_30_days_before_the_first_expires() -> None:
     texts += [host.certificates for host in issue(at=NOW + timedelta(days=9)).values()]
     end = NOW + YEARS
 
-    assert certificates.ends(texts) == end
-    assert certificates.ends(["", "garbage"]) is None
-    assert certificates.warning(texts, end - timedelta(days=31)) == ""
-    assert certificates.warning([], end) == ""
-    warnings = [certificates.warning(texts, at) for at in (end - timedelta(days=30), end)]
+    assert certificates.earliest_expiry(texts) == end
+    assert certificates.earliest_expiry(["", "garbage"]) is None
+    assert certificates.expiry_warning(texts, end - timedelta(days=31)) == ""
+    assert certificates.expiry_warning([], end) == ""
+    warnings = [certificates.expiry_warning(texts, at) for at in (end - timedelta(days=30), end)]
     assert warnings == [
         f"the agents' certificates {verb} on 2032-02-28; run `vlaunch up` to renew them"
         for verb in ("end", "ended")

@@ -26,7 +26,7 @@ from launcher.tools.compile_cache import CompileCache
 )
 def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache | None) -> None:
     """A size that is not there is a folder that is not there yet."""
-    assert compile_cache.read(text) == expected
+    assert compile_cache.parse_cache(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
         hf_home="/",
         accelerator="cpu",
         images=(),
-        more=compile_cache.script(str(tmp_path / "own") if given else None, "c"),
+        extra_script=compile_cache.query_script(str(tmp_path / "own") if given else None, "c"),
     )
     folder = tmp_path / ("own/c" if given else ".vlaunch/cache/c")
 
@@ -67,7 +67,7 @@ def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        return host_read.parse_probe(done.stdout).compiled
+        return host_read.parse_probe(done.stdout).compile_cache
 
     before = found()
     (folder / "0123").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None
     argv = compile_cache.purge(
         ("no-docker",),
         str(state / "cache/c"),
-        around=str(state / "cache") if around else "",
+        parent=str(state / "cache") if around else "",
         image="",
     )
 
@@ -111,7 +111,7 @@ def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
         each.chmod(0o755)
 
     def purge(image: str) -> int:
-        argv = compile_cache.purge((str(docker),), str(folder), around="", image=image)
+        argv = compile_cache.purge((str(docker),), str(folder), parent="", image=image)
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         return subprocess.run(argv, env=env, check=False).returncode
 

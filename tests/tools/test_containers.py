@@ -308,7 +308,7 @@ def test_what_engines_compile_is_kept_for_each_image(load: Load) -> None:
 
     def folder(images: dict[str, docker.Image | None], image: str) -> str:
         site = Site(inventory, {"gpu01": replace(FACTS, images=images)})
-        return containers.compiled_by(site, inventory.head, image)
+        return containers.compile_cache_dir(site, inventory.head, image)
 
     same = folder({inventory.image: _image(base)}, inventory.image)
     assert same == "/nvme/c/aaaaaaaaaaaa"

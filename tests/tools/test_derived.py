@@ -16,7 +16,7 @@ import pytest
 
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.tools import derived, image
-from launcher.tools.derived import Recipe, WheelFile, WheelSet
+from launcher.tools.derived import ImageRecipe, WheelFile, WheelSet
 from launcher.tools.image import ImagePython
 
 IDENTITY = "sha256:" + "ab" * 32
@@ -39,8 +39,8 @@ def wheels(tmp_path: Path) -> WheelSet:
 
 def made(
     python: ImagePython, wheels: WheelSet | None, plugin: Mapping[str, bytes] | None = None
-) -> Recipe:
-    recipe = derived.recipe(
+) -> ImageRecipe:
+    recipe = derived.make_recipe(
         base="vllm:1", identity=IDENTITY, image=python, wheels=wheels, plugin=plugin
     )
     assert recipe is not None
@@ -98,8 +98,8 @@ def test_nothing_is_derived_when_nothing_is_missing(python: ImagePython) -> None
     """An image with Ray serves as it is, and so does one for which no wheel was missing."""
     empty = WheelSet(ray="2.60.0", files=())
 
-    assert derived.recipe(base="b", identity=IDENTITY, image=python, wheels=None) is None
-    assert derived.recipe(base="b", identity=IDENTITY, image=python, wheels=empty) is None
+    assert derived.make_recipe(base="b", identity=IDENTITY, image=python, wheels=None) is None
+    assert derived.make_recipe(base="b", identity=IDENTITY, image=python, wheels=empty) is None
 
 
 def test_the_cpu_plugin_goes_in_also_when_ray_is_there_or_not_wanted(python: ImagePython) -> None:
@@ -159,7 +159,7 @@ def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet
     wheels.files[0].path.write_bytes(b"other")
 
     with pytest.raises(VlaunchError, match="other bytes than were downloaded"):
-        derived.context(recipe)
+        derived.build_context(recipe)
 
 
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
@@ -167,9 +167,9 @@ def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: W
     recipe = made(python, wheels, PLUGIN)
     backwards = replace(recipe, files=dict(reversed(list(recipe.files.items()))))
 
-    packed = derived.context(recipe)
+    packed = derived.build_context(recipe)
 
-    assert packed == derived.context(backwards)
+    assert packed == derived.build_context(backwards)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = archive.getmembers()
         assert [member.name for member in members] == [
@@ -190,7 +190,7 @@ def test_the_build_reads_standard_input_and_has_no_network(
     """The label says the content, so that a look at the image tells what it is."""
     recipe = made(python, wheels)
 
-    argv = derived.build(("docker",), recipe)
+    argv = derived.build_image(("docker",), recipe)
 
     assert argv[:2] == ("docker", "build")
     assert argv[-1] == "-"
@@ -199,7 +199,7 @@ def test_the_build_reads_standard_input_and_has_no_network(
     assert f"vlaunch.image.content={recipe.tag[-12:]}" in argv
 
 
-def labels(recipe: Recipe) -> dict[str, str]:
+def labels(recipe: ImageRecipe) -> dict[str, str]:
     """Return the labels that an image built from a recipe carries."""
     line = next(line for line in recipe.dockerfile.splitlines() if line.startswith("LABEL "))
     written = dict(word.split("=", 1) for word in shlex.split(line.removeprefix("LABEL ")))
@@ -212,11 +212,13 @@ def test_what_is_built_is_known_by_its_labels(python: ImagePython, wheels: Wheel
     """
     plain, plugged = labels(made(python, wheels)), labels(made(python, wheels, PLUGIN))
 
-    assert derived.fits(plain, identity=IDENTITY, ray="2.60.0", plugin=None)
-    assert derived.fits(plugged, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
-    assert not derived.fits(plain, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
-    assert not derived.fits(plain, identity="sha256:" + "cd" * 32, ray="2.60.0", plugin=None)
-    assert not derived.fits(plain, identity=IDENTITY, ray="2.61.0", plugin=None)
+    assert derived.labels_match(plain, identity=IDENTITY, ray="2.60.0", plugin=None)
+    assert derived.labels_match(plugged, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
+    assert not derived.labels_match(plain, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
+    assert not derived.labels_match(
+        plain, identity="sha256:" + "cd" * 32, ray="2.60.0", plugin=None
+    )
+    assert not derived.labels_match(plain, identity=IDENTITY, ray="2.61.0", plugin=None)
 
 
 @pytest.mark.parametrize("extras", [None, "default"])
@@ -228,7 +230,7 @@ def test_an_older_derived_image_is_built_anew(
     del older[derived.EXTRAS]
     older |= {derived.EXTRAS: extras} if extras else {}
 
-    assert not derived.fits(older, identity=IDENTITY, ray="2.60.0", plugin=None)
+    assert not derived.labels_match(older, identity=IDENTITY, ray="2.60.0", plugin=None)
 
 
 def test_what_batches_import_is_proven_when_the_image_is_built(

@@ -19,9 +19,9 @@ from launcher.tools.diagnosis import (
     LOGS,
     STATE,
     Log,
-    Told,
-    ask_diagnosis,
-    read,
+    NodeReport,
+    parse_report,
+    query_diagnosis,
 )
 
 MARK = "@@f00d"
@@ -78,14 +78,14 @@ esac
 )
 def test_answers_that_make_no_sense_are_borne(text: str) -> None:
     """Nothing is raised, and nothing but logs is taken for one."""
-    told = read(text, MARK)
+    told = parse_report(text, MARK)
 
-    assert {each.what for each in told.logs} <= {"container"}
+    assert {each.title for each in told.logs} <= {"container"}
 
 
 def test_a_log_cannot_pretend_to_be_another_part() -> None:
     """It does not know the mark; half an answer is as good as it goes."""
-    told = read(
+    told = parse_report(
         f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc"
         f" 0\n{MARK} log-2\nhalf",
         MARK,
@@ -99,14 +99,14 @@ def test_a_log_cannot_pretend_to_be_another_part() -> None:
 
 def test_lines_are_cleaned_before_they_are_cut() -> None:
     """Of terminal codes, and of secrets, of which half must not stay."""
-    redaction.learn("correct-horse-battery")
+    redaction.add_secrets("correct-horse-battery")
     try:
-        told = read(
+        told = parse_report(
             f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0",
             MARK,
         )
     finally:
-        redaction.forget()
+        redaction.clear_secrets()
 
     assert told.logs[0].lines[0] == "red"
     assert told.logs[0].lines[1] == "x" * 990 + "***"
@@ -151,7 +151,7 @@ def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
     """Tracebacks have none; Docker's stamp comes before what the line says."""
     log = Log(
         part="x",
-        what="x",
+        title="x",
         lines=("a", "INFO 11-21 22:26:10 b", "  File", "c"),
         stamps={3: "2026-11-21T22:26:20Z"},
     )
@@ -176,7 +176,7 @@ def say(
     docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
 ) -> str:
     """Ask this machine, and return its words."""
-    argv = ask_diagnosis(
+    argv = query_diagnosis(
         (str(docker),),
         mark=MARK,
         cluster="c",
@@ -192,9 +192,11 @@ def say(
     return ran.stdout
 
 
-def ask(docker: Path, parts: tuple[str, ...] = DIAGNOSIS, *, since: float | None = None) -> Told:
+def ask(
+    docker: Path, parts: tuple[str, ...] = DIAGNOSIS, *, since: float | None = None
+) -> NodeReport:
     """Ask this machine, and read its answer."""
-    return read(say(docker, parts, since=since), MARK)
+    return parse_report(say(docker, parts, since=since), MARK)
 
 
 def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
@@ -210,7 +212,7 @@ def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
         ("c-gpu01-probe", "probe", "exited", 137, True, 2),
     ]
     logs = [each for each in told.logs if each.part.startswith("log-")]
-    assert [(each.what, each.lines) for each in logs] == [
+    assert [(each.title, each.lines) for each in logs] == [
         ("container", ("first", "second")),
         ("probe container", ("first", "second")),
     ]
@@ -230,7 +232,7 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     (logs.parents[2] / "vlaunch-nccl.x.log").write_text("chatter\nNCCL WARN no\n")
     told = ask(docker, (STATE, INSIDE))
 
-    assert [(each.what, each.lines) for each in told.logs] == [
+    assert [(each.title, each.lines) for each in told.logs] == [
         ("job driver", ("driver",)),
         ("Ray worker", ("worker",)),
         ("Ray", ("raylet",)),
@@ -251,7 +253,10 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
     (folder / "embed" / "history.json").write_text("[1]")
     told = ask(docker)
 
-    assert told.kept == {"chat": {"observed": {"state": "ready"}}, "embed": {"history": [1]}}
+    assert told.supervisor_files == {
+        "chat": {"observed": {"state": "ready"}},
+        "embed": {"history": [1]},
+    }
 
 
 def test_the_logs_of_engines_come_along(docker: Path) -> None:
@@ -264,7 +269,7 @@ def test_the_logs_of_engines_come_along(docker: Path) -> None:
     (folder / "engine.log").write_text("last\n")
     (log,) = ask(docker, (ENGINES,)).logs
 
-    assert (log.what, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
+    assert (log.title, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
 
 
 def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
@@ -302,7 +307,7 @@ def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
     lines = [f"2026-11-21T20:14:00.1Z {number:04} {'x' * 60}" for number in range(49)]
     (docker.parent / "docker.log").write_text("\n".join(lines) + "\n")
     whole = [log.lines for log in ask(docker).logs if log.part == "log-1"]
-    cut = [log.lines for log in read(say(docker, ("logs",), size=2000), MARK).logs]
+    cut = [log.lines for log in parse_report(say(docker, ("logs",), size=2000), MARK).logs]
 
     assert len(whole[0]) == 49
     assert 0 < len(cut[0]) < 30

@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Argv, Mount, Node
 from launcher.core.transport import Command
 from launcher.ssh import local
-from launcher.ssh.held import Running
+from launcher.ssh.held import RunningCommands
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
 from tests import containers
@@ -170,7 +170,7 @@ def test_differences_are_said_in_words() -> None:
     ).labelled()
     there = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
 
-    assert docker.differences(there, spec, {"PATH": "/bin"}) == [
+    assert docker.describe_differences(there, spec, {"PATH": "/bin"}) == [
         "image vllm:1 → vllm:2",
         "env A: one two; $(x) → 1",
         "env B: 2 → unset",
@@ -183,7 +183,7 @@ def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> Non
     """Never an empty reason for a restart."""
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
-    assert docker.differences(container(SPEC.labelled()), spec, {}) == [
+    assert docker.describe_differences(container(SPEC.labelled()), spec, {}) == [
         "devices, rights, mounts, limits or log of its container"
     ]
 
@@ -197,7 +197,7 @@ def test_rights_that_come_or_go_are_said(before: bool, after: bool, said: str) -
     there = container(SPEC.labelled(), privileged=before)
     spec = dataclasses.replace(SPEC, privileged=after).labelled()
 
-    assert docker.differences(there, spec, {}) == [said]
+    assert docker.describe_differences(there, spec, {}) == [said]
 
 
 def test_another_secret_is_said_without_its_value() -> None:
@@ -205,7 +205,7 @@ def test_another_secret_is_said_without_its_value() -> None:
     spec = dataclasses.replace(SPEC, labels={"vlaunch.secrets": "b"}).labelled()
     there = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
 
-    assert docker.differences(there, spec, {}) == ["a secret has another value"]
+    assert docker.describe_differences(there, spec, {}) == ["a secret has another value"]
 
 
 def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> None:
@@ -213,7 +213,7 @@ def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> 
     there = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
-    assert docker.differences(there, spec, {"B": "2"}) == [
+    assert docker.describe_differences(there, spec, {"B": "2"}) == [
         "devices, rights, mounts, limits or log of its container"
     ]
 
@@ -223,13 +223,13 @@ def test_an_empty_value_is_told_from_none() -> None:
     there = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, env={**SPEC.env, "B": ""}).labelled()
 
-    assert docker.differences(there, spec, {}) == ['env B: 2 → ""']
+    assert docker.describe_differences(there, spec, {}) == ['env B: 2 → ""']
 
 
 def test_words_that_were_only_reordered_are_a_difference_too() -> None:
     """Two numbers that changed places must not read as nothing → nothing."""
     there = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
-    (said,) = docker.differences(
+    (said,) = docker.describe_differences(
         there, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {}
     )
 
@@ -251,7 +251,7 @@ def test_builders_of_short_commands() -> None:
     )
     assert docker.inspect(("docker",), "c") == ("docker", "inspect", "--type", "container", "c")
     assert docker.list_ids(("docker",), "c")[-1] == "label=vlaunch.cluster=c"
-    assert docker.try_gpus(node(sudo), "x:1", cluster="c")[-5:-1] == (
+    assert docker.list_gpus(node(sudo), "x:1", cluster="c")[-5:-1] == (
         "--entrypoint",
         "sh",
         "x:1",
@@ -278,7 +278,7 @@ def test_logs_of_both_streams_come_as_one() -> None:
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3)])
 def test_a_bounded_command_ends_with_its_own_code(script: str, code: int) -> None:
     """And its output passes."""
-    argv = docker.bounded(("sh", "-c", f"echo out; {script}"), 10)
+    argv = docker.with_deadline(("sh", "-c", f"echo out; {script}"), 10)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         # its input stays open meanwhile: closing that is what ends it early
@@ -289,14 +289,16 @@ def test_a_bounded_command_ends_with_its_own_code(script: str, code: int) -> Non
 
 def test_a_bounded_command_ends_at_its_deadline() -> None:
     """Also when its input stays open."""
-    with subprocess.Popen(docker.bounded(("sleep", "60"), 0.2), stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        docker.with_deadline(("sleep", "60"), 0.2), stdin=subprocess.PIPE
+    ) as process:
         assert process.wait(timeout=10) == 124
 
 
 def test_a_bounded_command_ends_when_nobody_holds_its_input() -> None:
     """Ending `docker exec` closes the input of what it started: that is the only sign there is.
     The command's output is open until it has ended."""
-    argv = docker.bounded(("sh", "-c", "echo started; exec sleep 60"), 60)
+    argv = docker.with_deadline(("sh", "-c", "echo started; exec sleep 60"), 60)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
@@ -333,8 +335,10 @@ def stubborn(tmp_path: Path) -> Argv:
 
 def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
     """Whoever waits for it is ended by its own client, which a container does not hear."""
-    argv = docker.try_gpus(node(stubborn), "x:1", cluster="c")
-    answer = local.run(Command(node="gpu01", argv=argv, timeout=2), marker="@@", running=Running())
+    argv = docker.list_gpus(node(stubborn), "x:1", cluster="c")
+    answer = local.run(
+        Command(node="gpu01", argv=argv, timeout=2), marker="@@", running=RunningCommands()
+    )
 
     assert answer.timed_out
     assert answer.out == "up\n"

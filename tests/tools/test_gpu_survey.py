@@ -17,14 +17,14 @@ def test_older_drivers_name_the_cards_in_the_header() -> None:
         " \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"
     )
 
-    assert gpu_survey.topology(text) == {
+    assert gpu_survey.parse_topology(text) == {
         "GPU0": {"GPU0": "X", "GPU1": "NV6", "mlx5_0": "PIX"},
         "GPU1": {"GPU0": "NV6", "GPU1": "X", "mlx5_0": "SYS"},
     }
-    assert gpu_survey.topology("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {
+    assert gpu_survey.parse_topology("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0") == {
         "GPU0": {"GPU0": "X"}
     }
-    assert gpu_survey.topology("NVIDIA-SMI has failed") == {}
+    assert gpu_survey.parse_topology("NVIDIA-SMI has failed") == {}
 
 
 def test_the_fabric_between_gpus() -> None:
@@ -34,7 +34,7 @@ def test_the_fabric_between_gpus() -> None:
         "state Completed\nstate [N/A]\nstate N/A\nservice active\n"
     )
 
-    assert gpu_survey.read_fabric(told) == NvlinkFabric(
+    assert gpu_survey.parse_fabric(told) == NvlinkFabric(
         switches=2, states=("Completed",), service="active"
     )
-    assert gpu_survey.read_fabric("service \n") == NvlinkFabric()
+    assert gpu_survey.parse_fabric("service \n") == NvlinkFabric()

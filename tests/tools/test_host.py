@@ -20,10 +20,10 @@ from launcher.tools.host import Gpu, HostFacts
 
 
 def found(home: Path) -> dict[str, str]:
-    argv = ["sh", "-c", shell.program("models_unfinished"), "models", str(home)]
+    argv = ["sh", "-c", shell.program_text("models_unfinished"), "models", str(home)]
     ran = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert ran.stderr == ""
-    return {each.model: each.kind for each in host.read_unfinished(ran.stdout)}
+    return {each.model: each.kind for each in host.parse_unfinished(ran.stdout)}
 
 
 def test_copies_and_downloads_that_are_not_finished_are_named(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_no_home_is_no_error(tmp_path: Path) -> None:
 
 def test_each_says_how_it_goes_on() -> None:
     """And how much there is."""
-    (one,) = host.read_unfinished("noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n")
+    (one,) = host.parse_unfinished("noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n")
 
-    assert one.words == (
+    assert one.summary == (
         "a copy of org/m is not finished, 2 MiB so far: `vlaunch model copy org/m` continues it"
     )
-    assert host.read_unfinished(None) == ()
+    assert host.parse_unfinished(None) == ()
 
 
 @pytest.mark.processes
@@ -81,7 +81,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     assert facts.home == str(home)
     assert facts.disk_free is not None
     assert facts.docker_version is None
-    assert facts.said["docker"]
+    assert facts.part_errors["docker"]
     assert facts.images == {}
     assert facts.files == {
         "payload/head.py": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -142,7 +142,7 @@ def test_the_token_is_found_where_it_lay_before(
             facts = host_read.parse_probe(
                 subprocess.run(argv, capture_output=True, text=True, check=False).stdout
             )
-            found.append((facts.memory, facts.token))
+            found.append((facts.memory_dir, facts.token))
     finally:
         shutil.rmtree(memory.parents[1])
 
@@ -223,6 +223,6 @@ def test_what_a_node_uses_of_its_gpus() -> None:
     facts = HostFacts(gpus=tuple(gpus))
     node = Node(name="n", host="n", ip="10.0.0.1", gpus=2)
 
-    assert [gpu.index for gpu in facts.used(node)] == [0, 1]
-    assert [gpu.index for gpu in facts.used(replace(node, gpu_ids=("GPU-6", "4")))] == [4, 6]
-    assert facts.used(replace(node, gpu_ids=("9",))) == ()
+    assert [gpu.index for gpu in facts.used_gpus(node)] == [0, 1]
+    assert [gpu.index for gpu in facts.used_gpus(replace(node, gpu_ids=("GPU-6", "4")))] == [4, 6]
+    assert facts.used_gpus(replace(node, gpu_ids=("9",))) == ()

@@ -106,7 +106,7 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
     assert "runc" in facts.runtimes
     assert set(facts.images) == {"vllm-cpu:0.32.0", "vlaunch/ray:2.60.0-310f925a456a"}
     assert [(each.name, each.running) for each in facts.containers] == [("vlaunch-lab-node1", True)]
-    assert "No such file" in facts.said["infiniband"]
+    assert "No such file" in facts.part_errors["infiniband"]
 
 
 def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
@@ -205,7 +205,7 @@ def test_gpus_that_containers_were_given() -> None:
         '["/vlaunch-c-n", "c", null]\n'
         '["/vlaunch-d-n", "d", [{"Count":1,"Capabilities":[["tpu"]]}]]\n'
     )
-    found = host_read.parse_probe(parts(given=given)).given
+    found = host_read.parse_probe(parts(given=given)).gpu_allocations
 
     assert [(each.container, each.cluster, each.count, each.ids) for each in found] == [
         ("vlaunch-a-n", "a", 4, ()),
@@ -213,7 +213,7 @@ def test_gpus_that_containers_were_given() -> None:
         ("vlaunch-c-n", "c", 0, ()),
         ("vlaunch-d-n", "d", 0, ()),
     ]
-    assert [[each.has(at, f"GPU-{at}") for at in (3, 4, 5)] for each in found] == [
+    assert [[each.includes(at, f"GPU-{at}") for at in (3, 4, 5)] for each in found] == [
         [True, False, False],
         [False, True, True],
         [False, False, False],
@@ -268,7 +268,7 @@ def test_what_could_not_be_asked_is_none_and_its_words_are_kept() -> None:
         None,
         None,
     )
-    assert facts.said == {"addr": "sh: 1: ip: not found", "docker": "permission denied"}
+    assert facts.part_errors == {"addr": "sh: 1: ip: not found", "docker": "permission denied"}
 
 
 @pytest.mark.parametrize(
@@ -361,8 +361,8 @@ def test_what_came_too_late_is_told_from_what_failed(code: int) -> None:
         text.replace("denied\n@@vlaunch rc 0", f"denied\n@@vlaunch rc {code}")
     )
 
-    assert facts.said["docker"] == "permission denied"
-    assert ("docker" in facts.late) is (code != 1)
+    assert facts.part_errors["docker"] == "permission denied"
+    assert ("docker" in facts.timed_out_parts) is (code != 1)
 
 
 @pytest.mark.parametrize(("name", "version"), [("podman", None), ("podman-socket", "4.3.1")])

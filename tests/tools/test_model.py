@@ -38,7 +38,7 @@ def hf_home(tmp_path: Path) -> Path:
 
 def test_files_of_a_cached_model_have_the_size_of_their_blobs(hf_home: Path) -> None:
     """Not that of the links."""
-    files = model.parse(run(model.scan("org/m", str(hf_home)))).files
+    files = model.parse_scan(run(model.scan("org/m", str(hf_home)))).files
 
     assert files == {"config.json": 2, "sub/a b.safetensors": 300}
 
@@ -48,7 +48,7 @@ def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
     repo = hf_home / "hub/models--org--m"
     (repo / "blobs/3.incomplete").touch()
     (repo / "blobs/2").unlink()
-    files = model.parse(run(model.scan("org/m", str(hf_home)))).files
+    files = model.parse_scan(run(model.scan("org/m", str(hf_home)))).files
 
     assert files == {"config.json": 2, "sub/a b.safetensors": -1}
 
@@ -56,15 +56,17 @@ def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
 def test_half_of_a_model_is_not_taken_for_one(hf_home: Path) -> None:
     """A link without content, a shard that the index names, a copy that is not finished."""
     repo = hf_home / "hub/models--org--m"
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "there"
+    assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "there"
     index = repo / "snapshots/abc/model.safetensors.index.json"
     index.write_text('{"weight_map": {"w": "one.safetensors", "v": "one.safetensors"}}')
-    scan = model.parse(run(model.scan("org/m", str(hf_home))))
-    assert (scan.where, scan.lacking, scan.absent) == ("lacks", "one.safetensors", True)
+    scan = model.parse_scan(run(model.scan("org/m", str(hf_home))))
+    assert (scan.where, scan.missing_file, scan.absent) == ("lacks", "one.safetensors", True)
     (repo / "snapshots/abc/one.safetensors").symlink_to("../../blobs/2")
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "there"
+    assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "there"
     (repo / "blobs/2").unlink()
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).lacking == "one.safetensors"
+    assert (
+        model.parse_scan(run(model.scan("org/m", str(hf_home)))).missing_file == "one.safetensors"
+    )
 
 
 def test_a_copy_that_is_not_finished(hf_home: Path) -> None:
@@ -72,26 +74,26 @@ def test_a_copy_that_is_not_finished(hf_home: Path) -> None:
     parts = hf_home / "hub/models--org--m/.vlaunch/parts"
     parts.mkdir(parents=True)
     (parts / "0").touch()
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "there"
+    assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "there"
     (hf_home / "hub/models--org--m/refs/main").unlink()
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).where == "begun"
-    assert model.parse(run(model.scan("org/m", str(hf_home)))).files is None
+    assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "begun"
+    assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).files is None
     mine = parts.parents[1]
-    assert model.parse(run(model.scan(str(mine), ""))).where == "begun"
+    assert model.parse_scan(run(model.scan(str(mine), ""))).where == "begun"
 
 
 def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
     """Paths work as names do; a GGUF model is one file."""
     (tmp_path / "m.gguf").write_bytes(b"12345")
 
-    assert model.parse(run(model.scan(str(tmp_path), ""))).files == {"m.gguf": 5}
-    assert model.parse(run(model.scan(str(tmp_path / "m.gguf"), ""))).files == {"m.gguf": 5}
+    assert model.parse_scan(run(model.scan(str(tmp_path), ""))).files == {"m.gguf": 5}
+    assert model.parse_scan(run(model.scan(str(tmp_path / "m.gguf"), ""))).files == {"m.gguf": 5}
 
 
 def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
     """Neither the path nor the name."""
-    assert model.parse(run(model.scan("org/other", str(hf_home)))).files is None
-    assert model.parse(run(model.scan("/no/such/path", ""))).files is None
+    assert model.parse_scan(run(model.scan("org/other", str(hf_home)))).files is None
+    assert model.parse_scan(run(model.scan("/no/such/path", ""))).files is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
 )
 def test_files_that_cannot_be_listed_are_unknown(answer: Answer) -> None:
     """BusyBox' find has no `-printf`."""
-    scan = model.parse(answer)
+    scan = model.parse_scan(answer)
 
     assert (scan.files, scan.listed) == (None, False)
     assert (scan.config is None) is (answer.code != 0)
@@ -114,12 +116,12 @@ def test_the_configuration_is_read(hf_home: Path) -> None:
     """From the cache, byte for byte."""
     config = '{"a": "b\\n\\n"}\n\n'
     (hf_home / "hub/models--org--m/blobs/1").write_text(config)
-    scan = model.parse(run(model.scan("org/m", str(hf_home))))
+    scan = model.parse_scan(run(model.scan("org/m", str(hf_home))))
     assert (scan.config, scan.digest) == (
         {"a": "b\n\n"},
         hashlib.sha256(config.encode()).hexdigest(),
     )
-    assert model.parse(run(model.scan("org/x", str(hf_home)))).where == "not cached"
+    assert model.parse_scan(run(model.scan("org/x", str(hf_home)))).where == "not cached"
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from launcher.app.terminal import dump_json
 from launcher.core.domain import Answer
 from launcher.network import network_plan, network_shape
-from launcher.network.network_shape import Ask, Proof
+from launcher.network.network_shape import CheckOptions, CheckResult
 from launcher.planner import plan_inputs
-from launcher.planner.cluster import Link
+from launcher.planner.cluster import ClusterLink
 from launcher.tools import network_verdict
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import Record
-from launcher.tools.observe import observe
+from launcher.tools.network_verdict import NetworkRecord
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 from tests.conftest import Load
 from tests.fakes import FakeTransport
@@ -25,11 +25,11 @@ from tests.plan_case import ASK, judged, up
 from tests.simulated import World
 
 
-def record(world: World, facts: dict[str, HostFacts], ask: Ask = ASK) -> Record:
+def record(world: World, facts: dict[str, HostFacts], ask: CheckOptions = ASK) -> NetworkRecord:
     """Measure, keep the verdict, and read it back."""
-    proof = Proof()
+    proof = CheckResult()
     judged(world, facts, ask, proof)
-    step = network_plan.record(Site(world.inventory, facts), proof, taken="today")
+    step = network_plan.record_verdict(Site(world.inventory, facts), proof, measured_at="today")
     assert world.answer(step.command) is not None
     answer = world.answer(network_verdict.query_record(Site(world.inventory, facts)))
     assert answer is not None
@@ -44,18 +44,18 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
     kept = record(world, facts, replace(ASK, require="rdma"))
 
     def proves(require: Any, **changed: Any) -> bool:
-        return network_verdict.proven(
+        return network_verdict.is_verified(
             Site(inventory, facts), replace(kept, **changed), require=require, collective=True
         )
 
     assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
     assert not proves("rdma", incarnation="another")
     assert not proves("rdma", passed=False)
-    assert not network_verdict.proven(Site(inventory), kept, require="any", collective=False)
-    assert not network_verdict.proven(
+    assert not network_verdict.is_verified(Site(inventory), kept, require="any", collective=False)
+    assert not network_verdict.is_verified(
         Site(inventory, facts), replace(kept, collective=False), require="any", collective=True
     )
-    assert network_verdict.proven(
+    assert network_verdict.is_verified(
         Site(inventory, facts), replace(kept, collective=False), require="any", collective=False
     )
 
@@ -67,11 +67,11 @@ def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> 
     world, facts = up(inventory)
     world.links["gpu01", "gpu02"] = via
     kept = record(world, facts, replace(ASK, require="any"))
-    link = plan_inputs.link_of(Site(inventory, facts), Link(), kept)
+    link = plan_inputs.merge_link(Site(inventory, facts), ClusterLink(), kept)
 
     assert (link.gbps, link.rdma) == (pytest.approx(2.0), not tcp)
     assert link.latency_us == pytest.approx(20.0)
-    assert plan_inputs.link_of(Site(inventory, facts), Link(gbps=5.0), kept).gbps == 5.0
+    assert plan_inputs.merge_link(Site(inventory, facts), ClusterLink(gbps=5.0), kept).gbps == 5.0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_auto_is_covered_by_auto_and_by_the_highest(
     kept = replace(record(world, facts), asked=asked, required=required)
 
     assert (
-        network_verdict.proven(Site(inventory, facts), kept, require=None, collective=False)
+        network_verdict.is_verified(Site(inventory, facts), kept, require=None, collective=False)
         is proves
     )
 
@@ -106,11 +106,11 @@ def test_a_container_that_started_again_is_another_incarnation(load: Load) -> No
     before = network_verdict.incarnation(Site(world.inventory, facts))
     world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     after = network_verdict.incarnation(
-        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
     )
     world.stop("gpu01")
     gone = network_verdict.incarnation(
-        Site(world.inventory, observe(world.inventory, FakeTransport(world.answer), []))
+        Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
     )
 
     assert before
@@ -135,10 +135,10 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
     world, facts = up(load())
     one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
 
-    assert not network_verdict.proven(
+    assert not network_verdict.is_verified(
         Site(world.inventory, facts), one, require=None, collective=False
     )
-    assert network_verdict.proven(
+    assert network_verdict.is_verified(
         Site(world.inventory, facts), all_, require=None, collective=False
     )
 
@@ -162,7 +162,7 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
 )
 def test_an_unreadable_record_proves_nothing(text: str) -> None:
     """A file on a node may hold anything."""
-    assert network_verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == Record()
+    assert network_verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == NetworkRecord()
 
 
 def test_a_record_is_read_back() -> None:
@@ -184,12 +184,12 @@ def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
     """In what is printed and in what is kept."""
     world, facts = up(load())
     world.rates["gpu01", "gpu02"] = float("nan")
-    proof = Proof()
+    proof = CheckResult()
     judged(world, facts, ASK, proof)
     judged(world, facts, ASK, proof)
     assert proof.verdict is not None
 
-    record = network_shape.as_record(Site(world.inventory, facts), proof, taken="today")
+    record = network_shape.to_record(Site(world.inventory, facts), proof, measured_at="today")
     for text in (
         dump_json(network_shape.as_json(proof.verdict)),
         json.dumps(asdict(record), allow_nan=False),

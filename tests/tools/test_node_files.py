@@ -53,7 +53,7 @@ def test_an_image_of_roots_is_handed_nothing(user: str, load: Load) -> None:
     inventory = load()
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user=user)})
 
-    assert node_files.handed_over(site_with(inventory, facts), inventory.head) == []
+    assert node_files.handover_steps(site_with(inventory, facts), inventory.head) == []
 
 
 def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
@@ -63,14 +63,14 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     inventory = load("docker: [sudo, -n, docker]")
     facts = replace(WRITTEN, images={inventory.image: replace(IMAGE, user="vllm")})
     site = site_with(inventory, facts)
-    (step,) = node_files.handed_over(site, inventory.head)
+    (step,) = node_files.handover_steps(site, inventory.head)
     command = " ".join(step.command.argv)
 
     assert step.title == "letting the image's user vllm read the secrets"
     assert "sudo -n docker run --rm" in command
     assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in command
     assert command.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
-    assert node_files.steps(site, inventory.head, SECRETS, fresh=False) == []
+    assert node_files.file_steps(site, inventory.head, SECRETS, fresh=False) == []
     renewal = Renewal(nodes={node.name: Secret("pem") for node in site.nodes}, reasons={})
     stages = node_files.certificate_stages(site, renewal)
     assert [titles(list(stage.steps)) for stage in stages] == [
@@ -91,7 +91,7 @@ def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) 
         each.chmod(0o600)
 
     def hand(user: str) -> subprocess.CompletedProcess[str]:
-        argv = ["sh", "-c", shell.program("hand_over"), "hand-over", user, secrets, server]
+        argv = ["sh", "-c", shell.program_text("hand_over"), "hand-over", user, secrets, server]
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     def modes() -> list[str]:
@@ -132,7 +132,7 @@ def test_each_program_is_one_file() -> None:
 def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     """The agent and its chat client start without the launcher and its libraries."""
     inventory = load(f"state_dir: {tmp_path}")
-    send(node_files.steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
+    send(node_files.file_steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
     archive, python = tmp_path / "c/payload/agent.pyz", (sys.executable, "-I", "-B")
     start = (
         f"import sys; sys.path.insert(0, '{archive}'); from vlaunch_agent.%s import main; main()"
@@ -163,12 +163,14 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
 
     assert (
         titles(
-            node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=False)
+            node_files.file_steps(
+                site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=False
+            )
         )
         == []
     )
     assert titles(
-        node_files.steps(site_with(inventory, old), inventory.head, SECRETS, fresh=False)
+        node_files.file_steps(site_with(inventory, old), inventory.head, SECRETS, fresh=False)
     ) == ["writing the helper files that containers mount"]
 
 
@@ -177,7 +179,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     inventory = load()
 
     assert titles(
-        node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+        node_files.file_steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
     ) == [
         "making the folders that containers write to",
         "writing secret HF_TOKEN",
@@ -188,7 +190,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
 def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
     """It travels on standard input, made when it is needed."""
     inventory = load()
-    steps = node_files.steps(
+    steps = node_files.file_steps(
         site_with(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
     )
 
@@ -202,7 +204,7 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     else is left.
     """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
-    for step in node_files.steps(Site(inventory), inventory.head, SECRETS, fresh=True):
+    for step in node_files.file_steps(Site(inventory), inventory.head, SECRETS, fresh=True):
         send(step)
     folder = tmp_path / "a-b" / "c"
     there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
@@ -225,8 +227,8 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
 def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.CompletedProcess[str]:
     """Run the step that comes before any other: with the helper files, and without."""
     site = site_with(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
-    folders = node_files.steps(site, site.head, SECRETS, fresh=True)[0].command.argv
-    unpack = node_files.steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
+    folders = node_files.file_steps(site, site.head, SECRETS, fresh=True)[0].command.argv
+    unpack = node_files.file_steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
     assert unpack.stdin is not None
     done = subprocess.run(folders, capture_output=True, text=True, timeout=10, check=False)
     also = subprocess.run(
@@ -317,7 +319,7 @@ def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_pat
     )
     fake.chmod(0o755)
     site = site_with(load(f"state_dir: {tmp_path}/state"), WRITTEN)
-    command = node_files.steps(site, site.head, SECRETS, fresh=True)[0].command
+    command = node_files.file_steps(site, site.head, SECRETS, fresh=True)[0].command
     for _ in range(2):
         path = f"{tmp_path}/bin:{os.environ['PATH']}"
         subprocess.run(command.argv, env={"PATH": path}, check=True, timeout=10)
@@ -327,7 +329,7 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
     """A container that starts in between reads the old or the new one."""
     inventory = load(f"state_dir: {tmp_path}")
     for value in ("long-old-value", "new"):
-        for step in node_files.steps(
+        for step in node_files.file_steps(
             site_with(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
         ):
             send(step)
@@ -341,7 +343,7 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
     old secret in use.
     """
     inventory = load(f"state_dir: {tmp_path}")
-    for step in node_files.steps(
+    for step in node_files.file_steps(
         site_with(inventory, WRITTEN),
         inventory.head,
         {"OLD": Secret("x"), "A": Secret("y")},
@@ -349,7 +351,7 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
     ):
         send(step)
     seen = HostFacts(files=node_files.payload_digests(), secret_names=("A", "OLD"))
-    for step in node_files.steps(
+    for step in node_files.file_steps(
         site_with(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
     ):
         send(step)
@@ -372,11 +374,11 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
     seen = replace(
         WRITTEN,
         secret_names=("A",),
-        memory=str(tmp_path / "today"),
-        in_memory=("A",),
+        memory_dir=str(tmp_path / "today"),
+        secrets_in_memory=("A",),
         folders=folders,
     )
-    for step in node_files.steps(
+    for step in node_files.file_steps(
         site_with(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
     ):
         send(step)
@@ -399,7 +401,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
     steps = [
         step
         for _ in range(12)
-        for step in node_files.steps(
+        for step in node_files.file_steps(
             site_with(inventory, WRITTEN), inventory.head, {"A": Secret("value")}, fresh=True
         )
     ]
@@ -413,7 +415,9 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
 def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
     """They hold prompts; a folder that was handed over to an image's user stays that user's."""
     inventory = load()
-    steps = node_files.steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
+    steps = node_files.file_steps(
+        site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True
+    )
     (argv,) = [each.command.argv for each in steps if "folders" in each.title]
     here = [str(tmp_path / "c") if each.endswith("/.vlaunch/c") else each for each in argv[:5]]
     subprocess.run(here, check=True)

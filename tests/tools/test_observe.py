@@ -19,7 +19,7 @@ def test_one_question_a_node_tells_everything(load: Load) -> None:
     """One round trip, whatever there is to know."""
     inventory = load()
     transport = FakeTransport(World(inventory).answer)
-    facts = observe.observe(inventory, transport, [inventory.image, inventory.image])
+    facts = observe.probe_nodes(inventory, transport, [inventory.image, inventory.image])
 
     assert [command.node for command in transport.commands] == ["gpu01", "gpu02"]
     assert {name: each.hostname for name, each in facts.items()} == {
@@ -36,7 +36,7 @@ def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
         "nodes: [{host: a, ip: 10.0.0.1, gpus: 1, state_dir: /s}, {host: b, ip: 10.0.0.2, gpus: 1,"
         " docker: [podman]}]",
     )
-    first, second = observe.commands(inventory, ["x:1"])
+    first, second = observe.probe_commands(inventory, ["x:1"])
 
     assert first.argv[4:] == (
         "c",
@@ -57,9 +57,9 @@ def test_only_the_nodes_named_are_asked(load: Load) -> None:
     """`down` and `status` go on without those that cannot be reached."""
     inventory = load()
 
-    assert [command.node for command in observe.commands(inventory, [], inventory.workers)] == [
-        "gpu02"
-    ]
+    assert [
+        command.node for command in observe.probe_commands(inventory, [], inventory.workers)
+    ] == ["gpu02"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_node_that_gives_no_answer_is_named_with_what_it_said(
     answer: Answer, kind: type[NodeError], message: str
 ) -> None:
     """Typed, so that the exit code and the story are right."""
-    facts, failed = observe.read([answer])
+    facts, failed = observe.parse_answers([answer])
 
     assert facts == {}
     assert isinstance(failed["a"], kind)
@@ -109,7 +109,7 @@ def test_a_node_that_gives_no_answer_is_named_with_what_it_said(
 )
 def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, out: str) -> None:
     """Nobody has learned it then, so nothing else would take it out."""
-    _, failed = observe.read(
+    _, failed = observe.parse_answers(
         [Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)]
     )
 
@@ -120,8 +120,8 @@ def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, o
 def test_a_survey_carries_the_clock_of_the_moment_it_is_sent(load: Load) -> None:
     """Not of the moment it was planned, and only a survey has one."""
     times = iter((1000.25, 1003.5))
-    plain = observe.commands(load(), [], clock=lambda: 1.0)
-    first, second = observe.commands(load(), [], survey=True, clock=lambda: next(times))
+    plain = observe.probe_commands(load(), [], clock=lambda: 1.0)
+    first, second = observe.probe_commands(load(), [], survey=True, clock=lambda: next(times))
 
     assert [command.stdin for command in plain] == [None, None]
     assert first.stdin is not None
@@ -136,7 +136,7 @@ def test_a_survey_comes_with_the_facts(load: Load) -> None:
     """In the same round trip."""
     text = (FIXTURES / "host" / "survey-h100-infiniband.txt").read_text()
     transport = FakeTransport(lambda command: Answer(node=command.node, code=0, out=text))
-    facts = observe.observe(load(), transport, [], survey=True, clock=lambda: 0.0)
+    facts = observe.probe_nodes(load(), transport, [], survey=True, clock=lambda: 0.0)
     survey = facts["gpu01"].survey
 
     assert len(transport.commands) == 2

@@ -11,7 +11,12 @@ import pytest
 from launcher.core.domain import Backend, Inventory, Node
 from launcher.core.errors import PlacementError
 from launcher.tools.model import shape_of
-from launcher.tools.placement import Placement, choose, impossible, narrow
+from launcher.tools.placement import (
+    Placement,
+    choose_placement,
+    explain_impossible,
+    narrow_inventory,
+)
 from tests.served import INVENTORY
 
 LLAMA_70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80}
@@ -51,7 +56,7 @@ def test_sizes(
     gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: tuple[int, int]
 ) -> None:
     """What is not asked for follows from the cluster."""
-    assert expected == split(choose(cluster(*gpus), tp, pp))
+    assert expected == split(choose_placement(cluster(*gpus), tp, pp))
 
 
 @pytest.mark.parametrize(
@@ -84,26 +89,26 @@ def test_refused(
     accepted.
     """
     with pytest.raises(PlacementError, match=reason) as refused:
-        choose(cluster(*gpus), tp, pp, config)
+        choose_placement(cluster(*gpus), tp, pp, config)
     offered = re.findall(r"--(tp|pp) (\d+) --(?:tp|pp) (\d+)", refused.value.hint)
 
     assert offered
     for first, a, b in offered:
         size = {"tp": (int(a), int(b)), "pp": (int(b), int(a))}[first]
-        assert size == split(choose(cluster(*gpus), *size, config))
+        assert size == split(choose_placement(cluster(*gpus), *size, config))
 
 
 def test_suggestions_use_all_gpus_and_stay_inside_nodes() -> None:
     """For 28 heads on two nodes of eight, TP 4 × PP 4 comes before anything smaller."""
     with pytest.raises(PlacementError) as refused:
-        choose(cluster(8, 8), None, None, QWEN_7B)
+        choose_placement(cluster(8, 8), None, None, QWEN_7B)
 
     assert refused.value.hint.startswith("these work: `--tp 4 --pp 4`")
 
 
 def test_nothing_fits() -> None:
     """A model with more stages than can be had is refused without a made-up way out."""
-    assert not impossible(cluster(1), 1, 1, shape_of({"num_hidden_layers": 1}))
+    assert not explain_impossible(cluster(1), 1, 1, shape_of({"num_hidden_layers": 1}))
 
 
 @pytest.mark.parametrize(
@@ -120,33 +125,33 @@ def test_nothing_fits() -> None:
 )
 def test_tp_across_nodes_is_said(gpus: tuple[int, ...], tp: int, pp: int, crosses: bool) -> None:
     """A TP group is local exactly when each node contributes a multiple of TP."""
-    warnings = choose(cluster(*gpus), tp, pp).warnings
+    warnings = choose_placement(cluster(*gpus), tp, pp).warnings
 
     assert crosses == any("crosses nodes" in each for each in warnings)
 
 
 def test_the_head_holds_the_first_ranks() -> None:
     """Ranks are expected on the head first, wherever it stands in the inventory."""
-    assert choose(cluster(8, 8, head=1), None, None).nodes == (("n1", 8), ("n0", 8))
-    assert choose(cluster(8, 8), 4, 1).nodes == (("n0", 4),)
+    assert choose_placement(cluster(8, 8, head=1), None, None).nodes == (("n1", 8), ("n0", 8))
+    assert choose_placement(cluster(8, 8), 4, 1).nodes == (("n0", 4),)
 
 
 def test_the_mp_backend_hands_out_equal_shares() -> None:
     """Nodes that are too small for their share get no rank, and are not said to."""
-    assert choose(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
-    assert choose(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
+    assert choose_placement(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
+    assert choose_placement(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
     with pytest.raises(PlacementError, match="shared equally"):
-        choose(cluster(8, 4), 4, 3, backend="mp")
+        choose_placement(cluster(8, 4), 4, 3, backend="mp")
 
 
 def test_unused_gpus_are_said() -> None:
     """GPUs that stay without a rank are mentioned."""
-    assert "8 of 16 GPUs stay unused" in choose(cluster(8, 8), 4, 2).warnings
+    assert "8 of 16 GPUs stay unused" in choose_placement(cluster(8, 8), 4, 2).warnings
 
 
 def test_repeated_kv_heads_are_said() -> None:
     """TP beyond the key/value heads works, and costs memory."""
-    warnings = choose(cluster(8, 8), 16, 1, LLAMA_70B).warnings
+    warnings = choose_placement(cluster(8, 8), 16, 1, LLAMA_70B).warnings
 
     assert "TP 16 exceeds the model's 8 key/value heads, so each is kept 2 times" in warnings
 
@@ -196,9 +201,9 @@ def test_replicas(
     """Each replica gets an equal part of the GPUs, inside a node where it can; the head always
     holds the first.
     """
-    placed = choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+    placed = choose_placement(cluster(*gpus), tp, pp, dp=dp, backend=backend)
 
-    assert (placed.words, dict(placed.replicas)) == (words, replicas)
+    assert (placed.label, dict(placed.replicas)) == (words, replicas)
     assert placed.world == sum(count for _, count in placed.nodes)
     assert placed.spans is (0 in replicas.values())
     assert not placed.crosses
@@ -232,19 +237,21 @@ def test_replicas_that_cannot_be(
     backend.
     """
     if not reason:
-        assert choose(cluster(*gpus), tp, pp, dp=dp) == choose(cluster(*gpus), tp, pp)
+        assert choose_placement(cluster(*gpus), tp, pp, dp=dp) == choose_placement(
+            cluster(*gpus), tp, pp
+        )
         return
     with pytest.raises(PlacementError, match=reason) as refused:
-        choose(cluster(*gpus), tp, pp, dp=dp, backend=backend)
+        choose_placement(cluster(*gpus), tp, pp, dp=dp, backend=backend)
     offered = re.findall(r"--data-parallel-size (\d+) --tp (\d+)", refused.value.hint)
 
     assert offered
     assert dp >= 16 or offered[0][0] == str(dp)
     for count, size in offered:
         for each in ("ray", "mp"):
-            assert choose(cluster(*gpus), int(size), None, dp=int(count), backend=each).dp == int(
-                count
-            )
+            assert choose_placement(
+                cluster(*gpus), int(size), None, dp=int(count), backend=each
+            ).dp == int(count)
     assert ("`--backend ray`" in refused.value.hint) is ("mp backend keeps" in reason)
 
 
@@ -253,7 +260,7 @@ def test_replicas_need_heads_that_can_be_divided() -> None:
     with pytest.raises(
         PlacementError, match="28 attention heads cannot be divided by TP 8"
     ) as refused:
-        choose(cluster(8, 8), None, None, QWEN_7B, dp=2)
+        choose_placement(cluster(8, 8), None, None, QWEN_7B, dp=2)
 
     assert refused.value.hint.startswith("these work: `--data-parallel-size 2 --tp 4`")
 
@@ -261,7 +268,7 @@ def test_replicas_need_heads_that_can_be_divided() -> None:
 def test_two_replicas_on_one_gpu_have_no_way_out() -> None:
     """Nothing is made up where nothing works."""
     with pytest.raises(PlacementError) as refused:
-        choose(cluster(1), None, None, dp=2)
+        choose_placement(cluster(1), None, None, dp=2)
 
     assert "`--data-parallel-size" not in refused.value.hint
 
@@ -280,16 +287,16 @@ def test_what_replicas_exchange(
     config: dict[str, object] | None, gpus: tuple[int, ...], coupled: bool, networked: bool
 ) -> None:
     """Replicas of a mixture of experts meet in every layer; those of a dense model never."""
-    placed = choose(cluster(*gpus), None, None, config, dp=2)
+    placed = choose_placement(cluster(*gpus), None, None, config, dp=2)
 
     assert (placed.coupled, placed.networked) == (coupled, networked)
 
 
 def test_one_copy_over_several_nodes_needs_the_network() -> None:
     """Without replicas it is the split that crosses nodes."""
-    assert choose(cluster(8, 8), None, None, LLAMA_70B).networked
-    assert not choose(cluster(8, 8), 8, 1, LLAMA_70B).networked
-    assert choose(cluster(8, 8, 8, 8), None, None, LLAMA_70B, dp=2).networked
+    assert choose_placement(cluster(8, 8), None, None, LLAMA_70B).networked
+    assert not choose_placement(cluster(8, 8), 8, 1, LLAMA_70B).networked
+    assert choose_placement(cluster(8, 8, 8, 8), None, None, LLAMA_70B, dp=2).networked
 
 
 @pytest.mark.parametrize(
@@ -305,7 +312,7 @@ def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
     backend: Backend, config: dict[str, object], gpus: tuple[int, ...], warned: bool
 ) -> None:
     """There are open reports of hangs, and a backend without them."""
-    warnings = choose(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
+    warnings = choose_placement(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
 
     assert any("`--backend mp` is the way to prefer" in each for each in warnings) is warned
 
@@ -317,17 +324,21 @@ def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
 def test_places_that_are_not_there(nodes: tuple[str, ...], gpus: int | None, said: str) -> None:
     """Refused with what there is."""
     with pytest.raises(PlacementError, match=said) as refused:
-        narrow(INVENTORY, nodes, gpus)
+        narrow_inventory(INVENTORY, nodes, gpus)
 
     assert "`--" in refused.value.hint
 
 
 def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
     """Else the first node stands in for it: ranks meet there."""
-    assert [node.name for node in narrow(INVENTORY, ("n2", "n1")).nodes if node.head] == ["n1"]
-    assert narrow(INVENTORY, ("n2",)).head.name == "n2"
-    assert narrow(INVENTORY, gpus=2).gpus == 4
-    assert choose(narrow(INVENTORY, ("n2",)), None, None, backend="mp").nodes == (("n2", 8),)
+    assert [node.name for node in narrow_inventory(INVENTORY, ("n2", "n1")).nodes if node.head] == [
+        "n1"
+    ]
+    assert narrow_inventory(INVENTORY, ("n2",)).head.name == "n2"
+    assert narrow_inventory(INVENTORY, gpus=2).gpus == 4
+    assert choose_placement(
+        narrow_inventory(INVENTORY, ("n2",)), None, None, backend="mp"
+    ).nodes == (("n2", 8),)
 
 
 def test_nodes_of_one_gpu_with_rdma_are_one_stage() -> None:
@@ -335,22 +346,25 @@ def test_nodes_of_one_gpu_with_rdma_are_one_stage() -> None:
     sparks = replace(cluster(1, 1), fabric="roce")
     three = replace(cluster(1, 1, 1), fabric="roce")
 
-    assert split(choose(sparks, None, None, LLAMA_70B)) == (2, 1)
-    assert choose(sparks, None, None).warnings == ()
-    assert "RDMA between them: TP = nodes" in choose(sparks, None, None).why
-    assert split(choose(three, None, None, LLAMA_70B)) == (1, 3)
-    assert split(choose(sparks, None, 2)) == (1, 2)
-    assert split(choose(replace(cluster(8, 8), fabric="infiniband"), None, None)) == (8, 2)
+    assert split(choose_placement(sparks, None, None, LLAMA_70B)) == (2, 1)
+    assert choose_placement(sparks, None, None).warnings == ()
+    assert "RDMA between them: TP = nodes" in choose_placement(sparks, None, None).why
+    assert split(choose_placement(three, None, None, LLAMA_70B)) == (1, 3)
+    assert split(choose_placement(sparks, None, 2)) == (1, 2)
+    assert split(choose_placement(replace(cluster(8, 8), fabric="infiniband"), None, None)) == (
+        8,
+        2,
+    )
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_prefill_context_parallelism_multiplies_the_ranks(backend: Backend) -> None:
     """Those of a stage stay together; the rest of the split gets what it leaves."""
-    placed = choose(cluster(8, 8), None, None, LLAMA_70B, pcp=2, backend=backend)
+    placed = choose_placement(cluster(8, 8), None, None, LLAMA_70B, pcp=2, backend=backend)
 
     assert (placed.tp, placed.pcp, placed.pp, placed.world) == (4, 2, 2, 16)
     assert placed.nodes == (("n0", 8), ("n1", 8))
-    assert placed.words == "TP 4 × PCP 2 × PP 2"
+    assert placed.label == "TP 4 × PCP 2 × PP 2"
     assert not placed.crosses
 
 
@@ -368,6 +382,6 @@ def test_prefill_context_parallelism_that_does_not_fit(
 ) -> None:
     """Told before vLLM waits half an hour for GPUs."""
     with pytest.raises(PlacementError) as error:
-        choose(cluster(8, 8), tp, pp, LLAMA_70B, dp=dp, pcp=pcp)
+        choose_placement(cluster(8, 8), tp, pp, LLAMA_70B, dp=dp, pcp=pcp)
 
     assert reason in error.value.message

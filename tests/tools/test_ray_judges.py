@@ -342,13 +342,13 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
 def test_an_answer_of_the_payload_that_is_none_is_unreadable(answer: Answer, message: str) -> None:
     """With the node's name."""
     with pytest.raises(UnreadableAnswer) as caught:
-        ray_judges.read_payload(answer)
+        ray_judges.parse_payload(answer)
 
     assert caught.value.message == message
 
 
 def test_the_last_line_of_the_payload_is_its_answer() -> None:
     """Interpreters print warnings before it."""
-    assert ray_judges.read_payload(Answer(node="a", code=0, out='warning\n{"status": 200}\n')) == {
+    assert ray_judges.parse_payload(Answer(node="a", code=0, out='warning\n{"status": 200}\n')) == {
         "status": 200
     }

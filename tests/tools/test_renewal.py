@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.certificates import Certificates, name_in
-from launcher.cluster.prepare import renewal
+from launcher.agent.certificates import Certificates, common_name
+from launcher.cluster.prepare import renew_certificates
 from launcher.core import shell
 from launcher.core.domain import Inventory
 from launcher.core.plan import Step
@@ -42,7 +42,7 @@ def observe(inventory: Inventory) -> Site:
     for node in inventory.nodes:
         base = Path(node.state_dir or "") / inventory.cluster
         names = [file.name for file in (base / "secrets").glob("AGENT_*")]
-        argv = ("sh", "-c", shell.program("certificates"), "certificates", str(base))
+        argv = ("sh", "-c", shell.program_text("certificates"), "certificates", str(base))
         public = subprocess.run(argv, capture_output=True, check=True, text=True).stdout
         running = container(name=f"vlaunch-{inventory.cluster}-{node.name}", node=node.name)
         facts[node.name] = HostFacts(
@@ -54,7 +54,7 @@ def observe(inventory: Inventory) -> Site:
 def plan_steps(inventory: Inventory) -> list[Step]:
     """Return the steps by which `up` would renew certificates now."""
     site = observe(inventory)
-    stages = certificate_stages(site, renewal(inventory, site.facts))
+    stages = certificate_stages(site, renew_certificates(inventory, site.facts))
     return [step for stage in stages for step in stage.steps]
 
 
@@ -91,7 +91,7 @@ def can_connect(inventory: Inventory) -> bool:
                 continue
             except ssl.SSLError:
                 return False
-        assert [name_in(side.getpeercert()) for side in sides] == [head.name, worker.name]
+        assert [common_name(side.getpeercert()) for side in sides] == [head.name, worker.name]
     return True
 
 
@@ -99,7 +99,7 @@ def is_renewed(inventory: Inventory) -> bool:
     """Return whether the renewal is complete, so that nodes trust one authority only."""
     facts = observe(inventory).facts
     counts = {host.certificates.count("BEGIN") for host in facts.values()}
-    reasons = certificates.reasons(inventory, facts, datetime.now(timezone.utc))
+    reasons = certificates.renewal_reasons(inventory, facts, datetime.now(timezone.utc))
     return not reasons and counts == {2}
 
 
@@ -129,7 +129,7 @@ def test_replacing_the_authority_first_separates_agents(inventory: Inventory) ->
     """This proves that the test above can fail."""
     run_steps(plan_steps(inventory))
     site = observe(inventory)
-    _, _, last = certificate_stages(site, renewal(inventory, site.facts, force=True))
+    _, _, last = certificate_stages(site, renew_certificates(inventory, site.facts, force=True))
     run_steps(list(last.steps)[:1])
 
     assert not can_connect(inventory)

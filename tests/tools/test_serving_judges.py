@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.core.check import Finding, worst
+from launcher.core.check import Finding, worst_status
 from launcher.core.domain import Accelerator, Inventory, Node
 from launcher.tools import serving_judges
 from launcher.tools.host import HostFacts
-from launcher.tools.model import ModelSeen
-from launcher.tools.serving_judges import Holder
+from launcher.tools.model import ModelScan
+from launcher.tools.serving_judges import GpuUser
 from launcher.tools.site import Site
 from tests.containers import container
 from tests.ray_rows import group, rank, ray_nodes, table
@@ -25,14 +25,14 @@ NODES = (
     Node(name="n2", host="n2", ip="10.77.0.12", gpus=1),
 )
 INVENTORY = Inventory(path=Path("inventory.yaml"), cluster="c", image="i", nodes=NODES)
-CHAT = Holder(what="server `chat`", gpus=1, end="vlaunch stop chat")
+CHAT = GpuUser(label="server `chat`", gpus=1, stop_command="vlaunch stop chat")
 HEAD = Node(name="n1", host="n1", ip="10.0.0.1", gpus=4, head=True)
-SERVER = Holder(what="the server of m", gpus=3, end="vlaunch stop")
-JOB = Holder(what="batch job `b`", gpus=0, end="vlaunch stop b")
+SERVER = GpuUser(label="the server of m", gpus=3, stop_command="vlaunch stop")
+JOB = GpuUser(label="batch job `b`", gpus=0, stop_command="vlaunch stop b")
 NAMES = {"n1": "vlaunch-c-n1", "n2": "vlaunch-c-n2"}
-THERE = ModelSeen(where="there", digest="a")
-NOT_CACHED = ModelSeen(where="not cached")
-LACKS = ModelSeen(where="lacks", lacking="b.safetensors")
+THERE = ModelScan(where="there", digest="a")
+NOT_CACHED = ModelScan(where="not cached")
+LACKS = ModelScan(where="lacks", missing_file="b.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_busy_gpus_of_a_recorded_cluster() -> None:
 
 def test_free_gpus() -> None:
     """Too few free GPUs are refused with both numbers."""
-    (enough,) = serving_judges.free_gpus(INVENTORY, 2, "TP 1 × PP 2", {}, [])
-    (short,) = serving_judges.free_gpus(
+    (enough,) = serving_judges.judge_free_gpus(INVENTORY, 2, "TP 1 × PP 2", {}, [])
+    (short,) = serving_judges.judge_free_gpus(
         INVENTORY, 2, "TP 1 × PP 2", {"groups": table(group(gpus=1))}, []
     )
 
@@ -95,8 +95,8 @@ def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
             }
         ]
     }
-    (found,) = serving_judges.free_gpus(
-        of_four, 4, "TP 4 × PP 1", said, serving_judges.job_holders(said)
+    (found,) = serving_judges.judge_free_gpus(
+        of_four, 4, "TP 4 × PP 1", said, serving_judges.job_gpu_users(said)
     )
 
     assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
@@ -124,9 +124,9 @@ def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
         ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
     ],
 )
-def test_the_gpus_of_a_node(holders: list[Holder], in_ray: float, text: str) -> None:
+def test_the_gpus_of_a_node(holders: list[GpuUser], in_ray: float, text: str) -> None:
     """Whoever holds them is named, with what ends it or shows it."""
-    found = serving_judges.node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
+    found = serving_judges.judge_node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
 
     assert (found.status, found.text) == ("fail" if text else "pass", text)
     assert ("vlaunch stop chat" in found.fix or "ray list" in found.fix) is bool(text)
@@ -144,8 +144,8 @@ def test_where_ray_has_given_gpus_away() -> None:
         "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
     }
 
-    assert serving_judges.busy_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
-    assert serving_judges.busy_by_node({}) == {}
+    assert serving_judges.busy_gpus_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
+    assert serving_judges.busy_gpus_by_node({}) == {}
 
 
 def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
@@ -182,9 +182,9 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
         ),
     ],
 )
-def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: str) -> None:
+def test_room(said: dict[str, Any], holders: list[GpuUser], status: str, text: str) -> None:
     """What is reserved in Ray is taken, and so is what has been promised to somebody who begins."""
-    (found,) = serving_judges.job_room(inventory(), 2, 4, said, holders, queue=False)
+    (found,) = serving_judges.judge_job_room(inventory(), 2, 4, said, holders, queue=False)
 
     assert found.status == status
     assert text in found.text
@@ -192,8 +192,8 @@ def test_room(said: dict[str, Any], holders: list[Holder], status: str, text: st
 
 def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
     """Each of them; where nobody is known, with how to see who it is."""
-    (named,) = serving_judges.job_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
-    (unknown,) = serving_judges.job_room(
+    (named,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
+    (unknown,) = serving_judges.judge_job_room(
         inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False
     )
 
@@ -205,7 +205,7 @@ def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
 
 def test_a_job_that_may_wait_is_let_through() -> None:
     """With a warning that says why nothing happens."""
-    (found,) = serving_judges.job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
+    (found,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
 
     assert (found.status, found.text.endswith("it waits for them")) == ("warn", True)
 
@@ -215,7 +215,7 @@ def test_a_job_that_may_wait_is_let_through() -> None:
 )
 def test_disk(free: int | None, status: str) -> None:
     """What is sent, as much output again, and some to spare."""
-    (found,) = serving_judges.job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
+    (found,) = serving_judges.judge_job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
 
     assert found.status == status
 
@@ -223,7 +223,7 @@ def test_disk(free: int | None, status: str) -> None:
 @pytest.mark.parametrize(("said", "gpus"), [("2", 2.0), ("0.5", 0.5), ("many", 0.0), ("-1", 0.0)])
 def test_claims(said: str, gpus: float) -> None:
     """Metadata is text, and anybody's."""
-    assert serving_judges.claimed({"metadata": {"vlaunch.gpus": said}}) == gpus
+    assert serving_judges.claimed_gpus({"metadata": {"vlaunch.gpus": said}}) == gpus
 
 
 def site(**status: str) -> Site:
@@ -245,13 +245,17 @@ def test_a_whole_cluster() -> None:
     """Every container runs and every address is in Ray."""
     said = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
 
-    assert worst(serving_judges.cluster(site(n1="running", n2="running"), said)) == "pass"
+    assert (
+        worst_status(serving_judges.judge_members(site(n1="running", n2="running"), said)) == "pass"
+    )
 
 
 def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
     """Engines may have every core of a small head."""
-    (slow,) = serving_judges.cluster(site(n1="running", n2="running"), {"error": "n1: timed out"})
-    (gone,) = serving_judges.cluster(
+    (slow,) = serving_judges.judge_members(
+        site(n1="running", n2="running"), {"error": "n1: timed out"}
+    )
+    (gone,) = serving_judges.judge_members(
         site(n1="running", n2="running"), {"error": "connection refused"}
     )
 
@@ -280,7 +284,9 @@ def test_a_cluster_that_is_not_whole(
     status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
     """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
-    bad = [each for each in serving_judges.cluster(site(**status), said) if each.status != "pass"]
+    bad = [
+        each for each in serving_judges.judge_members(site(**status), said) if each.status != "pass"
+    ]
 
     assert texts(bad) == [expected]
     assert "vlaunch up" in bad[0].fix
@@ -290,29 +296,29 @@ def test_a_cluster_that_is_not_whole(
     ("seen", "offline", "expected"),
     [
         ({"n1": THERE, "n2": THERE}, False, ["pass", "pass"]),
-        ({"n1": THERE, "n2": ModelSeen(where="missing")}, False, ["pass", "fail"]),
-        ({"n1": THERE, "n2": ModelSeen(where="there", digest="b")}, False, ["fail", "fail"]),
+        ({"n1": THERE, "n2": ModelScan(where="missing")}, False, ["pass", "fail"]),
+        ({"n1": THERE, "n2": ModelScan(where="there", digest="b")}, False, ["fail", "fail"]),
         # a GGUF file has no config.json
-        ({"n1": THERE, "n2": ModelSeen(where="there")}, False, ["pass", "pass"]),
+        ({"n1": THERE, "n2": ModelScan(where="there")}, False, ["pass", "pass"]),
         ({"n1": NOT_CACHED, "n2": NOT_CACHED}, False, ["pass", "pass"]),
         ({"n1": THERE, "n2": NOT_CACHED}, False, ["pass", "warn"]),
         ({"n1": THERE, "n2": NOT_CACHED}, True, ["pass", "fail"]),
-        ({"n1": THERE, "n2": ModelSeen(where="begun")}, False, ["pass", "fail"]),
+        ({"n1": THERE, "n2": ModelScan(where="begun")}, False, ["pass", "fail"]),
         ({"n1": THERE, "n2": LACKS}, False, ["pass", "warn"]),
         ({"n1": LACKS, "n2": LACKS}, False, ["warn", "warn"]),
         ({"n1": THERE, "n2": LACKS}, True, ["pass", "fail"]),
         ({"n1": THERE}, False, ["pass", "skip"]),
-        ({"n1": THERE, "n2": ModelSeen(where="unknown")}, False, ["pass", "skip"]),
+        ({"n1": THERE, "n2": ModelScan(where="unknown")}, False, ["pass", "skip"]),
     ],
 )
-def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -> None:
+def test_model(seen: dict[str, ModelScan], offline: bool, expected: list[str]) -> None:
     """Half of a copy, different on two, or not to be downloaded: refused.
 
     Not known: said to be.
     """
     assert expected == [
         each.status
-        for each in serving_judges.model(NODES, "org/m", seen, dict.fromkeys(NAMES, offline))
+        for each in serving_judges.judge_model(NODES, "org/m", seen, dict.fromkeys(NAMES, offline))
     ]
 
 
@@ -327,9 +333,9 @@ def test_model(seen: dict[str, ModelSeen], offline: bool, expected: list[str]) -
 )
 def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) -> None:
     """A copy of a node that has it, else a download, else from here."""
-    begun = ModelSeen(where="begun")
+    begun = ModelScan(where="begun")
     seen = {"n1": THERE if there else begun, "n2": begun}
-    found = serving_judges.model(NODES, model, seen, dict.fromkeys(NAMES, False))
+    found = serving_judges.judge_model(NODES, model, seen, dict.fromkeys(NAMES, False))
 
     assert found[1].status == "fail"
     assert fix in found[1].fix
@@ -345,7 +351,7 @@ def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) ->
 )
 def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None:
     """A listener on any address has the port; without `ss` it is not known."""
-    found = serving_judges.port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
+    found = serving_judges.judge_port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
 
     assert status == found.status
 
@@ -363,7 +369,7 @@ def test_agents(heard: float | None, text: str) -> None:
     """Nothing can be started where none is connected."""
     there = {"n1": HostFacts(containers=(container(NAMES["n1"]),))}
     at = {} if heard is None else {"n1": heard}
-    (found,) = serving_judges.agents(Site(INVENTORY, there), NODES[:1], at)
+    (found,) = serving_judges.judge_agents(Site(INVENTORY, there), NODES[:1], at)
 
     assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
     assert bool(found.fix) is bool(text)
@@ -377,8 +383,8 @@ def test_batch_jobs_that_are_not_over() -> None:
         for name, metadata in (("a", {"vlaunch.batch": "a"}), ("", {}), ("", None))
     ]
 
-    assert serving_judges.batches({"jobs": jobs}) == [
+    assert serving_judges.active_batches({"jobs": jobs}) == [
         serving_judges.Batch(name="a", id="RUNNING-a"),
         serving_judges.Batch(name="a", id="PENDING-a"),
     ]
-    assert serving_judges.batches({}) == []
+    assert serving_judges.active_batches({}) == []

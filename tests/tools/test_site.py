@@ -32,7 +32,7 @@ def test_a_container_is_there_whether_it_runs_or_not(status: str, runs: bool) ->
     site = seen(HEAD, status=status)
 
     assert site.container(HEAD) is not None
-    assert (site.running(HEAD) is not None, site.head_runs) == (runs, runs)
+    assert (site.running_container(HEAD) is not None, site.head_runs) == (runs, runs)
     assert not seen(OTHER).head_runs
 
 
@@ -40,8 +40,10 @@ def test_of_a_node_that_was_not_looked_at_nothing_is_there() -> None:
     """Which is no error: some commands look at the head alone."""
     site = seen(HEAD)
 
-    assert (site.seen, site.facts_of(OTHER)) == ((HEAD,), None)
-    assert (site.container(OTHER), site.running(OTHER), site.image(OTHER, "base:1")) == (None,) * 3
+    assert (site.observed_nodes, site.facts_of(OTHER)) == ((HEAD,), None)
+    assert (site.container(OTHER), site.running_container(OTHER), site.image(OTHER, "base:1")) == (
+        None,
+    ) * 3
     assert (site.image(HEAD, "base:1"), site.image(HEAD, "other")) == (IMAGE, None)
 
 
@@ -78,8 +80,8 @@ def test_the_state_directory_is_the_nodes_or_below_its_home(
 def test_a_command_inside_a_container_gets_standard_input_when_there_is_some() -> None:
     """It is `docker exec`, with the node's own words for Docker."""
     node = replace(HEAD, docker=("sudo", "-n", "docker"))
-    plain = Site(INVENTORY).inside(node, ("ls", "/"))
-    fed = Site(INVENTORY).inside(node, ("cat",), timeout=5, stdin=bytes, shown_stdin="true")
+    plain = Site(INVENTORY).in_container(node, ("ls", "/"))
+    fed = Site(INVENTORY).in_container(node, ("cat",), timeout=5, stdin=bytes, shown_stdin="true")
 
     assert plain.argv == ("sudo", "-n", "docker", "exec", "vlaunch-c-n1", "ls", "/")
     assert fed.argv[3:] == ("exec", "--interactive", "vlaunch-c-n1", "cat")

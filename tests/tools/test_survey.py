@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
 PARTS = [
     line.split()[1]
-    for line in shell.program("survey").partition("@@vlaunch clock")[2].splitlines()
+    for line in shell.program_text("survey").partition("@@vlaunch clock")[2].splitlines()
     if line.lstrip().startswith(("part ", "sh_c "))
 ]
 
@@ -189,8 +189,8 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
             "own n1 7.5 12.625 124 \nreverse 10.0.0.2 7.%N 8.%N 0 10.0.0.2 n2\nreverse x y\n",
             "lookups",
             (
-                Lookup(kind="reverse", what="10.0.0.2", seconds=1.0),
-                Lookup(kind="own", what="n1", seconds=5.125, answered=False),
+                Lookup(kind="reverse", subject="10.0.0.2", seconds=1.0),
+                Lookup(kind="own", subject="n1", seconds=5.125, answered=False),
             ),
         ),
         ("system", "port_range=1024-65535\n", "port_range", (1024, 65535)),
@@ -280,7 +280,15 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
     getent.chmod(0o755)
     began = time.monotonic()
     done = subprocess.run(
-        ["sh", "-c", shell.program("survey_names"), "probe", "10.0.0.2", "10.0.0.3", "10.0.0.4"],
+        [
+            "sh",
+            "-c",
+            shell.program_text("survey_names"),
+            "probe",
+            "10.0.0.2",
+            "10.0.0.3",
+            "10.0.0.4",
+        ],
         check=True,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
@@ -292,7 +300,7 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.lookups is not None
-    assert [(each.kind, each.what, each.answered) for each in found.lookups] == [
+    assert [(each.kind, each.subject, each.answered) for each in found.lookups] == [
         ("reverse", "10.0.0.2", True),
         ("reverse", "10.0.0.3", False),
         ("reverse", "10.0.0.4", False),

@@ -242,7 +242,7 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
     assert [
-        each for line in text.splitlines() if (each := symptoms.first(line)) and each.fatal
+        each for line in text.splitlines() if (each := symptoms.first_match(line)) and each.fatal
     ] == []
 
 
@@ -262,7 +262,7 @@ def test_failures_give_their_cause(name: str, cause: str) -> None:
     """The cause stands before its consequences, is fatal, and shows its line without colour
     codes.
     """
-    found = symptoms.first(log(name))
+    found = symptoms.first_match(log(name))
 
     assert found is not None
     assert (cause, True) == (found.cause, found.fatal)
@@ -272,13 +272,15 @@ def test_failures_give_their_cause(name: str, cause: str) -> None:
 
 def test_a_placement_group_that_waits_is_told_and_not_fatal() -> None:
     """A node may still come: thirty seconds of waiting are worth a word, less is not."""
-    found = symptoms.first(log("pending_placement_group_ok"))
+    found = symptoms.first_match(log("pending_placement_group_ok"))
 
     assert found is not None
     assert not found.fatal
     assert "too few free GPUs" in found.cause
     assert (
-        symptoms.first("Waiting for creating a placement group of specs for 10 seconds. specs=[]")
+        symptoms.first_match(
+            "Waiting for creating a placement group of specs for 10 seconds. specs=[]"
+        )
         is None
     )
 
@@ -294,7 +296,7 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
     """An optional file may be missing, the next port may be free: a server that needs them ends by
     itself.
     """
-    found = symptoms.first(line)
+    found = symptoms.first_match(line)
 
     assert found is not None
     assert not found.fatal
@@ -340,7 +342,7 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
 )
 def test_lines(line: str, cause: str | None) -> None:
     """Single lines as they are met."""
-    found = symptoms.first(line)
+    found = symptoms.first_match(line)
 
     assert cause == (found.cause if found else None)
 
@@ -351,7 +353,7 @@ def test_every_entry_knows_its_line(id_: str) -> None:
     to those who know.
     """
     symptom = next(each for each in symptoms.TABLE if each.id == id_)
-    found = symptoms.first(LINES[id_])
+    found = symptoms.first_match(LINES[id_])
 
     assert re.search(symptom.pattern, LINES[id_])
     assert (found.id if found else "") == ("" if symptom.rdma else id_)

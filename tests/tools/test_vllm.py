@@ -77,9 +77,11 @@ def test_ranks_of_several_nodes() -> None:
         "29501",
     )
 
-    assert common == vllm.rank_of(2, 0, "10.0.0.1", 29501)
-    assert (*common[:3], "1", *common[4:], "--headless") == vllm.rank_of(2, 1, "10.0.0.1", 29501)
-    assert vllm.rank_of(1, 0, "10.0.0.1", 29501) == ()
+    assert common == vllm.rank_options(2, 0, "10.0.0.1", 29501)
+    assert (*common[:3], "1", *common[4:], "--headless") == vllm.rank_options(
+        2, 1, "10.0.0.1", 29501
+    )
+    assert vllm.rank_options(1, 0, "10.0.0.1", 29501) == ()
 
 
 def test_replicas_say_so() -> None:
@@ -128,8 +130,8 @@ def test_replicas_of_several_nodes() -> None:
         "29550",
     )
 
-    assert common == vllm.replicas_of(2, 0, "10.0.0.1", 29550)
-    assert (*common, "--data-parallel-start-rank", "2", "--headless") == vllm.replicas_of(
+    assert common == vllm.replica_options(2, 0, "10.0.0.1", 29550)
+    assert (*common, "--data-parallel-start-rank", "2", "--headless") == vllm.replica_options(
         2, 2, "10.0.0.1", 29550
     )
 
@@ -148,7 +150,7 @@ def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> Non
 
 def test_ray_hands_variables_on_to_replicas() -> None:
     """Of those that vLLM does not know, only the ones that it is told of."""
-    env = vllm.ray_replica_env(["10.0.0.1"], spans=False, alike=True, handed_on=["A", "B"])
+    env = vllm.ray_replica_env(["10.0.0.1"], spans=False, alike=True, copied_variables=["A", "B"])
 
     assert env["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] == "A,B"
 
@@ -160,8 +162,8 @@ def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -
     """vLLM refuses the two together; the node that has the API keeps it."""
     args = ("--seed", "1", *count, "--dtype", "auto")
     given = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
-    first = command("m", **given, multi_node=vllm.replicas_of(1, 0, "10.0.0.1", 1))
-    second = command("m", **given, multi_node=vllm.replicas_of(1, 1, "10.0.0.1", 1))
+    first = command("m", **given, multi_node=vllm.replica_options(1, 0, "10.0.0.1", 1))
+    second = command("m", **given, multi_node=vllm.replica_options(1, 1, "10.0.0.1", 1))
 
     assert first[3 : 3 + len(args)] == args
     assert second[3:7] == ("--seed", "1", "--dtype", "auto")
@@ -194,7 +196,7 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
     """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are
     never repeated.
     """
-    said = vllm.collisions(args)
+    said = vllm.describe_collisions(args)
 
     assert named == [each.split("`")[1] for each in said]
     assert not any("sk-1" in each or "hf_1" in each for each in said)
@@ -215,19 +217,19 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
 )
 def test_phases(name: str, phases: list[str]) -> None:
     """A recorded start goes through its phases in order, each once."""
-    assert phases == vllm.phase_after("start", log(name).splitlines())
+    assert phases == vllm.later_phases("start", log(name).splitlines())
 
 
 def test_phases_only_move_forward() -> None:
     """The line of a slower rank does not take the start back."""
-    assert vllm.phase_after("kv-cache", log("serve_ray_pp2_ok").splitlines()[:20]) == []
+    assert vllm.later_phases("kv-cache", log("serve_ray_pp2_ok").splitlines()[:20]) == []
 
 
 def test_a_log_in_pieces_has_the_same_phases() -> None:
     """Reading line by line, as watching does, finds what reading at once finds."""
     phase, begun = "start", []
     for line in log("serve_ray_pp2_ok").splitlines():
-        begun += vllm.phase_after(phase, [line])
+        begun += vllm.later_phases(phase, [line])
         phase = begun[-1] if begun else phase
 
     assert begun == ALL
@@ -237,12 +239,14 @@ def test_shards() -> None:
     """The newest progress line counts."""
     lines = log("serve_ray_pp2_ok").splitlines()
 
-    assert vllm.shards(lines) == "1 of 1 files"
+    assert vllm.shard_progress(lines) == "1 of 1 files"
     assert (
-        vllm.shards(["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"])
+        vllm.shard_progress(
+            ["Loading safetensors checkpoint shards:  25% Completed | 2/8 [00:01<00:04]"]
+        )
         == "2 of 8 files"
     )
-    assert vllm.shards(lines[:5]) == ""
+    assert vllm.shard_progress(lines[:5]) == ""
 
 
 @pytest.mark.parametrize(
@@ -265,7 +269,7 @@ def test_capacity(
     labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None
 ) -> None:
     """The metric counts first; an older vLLM is read by its blocks or its log."""
-    found = vllm.capacity(labels, log(name) if name else "")
+    found = vllm.parse_capacity(labels, log(name) if name else "")
 
     assert (tokens, concurrency) == (found.tokens, found.concurrency)
 
@@ -285,7 +289,7 @@ def test_capacity(
 )
 def test_root_cause(name: str, cause: str) -> None:
     """A failure is about the first exception, not about those that report it."""
-    raised = vllm.raised(log(name))
+    raised = vllm.find_exception(log(name))
     text = raised.text if raised else ""
 
     assert text.startswith(cause)

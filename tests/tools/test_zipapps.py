@@ -24,11 +24,16 @@ SENT = {
 # Of each: its files, the oldest Python, and packages of its image that it imports at its start and
 # later; programs start fast. The agent's archive lies beside that of batches.
 PROGRAMS = {
-    "agent": (zipapps.agent, 10, "aiohttp prometheus_client", "pydantic pydantic_core ray"),
-    "batch": (zipapps.batch, 10, "", "jinja2 numpy pyarrow ray transformers vllm vlaunch_agent"),
-    "copy": (zipapps.copy, 8, "", "huggingface_hub"),
+    "agent": (zipapps.agent_files, 10, "aiohttp prometheus_client", "pydantic pydantic_core ray"),
+    "batch": (
+        zipapps.batch_files,
+        10,
+        "",
+        "jinja2 numpy pyarrow ray transformers vllm vlaunch_agent",
+    ),
+    "copy": (zipapps.copy_files, 8, "", "huggingface_hub"),
     "hosts/node": (lambda: SENT, 8, "", ""),
-    "network": (zipapps.network, 10, "", "torch"),
+    "network": (zipapps.network_files, 10, "", "torch"),
 }
 
 

@@ -1,20 +1,17 @@
-"""vLLM's CPU platform, able to run under Ray: the stock one has no Ray device and takes all ranks
-to be on one host.
+"""vLLM's CPU platform for Ray: the stock one has no Ray device and assumes a single host.
 
-Installed in the image as the package `vlaunch_cpu_ray`; vLLM finds it through the entry point group
-`vllm.platform_plugins` (https://docs.vllm.ai/en/latest/design/plugin_system.html). It must be
-importable in every Ray worker, so it lives in the image, not with the driver.
+The image contains it as the package `vlaunch_cpu_ray`, so that every Ray worker can import it; vLLM
+finds it through the entry point group `vllm.platform_plugins`
+(https://docs.vllm.ai/en/latest/design/plugin_system.html).
 """
 
 from __future__ import annotations
 
 
 def register() -> str | None:
-    """Name the platform class when this vLLM is a CPU build, else None so that vLLM's own choice
-    stands.
+    """Return the platform class for a CPU build of vLLM; None otherwise, to keep vLLM's choice.
 
-    Nothing of vLLM is imported at module level: this is read while `vllm.platforms` is still being
-    imported.
+    vLLM must not be imported at module level: `vllm.platforms` imports this module.
     """
     from vllm import platforms
 

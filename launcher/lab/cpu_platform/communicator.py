@@ -1,6 +1,4 @@
-"""The communicator: shared memory only where it is shared, and the two collectives that MoE data
-parallelism needs.
-"""
+"""CPU communicator for several hosts, with the two collectives that MoE data parallelism needs."""
 
 from __future__ import annotations
 
@@ -18,19 +16,18 @@ from . import experts
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def place() -> tuple[str, str, int]:
-    """Say where this process can share memory: the host's name, its address, and which `/dev/shm`
-    it sees.
+def shared_memory_id() -> tuple[str, str, int]:
+    """Identify the shared memory of this process: host name, address, and device of `/dev/shm`.
 
-    The last one tells containers apart that run on one host, each with a `/dev/shm` of its own.
+    The device differs between containers on one host that have their own `/dev/shm`.
     """
     return socket.gethostname(), get_ip(), SHARED_MEMORY.stat().st_dev
 
 
 def gather_uneven(tensor: torch.Tensor, sizes: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """Concatenate every rank's rows; rank `i` has `sizes[i]` of them.
+    """Concatenate the rows of all ranks; rank `i` has `sizes[i]` of them.
 
-    Gloo gathers equal shapes only, so rows are padded to the longest part and cut again.
+    Gloo gathers equal shapes only, so rows are padded to the longest part and truncated again.
     """
     padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
     padded[: tensor.shape[0]] = tensor
@@ -42,9 +39,7 @@ def gather_uneven(tensor: torch.Tensor, sizes: list[int], group: dist.ProcessGro
 def reduce_scatter_uneven(
     tensor: torch.Tensor, sizes: list[int], rank: int, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Sum `tensor` over all ranks and return this rank's rows of the sum; the input is left as it
-    was.
-    """
+    """Return this rank's rows of the sum of `tensor` over all ranks; the input is not modified."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     start = sum(sizes[:rank])
@@ -52,19 +47,18 @@ def reduce_scatter_uneven(
 
 
 class RayCpuCommunicator(CpuCommunicator):
-    """The stock communicator, for ranks that may live on different hosts."""
+    """Stock communicator, extended for ranks on different hosts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.unique_name.startswith("ep"):
-            # The group of experts is made in each worker, after vLLM is imported and before the
-            # model is loaded.
-            experts.mend()
+            # Workers create the expert group after importing vLLM and before loading the model.
+            experts.patch_experts()
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
-        # Under Ray the stock test is always true: all ranks derive the name from one port number.
+        # Under Ray the stock test is always true: all ranks derive the name from the same port.
         places: list[object] = [None] * self.world_size
-        dist.all_gather_object(places, place(), group=self.device_group)
+        dist.all_gather_object(places, shared_memory_id(), group=self.device_group)
         return len(set(places)) == 1 and super()._all_group_ranks_share_shm_group_name()
 
     def all_gatherv(
@@ -73,7 +67,7 @@ class RayCpuCommunicator(CpuCommunicator):
         dim: int = 0,
         sizes: list[int] | None = None,
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Gather rows of different counts from all ranks, for one tensor or a list of them."""
+        """Gather different numbers of rows from all ranks, for one tensor or a list."""
         if dim != 0:
             raise ValueError(f"all_gatherv along dimension {dim}: only 0 is supported on CPU")
         tensors = [input_] if isinstance(input_, torch.Tensor) else input_
@@ -84,7 +78,7 @@ class RayCpuCommunicator(CpuCommunicator):
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> torch.Tensor:
-        """Sum over all ranks, and keep this rank's share of dimension `dim`."""
+        """Sum over all ranks and return this rank's share of dimension `dim`."""
         rows = input_.movedim(dim, 0)
         parts = sizes or [rows.shape[0] // self.world_size] * self.world_size
         mine = reduce_scatter_uneven(rows, parts, self.rank_in_group, self.device_group)

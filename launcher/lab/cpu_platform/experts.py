@@ -1,6 +1,4 @@
-"""Expert parallelism on a CPU: the kernel holds this rank's experts only, and must be asked for
-those only.
-"""
+"""Expert parallelism on a CPU: restricts the kernel to the experts of this rank."""
 
 from __future__ import annotations
 
@@ -8,32 +6,30 @@ from typing import Any
 
 import torch
 
-_MENDED = "asks_for_local_experts"
+_PATCHED = "asks_for_local_experts"
 
 
 def local_share(
     weights: torch.Tensor, ids: torch.Tensor, expert_map: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Translate a routing over all experts into one over this rank's: an expert that lives
-    elsewhere weighs nothing.
+    """Map a routing over all experts to this rank's experts; others get the weight 0.
 
-    Each rank then computes its part of the sum, and the ranks' parts are added when tokens go home.
+    The ranks' partial sums are added when the tokens are combined.
     """
     local = expert_map[ids.long()]
     return weights.masked_fill(local < 0, 0.0), local.clamp(min=0).to(ids.dtype)
 
 
-def mend() -> None:
-    """Let vLLM's CPU experts look at the map of experts; doing it twice is doing it once.
+def patch_experts() -> None:
+    """Make vLLM's CPU experts use the expert map; idempotent.
 
-    The stock class takes any parallel layout, but gives the kernel the numbers of all experts, as
-    indices into the weights of those that live here: the kernel reads past them, and the process
-    ends with a segmentation fault.
+    The stock class accepts any parallel layout, but passes global expert numbers as indices into
+    this rank's weights: the kernel reads beyond them and crashes with a segmentation fault.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
     stock = CPUUnquantizedExperts.apply
-    if getattr(stock, _MENDED, False):
+    if getattr(stock, _PATCHED, False):
         return
 
     def apply(
@@ -77,8 +73,8 @@ def mend() -> None:
             apply_router_weight_on_input,
         )
         if elsewhere is not None and apply_router_weight_on_input:
-            # One expert for each token, weighed before: the kernel has not looked at the weights.
+            # With one expert per token, weights are applied earlier: the kernel ignored them.
             output.masked_fill_(elsewhere, 0.0)
 
-    setattr(apply, _MENDED, True)
+    setattr(apply, _PATCHED, True)
     CPUUnquantizedExperts.apply = apply
