@@ -15,25 +15,25 @@ import click
 
 from launcher.app import options
 from launcher.app.apply import apply
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.progress import Printer, show_through
-from launcher.app.registry import extended
+from launcher.app.registry import extend_options
 from launcher.app.session import Session
-from launcher.app.terminal import field
+from launcher.app.terminal import print_field
 from launcher.batch import batch_flags, gather, job_store, progress_text
 from launcher.batch.batch_plan import (
+    BatchOptions,
+    BatchRequest,
     BatchSnapshot,
-    Options,
-    Request,
-    Start,
+    BatchStart,
     plan_batch,
     query_entry,
 )
 from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import job_spec
-from launcher.batch.output_folder import OutputFolder, size
+from launcher.batch.output_folder import OutputFolder, format_size
 from launcher.batch.shape import Job
-from launcher.batch.watch import Watched, data, watch
+from launcher.batch.watch import WatchedJob, progress_data, watch_job
 from launcher.core import sizes, untrusted
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
@@ -45,12 +45,12 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 # What an optional package gives for its options: called with whether other options are about nodes,
 # it returns a function that prints a job instead of running it, or None; it raises UsageError.
-Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, Request], None] | None]"
+Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, BatchRequest], None] | None]"
 
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
 )
-_TELL = 10.0  # seconds between two lines where every line stays
+_LINE_INTERVAL = 10.0  # seconds between two lines where every line stays
 
 
 @command(
@@ -63,7 +63,7 @@ _TELL = 10.0  # seconds between two lines where every line stays
         options.JSON,
     ]
 )
-@batch_flags.job
+@batch_flags.job_options
 @click.option("--discard-results", is_flag=True, help="Delete this job's results and start over.")
 @click.option("--yes", is_flag=True, help="With --discard-results: do not ask.")
 @click.option("--retry-errors", is_flag=True, help="Try the rows again that ended as errors.")
@@ -73,16 +73,16 @@ _TELL = 10.0  # seconds between two lines where every line stays
     help="Submit it although others hold what it needs, and let it wait for them.",
 )
 @click.option("--detach", is_flag=True, help="Submit it and return at once.")
-@extended("batch")
+@extend_options("batch")
 def batch(
-    call: Call,
+    call: CommandContext,
     discard_results: bool,
     yes: bool,
     retry_errors: bool,
     queue: bool,
     detach: bool,
     exporter: Exporter | None = None,
-    **asked: Any,
+    **job_flags: Any,
 ) -> int:
     """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
 
@@ -91,41 +91,41 @@ def batch(
     for, 1 it failed, 2 the request was wrong, 3 rows ended as errors (--strict), 130 stopped
     watching.
     """
-    how = Options(restart=discard_results, retry_errors=retry_errors, queue=queue)
-    _check_options(call, how, detach=detach)
+    batch_options = BatchOptions(restart=discard_results, retry_errors=retry_errors, queue=queue)
+    _check_options(call, batch_options, detach=detach)
     about_nodes = (discard_results, retry_errors, queue, detach, call.dry_run, call.fetch)
     export = exporter(any(about_nodes)) if exporter else None
-    job = batch_flags.read(asked)
+    job = batch_flags.parse_options(job_flags)
     if call.inventory.ray.off:
         raise RequestError(
             "batch jobs run in Ray, and this cluster has none",
             hint="take `none` out of `ray:`, then run `vlaunch up`",
         )
     with call.printer() as to:
-        request = _request(call.inventory, job, to)
+        request = _build_request(call.inventory, job, to)
         if export is not None:
             export(call.inventory, request)
             return 0
         if call.offline:
             unseen = BatchSnapshot(cluster=ClusterSnapshot(site=Site(call.inventory)))
-            start = plan_batch(unseen, request, how)
+            start = plan_batch(unseen, request, batch_options)
             call.print_script([start.plan])
             return 0
-        with call.session(to=to) as session:
-            code, rows = _run(call, session, request, how, detach=detach, yes=yes)
+        with call.session(printer=to) as session:
+            code, rows = _run(call, session, request, batch_options, detach=detach, yes=yes)
     if not call.as_json:
         for row in rows:
-            field(row)
+            print_field(row)
     return code
 
 
 def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
     """Yield a plan's events, those of its `pieces` of files as one display that goes on."""
-    began = told = time.monotonic()
+    began = last_report = time.monotonic()
     sent: list[str] = []
     for event in events:
         if event.stage == "ship" and event.kind == "stage" and event.state == "ok":
-            text = _sent(len(set(sent)), pieces)
+            text = _format_sent(len(set(sent)), pieces)
             yield Event(kind="step", stage="ship", text=text, state="ok", seconds=event.seconds)
         if not _is_piece(event):
             yield event
@@ -133,27 +133,27 @@ def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
         now = time.monotonic()
         if event.state == "ok":
             sent.append(event.text)
-        tell = now - told >= _TELL
-        if tell:
-            told = now
+        report = now - last_report >= _LINE_INTERVAL
+        if report:
+            last_report = now
         text = f"{event.text}, {len(sent)} of {pieces} pieces sent"
         yield Event(
             kind="wait",
             stage="ship",
             text=text,
-            state="running" if tell else "",
+            state="running" if report else "",
             seconds=now - began,
             data={"pieces": len(sent)},
         )
 
 
-def _check_options(call: Call, how: Options, *, detach: bool) -> None:
+def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if call.offline and not call.dry_run:
         raise click.UsageError(
             "--offline goes with --dry-run: no row is answered without the nodes"
         )
-    if how.restart and how.retry_errors:
+    if batch_options.restart and batch_options.retry_errors:
         raise click.UsageError("--discard-results starts over, --retry-errors goes on: choose one")
     if detach and call.strict:
         raise click.UsageError(
@@ -161,41 +161,47 @@ def _check_options(call: Call, how: Options, *, detach: bool) -> None:
         )
 
 
-def _request(inventory: Inventory, job: Job, to: Printer) -> Request:
+def _build_request(inventory: Inventory, job: Job, printer: Printer) -> BatchRequest:
     """Read the files that are shipped, and describe the job as its driver will read it."""
     from launcher.batch import build, fits, inputs
 
     job = build.with_defaults(job, inventory)
-    fits.check(job, inventory)
-    began = told = time.monotonic()
+    fits.check_fit(job, inventory)
+    began = last_report = time.monotonic()
     read = 0
 
     def progress(count: int) -> None:
-        nonlocal read, told
+        nonlocal read, last_report
         read, now = read + count, time.monotonic()
-        if now - told >= 1:
-            told = now
-            to.show(
+        if now - last_report >= 1:
+            last_report = now
+            printer.show(
                 Event(
                     kind="wait",
                     stage="input",
-                    text=f"reading the input, {size(read)}",
+                    text=f"reading the input, {format_size(read)}",
                     data={"bytes": read},
                 )
             )
 
-    files = inputs.shipped(job, progress)
+    files = inputs.read_shipped(job, progress)
     if time.monotonic() - began >= 1:
         text, seconds = (
-            f"read the input: {len(files)} files, {size(read)}",
+            f"read the input: {len(files)} files, {format_size(read)}",
             time.monotonic() - began,
         )
-        to.show(Event(kind="step", stage="input", text=text, state="ok", seconds=seconds))
-    return Request(job=job, spec=job_spec(job, files, inventory), files=files)
+        printer.show(Event(kind="step", stage="input", text=text, state="ok", seconds=seconds))
+    return BatchRequest(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
 def _run(
-    call: Call, session: Session, request: Request, how: Options, *, detach: bool, yes: bool
+    call: CommandContext,
+    session: Session,
+    request: BatchRequest,
+    batch_options: BatchOptions,
+    *,
+    detach: bool,
+    yes: bool,
 ) -> tuple[int, list[str]]:
     """Look, decide, begin and watch; returns the exit code, and what to print when the display has
     been put away.
@@ -203,18 +209,20 @@ def _run(
     The cluster's lock is held until the job is submitted, and not while it is watched.
     """
     with call.locked(session) as ours:
-        first, seen = _look(ours, request, dry_run=call.dry_run)
-        start = plan_batch(seen, request, how)
-        folder = _output_folder(session.inventory, request, seen.entry, restart=how.restart)
-        if how.restart and not (yes or call.dry_run):
-            _confirm(session, request.job.name, seen.entry, folder)
-        if _fetch(call, ours, seen.cluster, request.job, start):
-            _, seen = _look(ours, request, dry_run=False)
-            start = plan_batch(seen, request, how)
-        already = _already(request, seen, start)
+        first, snapshot = _query_cluster(ours, request, dry_run=call.dry_run)
+        start = plan_batch(snapshot, request, batch_options)
+        folder = _output_folder(
+            session.inventory, request, snapshot.entry, restart=batch_options.restart
+        )
+        if batch_options.restart and not (yes or call.dry_run):
+            _confirm(session, request.job.name, snapshot.entry, folder)
+        if _fetch(call, ours, snapshot.cluster, request.job, start):
+            _, snapshot = _query_cluster(ours, request, dry_run=False)
+            start = plan_batch(snapshot, request, batch_options)
+        already = _unchanged_notes(request, snapshot, start)
         if call.dry_run:
-            noted = replace(start.plan, notes=(*start.plan.notes, *already))
-            call.print_script([*first, noted])
+            plan = replace(start.plan, notes=(*start.plan.notes, *already))
+            call.print_script([*first, plan])
             return 0, []
         for note in start.plan.notes:
             session.note("batch", note)
@@ -222,7 +230,7 @@ def _run(
             session.note("batch", text, state="unchanged")
         try:
             if not start.finished:
-                _apply(ours, start, folder, clear=how.restart or start.anew)
+                _apply(ours, start, folder, clear=batch_options.restart or start.fresh)
         except KeyboardInterrupt:
             text = (
                 "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"
@@ -235,7 +243,7 @@ def _run(
             session,
             request,
             folder,
-            seen.entry.progress,
+            snapshot.entry.progress,
             strict=call.strict,
             began=time.monotonic(),
         )
@@ -244,7 +252,9 @@ def _run(
     return _watch(session, request, start, folder, strict=call.strict)
 
 
-def _fetch(call: Call, session: Session, snapshot: ClusterSnapshot, job: Job, start: Start) -> bool:
+def _fetch(
+    call: CommandContext, session: Session, snapshot: ClusterSnapshot, job: Job, start: BatchStart
+) -> bool:
     """Copy the model of a job that is about to start to the nodes that lack it, if `--fetch` or the
     inventory says so and this is no dry run.
 
@@ -258,12 +268,12 @@ def _fetch(call: Call, session: Session, snapshot: ClusterSnapshot, job: Job, st
 
 
 def _confirm(
-    session: Session, name: str, entry: job_store.Entry, folder: OutputFolder | None
+    session: Session, name: str, entry: job_store.JobEntry, folder: OutputFolder | None
 ) -> None:
     """Ask before results are deleted; raises RequestError where there is no terminal."""
     if entry.absent and not (folder and folder.parts()):
         return
-    done = progress_text.rows(entry.progress)
+    done = progress_text.row_counts(entry.progress)
     session.confirm(
         f"Delete the results of `{name}` ({done})?",
         f"no terminal to confirm that the results of `{name}` are deleted ({done})",
@@ -271,34 +281,40 @@ def _confirm(
     )
 
 
-def _detach(session: Session, start: Start, folder: OutputFolder | None) -> tuple[int, list[str]]:
+def _detach(
+    session: Session, start: BatchStart, folder: OutputFolder | None
+) -> tuple[int, list[str]]:
     """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
     fetches = " and gathers its answers" if folder is not None else ""
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
     session.done(text, stage="batch", data={"job": start.job})
-    return 0, [untrusted.plain(start.job)]
+    return 0, [untrusted.sanitize(start.job)]
 
 
-def _already(request: Request, seen: BatchSnapshot, start: Start) -> list[str]:
+def _unchanged_notes(
+    request: BatchRequest, snapshot: BatchSnapshot, start: BatchStart
+) -> list[str]:
     """Say why nothing is submitted, if nothing is."""
     if start.attached:
         return [f"this job runs already as Ray job {start.job}; watching it"]
     if not start.finished:
         return []
-    rows = progress_text.rows(seen.entry.progress)
-    said = [f"every row was done before: {rows}; nothing was submitted"]
+    rows = progress_text.row_counts(snapshot.entry.progress)
+    lines = [f"every row was done before: {rows}; nothing was submitted"]
     # Files of this machine have been read again, and are the same; the others only a driver can
     # read.
     if unread := [source.shown for source in request.job.sources if source.where != "control"]:
-        said.append(
+        lines.append(
             f"not looked at again: {', '.join(unread)}; if it has changed, start over with"
             " --discard-results"
         )
-    return said
+    return lines
 
 
-def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Plan], BatchSnapshot]:
+def _query_cluster(
+    session: Session, request: BatchRequest, *, dry_run: bool
+) -> tuple[list[Plan], BatchSnapshot]:
     """Look at nodes, Ray, the model and the job's folder.
 
     The program that is asked is brought up to date before.
@@ -306,41 +322,45 @@ def _look(session: Session, request: Request, *, dry_run: bool) -> tuple[list[Pl
     from launcher.app import servers
     from launcher.tools.node_files import plan_files
 
-    found = servers.look(session, model=request.job.model if request.job.mode != "predict" else "")
-    files = plan_files(found.site, verb="batch")
+    cluster = servers.query_cluster(
+        session, model=request.job.model if request.job.mode != "predict" else ""
+    )
+    files = plan_files(cluster.site, verb="batch")
     if not dry_run:
         session.apply(files)
-    entry = job_store.Entry(absent=True)
-    if found.site.head_runs:
-        (answer,) = session.transport.run([query_entry(found.site, request.work)])
+    entry = job_store.JobEntry(absent=True)
+    if cluster.site.head_runs:
+        (answer,) = session.transport.run([query_entry(cluster.site, request.work)])
         try:
             entry = job_store.parse_entry(answer)
         except UnreadableAnswer:
             # A dry run may not bring the helper file there that would know.
             if not (dry_run and files.steps):
                 raise
-    return [files], BatchSnapshot(cluster=found, entry=entry)
+    return [files], BatchSnapshot(cluster=cluster, entry=entry)
 
 
 def _output_folder(
-    inventory: Inventory, request: Request, entry: job_store.Entry, *, restart: bool
+    inventory: Inventory, request: BatchRequest, entry: job_store.JobEntry, *, restart: bool
 ) -> OutputFolder | None:
     """Return the folder of this machine that takes the output, if any; raises RequestError."""
-    to = request.job.to
-    if to.where != "control":
+    target = request.job.to
+    if target.where != "control":
         return None
     folder = OutputFolder(
-        path=Path(to.text),
-        shown=to.shown,
+        path=Path(target.text),
+        shown=target.shown,
         cluster=inventory.cluster,
         job=request.job.name,
         digest=request.digest,
     )
-    folder.check(begun=not entry.absent, restart=restart)
+    folder.check(started=not entry.absent, restart=restart)
     return folder
 
 
-def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear: bool) -> None:
+def _apply(
+    session: Session, start: BatchStart, folder: OutputFolder | None, *, clear: bool
+) -> None:
     """Begin.
 
     The output folder is made this job's when nothing is in the way any more, and before the first
@@ -352,18 +372,23 @@ def _apply(session: Session, start: Start, folder: OutputFolder | None, *, clear
         if event.stage == "prepare" and folder is not None and not claimed:
             folder.claim(clear=clear)
             claimed = True
-        session.to.show(event)
+        session.printer.show(event)
 
 
 def _watch(
-    session: Session, request: Request, start: Start, folder: OutputFolder | None, *, strict: bool
+    session: Session,
+    request: BatchRequest,
+    start: BatchStart,
+    folder: OutputFolder | None,
+    *,
+    strict: bool,
 ) -> tuple[int, list[str]]:
     name, began = request.job.name, time.monotonic()
     session.begin("batch", f"Watch {start.job}")
-    watched = Watched(name=name, work=request.work, job=start.job)
+    watched = WatchedJob(name=name, work=request.work, job=start.job)
     try:
-        events = watch(session.site, watched, session.transport, attached=start.attached)
-        progress = show_through(events, session.to)
+        events = watch_job(session.site, watched, session.transport, attached=start.attached)
+        progress = show_through(events, session.printer)
     except KeyboardInterrupt:
         text = (
             "stopped watching; the job goes on. Watch it again with the same command, or end it"
@@ -376,7 +401,7 @@ def _watch(
 
 def _finish(
     session: Session,
-    request: Request,
+    request: BatchRequest,
     folder: OutputFolder | None,
     progress: Progress,
     *,
@@ -386,13 +411,13 @@ def _finish(
     """Gather, and tell how it ended."""
     if folder is not None:
         # Meanwhile another job may have written there.
-        folder.check(begun=True, restart=False)
+        folder.check(started=True, restart=False)
         folder.claim(clear=False)
         try:
             site = session.site
             read = partial(session.fleet.read_file, site.head.name, site.container_name(site.head))
             fetched = gather.gather(site, request.work, folder, session.transport, read)
-            show_through(fetched, session.to)
+            show_through(fetched, session.printer)
         except KeyboardInterrupt:
             text = (
                 "stopped gathering; every row is done, and the same command fetches what is missing"
@@ -400,31 +425,31 @@ def _finish(
             session.warn("gather", text)
             return 130, []
     where = request.job.to.shown
-    rows = progress_text.rows(progress)
+    rows = progress_text.row_counts(progress)
     text = f"{rows} are accounted for, {progress.errors:,} of them as errors"
     session.done(
         text,
         state="warn" if progress.errors else "ok",
         stage="batch",
         seconds=time.monotonic() - began,
-        data={**data(progress), "output": where},
+        data={**progress_data(progress), "output": where},
     )
-    return 3 if strict and progress.errors else 0, _rows(request, progress, where)
+    return 3 if strict and progress.errors else 0, _result_lines(request, progress, where)
 
 
-def _rows(request: Request, progress: Progress, where: str) -> list[str]:
-    done, took = progress.accounted - progress.before, progress.updated - progress.started
+def _result_lines(request: BatchRequest, progress: Progress, where: str) -> list[str]:
+    done, seconds = progress.accounted - progress.before, progress.updated - progress.started
     cached = f" ({progress.tokens_cached:,} from the cache)" if progress.tokens_cached else ""
     tokens = f"{progress.tokens_in:,} in{cached}, {progress.tokens_out:,} out"
     speed = ""
-    if done and took > 0:
-        rate, span = sizes.rate(done / took), sizes.duration(took)
+    if done and seconds > 0:
+        rate, span = sizes.format_rate(done / seconds), sizes.format_duration(seconds)
         speed = f"{rate} rows/s over {span}"
-    again = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
+    retry_hint = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
     rows = {
         "job": request.job.name,
         "answers": f"{progress.done:,} in {where.rstrip('/')}/rows",
-        "errors": f"{progress.errors:,}{again if progress.errors else ''}",
+        "errors": f"{progress.errors:,}{retry_hint if progress.errors else ''}",
         **({"tokens": tokens} if progress.tokens_in or progress.tokens_out else {}),
         **({"speed": speed} if speed else {}),
     }
@@ -436,7 +461,7 @@ def _is_piece(event: Event) -> bool:
     return event.stage == "ship" and event.kind == "step" and event.state in ("running", "ok")
 
 
-def _sent(files: int, pieces: int) -> str:
+def _format_sent(files: int, pieces: int) -> str:
     return (
         f"{files} file{'' if files == 1 else 's'} sent in {pieces}"
         f" piece{'' if pieces == 1 else 's'}"

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import click
 
 from launcher.batch.shape import Job
-from launcher.inventory.mistakes import Where
+from launcher.inventory.mistakes import YamlPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The place of each flag in a job file, and what its option has of its own: its type and its help
 # are those of the key. `--system` and `--chat` turn the prompt into messages.
-FLAGS: Mapping[str, tuple[Where, Mapping[str, Any]]] = {
+FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
     "model": (("model",), {"metavar": "MODEL"}),
     "input": (
         ("read", "paths"),
@@ -89,7 +89,7 @@ FLAGS: Mapping[str, tuple[Where, Mapping[str, Any]]] = {
 }
 
 
-def spelled(name: str) -> str:
+def flag_name(name: str) -> str:
     """Return a flag as it is typed."""
     return f"--{name.replace('_', '-')}"
 
@@ -107,11 +107,13 @@ def _options() -> Iterator[Callable[[F], F]]:
     # Not the classes of `schema.py`: pydantic takes longer than all of `--help`.
     schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
     for name, (where, own) in FLAGS.items():
-        key = _key(schema, where)
-        yield click.option(spelled(name), **{"type": _type(key), "help": key["description"], **own})
+        key = _key_schema(schema, where)
+        yield click.option(
+            flag_name(name), **{"type": _option_type(key), "help": key["description"], **own}
+        )
 
 
-def _key(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+def _key_schema(schema: Mapping[str, Any], where: YamlPath) -> Mapping[str, Any]:
     """Return the schema of the key at a place of a job file."""
     shape = schema
     for step in where:
@@ -122,7 +124,7 @@ def _key(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
     return shape
 
 
-def _type(key: Mapping[str, Any]) -> Any:
+def _option_type(key: Mapping[str, Any]) -> Any:
     """Return click's type of a key, whose bounds are checked with those of files."""
     for form in (key, *key.get("anyOf", ())):
         if "enum" in form:
@@ -132,23 +134,23 @@ def _type(key: Mapping[str, Any]) -> Any:
     return str
 
 
-def job(function: F) -> F:
+def job_options(function: F) -> F:
     """Add the argument and the flags that say what a job is."""
     for option in reversed([*_options()]):
         function = option(function)
     return function
 
 
-def read(asked: Mapping[str, Any]) -> Job:
+def parse_options(job_flags: Mapping[str, Any]) -> Job:
     """Return the checked job that a command line describes; raises JobError."""
     from launcher.batch import flags
 
-    words = dict(asked)
-    path, allow = words.pop("path"), words.pop("allow")
-    given = {name: words[name] for name in FLAGS}
+    values = dict(job_flags)
+    path, allow = values.pop("path"), values.pop("allow")
+    job_values = {name: values[name] for name in FLAGS}
     options = {
         name: value
-        for name, value in given.items()
+        for name, value in job_values.items()
         if value is not None and value != () and value is not False
     }
     if path is None:
@@ -160,5 +162,5 @@ def read(asked: Mapping[str, Any]) -> Job:
             raise click.UsageError(
                 "name a job file, or say what to answer with --model, --input and --output"
             )
-        return flags.job(options, Path.cwd())
-    return flags.over(path, options, allow=allow)
+        return flags.job_from_flags(options, Path.cwd())
+    return flags.job_from_file(path, options, allow=allow)

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.batch import fits, job_store, progress_text
-from launcher.batch.inputs import Shipped
+from launcher.batch.inputs import ShippedFile
 from launcher.batch.shape import Job
 from launcher.core.domain import Argv
 from launcher.core.errors import RequestError
-from launcher.core.plan import Gate, Plan, Stage, Step, observed
+from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Command
 from launcher.tools import agent_queries, serving_judges
 from launcher.tools.host import HostFacts
@@ -28,23 +28,23 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
-PIECE = 24 * 2**20  # bytes of one command's standard input, which is held in memory
-_SECONDS = 900.0  # for one piece: 27 kB/s are enough
-_LONGEST = 60
+PIECE_BYTES = 24 * 2**20  # bytes of one command's standard input, which is held in memory
+_PIECE_TIMEOUT = 900.0  # for one piece: 27 kB/s are enough
+_MAX_VALUE_CHARS = 60
 _FILE = re.compile(r"[0-9a-f]{64}, ([0-9]{1,18}) bytes")
 _FILES = ("input ", "code ")
 _ORDER = "input order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class BatchRequest:
     """A batch job that is asked for: as it was checked, as its driver reads it, and the files of
     this machine that it needs.
     """
 
     job: Job
     spec: Mapping[str, Any]
-    files: tuple[Shipped, ...] = ()
+    files: tuple[ShippedFile, ...] = ()
 
     @property
     def work(self) -> str:
@@ -58,7 +58,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BatchOptions:
     """How a job is to be begun, beyond what it is."""
 
     restart: bool = False
@@ -73,11 +73,11 @@ class BatchSnapshot:
     """
 
     cluster: ClusterSnapshot
-    entry: job_store.Entry = field(default_factory=lambda: job_store.Entry(absent=True))
+    entry: job_store.JobEntry = field(default_factory=lambda: job_store.JobEntry(absent=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class BatchStart:
     """What will be done.
 
     `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to
@@ -88,48 +88,56 @@ class Start:
     job: str = ""
     attached: bool = False
     finished: bool = False
-    anew: bool = False
+    fresh: bool = False
 
 
 def query_entry(site: Site, work: str) -> Command:
     """Ask the head for one batch job."""
-    return site.inside(site.head, job_store.ask("look", work))
+    return site.in_container(site.head, job_store.build_command("look", work))
 
 
-def plan_batch(seen: BatchSnapshot, request: Request, options: Options) -> Start:
+def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOptions) -> BatchStart:
     """Decide what the same command means now: begin, go on, watch, or nothing at all.
 
     Raises:
         RequestError: this is not the job that was begun under its name, it runs and is not to, or
             it can never fit.
     """
-    entry, name = seen.entry, request.job.name
-    fits.check(request.job, seen.cluster.site.inventory)
-    runs = next(
-        (job for job in serving_judges.batches(seen.cluster.said) if job.name == name), None
+    entry, name = snapshot.entry, request.job.name
+    fits.check_fit(request.job, snapshot.cluster.site.inventory)
+    active = next(
+        (
+            job
+            for job in serving_judges.active_batches(snapshot.cluster.payload)
+            if job.name == name
+        ),
+        None,
     )
-    live = runs is not None or entry.alive
+    live = active is not None or entry.alive
     changed = entry.digest not in ("", request.digest)
     if live and options.restart:
         raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
     if changed and not options.restart and (live or entry.written):
-        raise _changed(request, entry, live=live)
+        raise _changed_error(request, entry, live=live)
     if live:
-        return _attach(seen, request, options, runs)
-    anew = (options.restart or changed) and not entry.absent
+        return _plan_attach(snapshot, request, options, active)
+    fresh = (options.restart or changed) and not entry.absent
     done = entry.progress.state == "done"
     # Only a job that is done has counted all of its error rows.
     has_errors = not entry.absent and (entry.progress.errors > 0 or not done)
-    retry = options.retry_errors and not anew and has_errors
-    if done and not anew and not retry:
+    retry = options.retry_errors and not fresh and has_errors
+    if done and not fresh and not retry:
         notes = ("there are no error rows to try again",) if options.retry_errors else ()
-        return Start(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
-    return _begin(seen, request, options, anew=anew, retry=retry)
+        return BatchStart(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
+    return _plan_start(snapshot, request, options, fresh=fresh, retry=retry)
 
 
-def _attach(
-    seen: BatchSnapshot, request: Request, options: Options, runs: serving_judges.Batch | None
-) -> Start:
+def _plan_attach(
+    snapshot: BatchSnapshot,
+    request: BatchRequest,
+    options: BatchOptions,
+    active: serving_judges.Batch | None,
+) -> BatchStart:
     """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
     name = request.job.name
     if options.retry_errors:
@@ -139,11 +147,12 @@ def _attach(
                 "run the same command again when it has ended; without --retry-errors it is watched"
             ),
         )
-    if runs is not None:
-        return Start(plan=Plan(verb="batch", stages=()), job=runs.id, attached=True)
-    if "error" in seen.cluster.said:
+    if active is not None:
+        return BatchStart(plan=Plan(verb="batch", stages=()), job=active.id, attached=True)
+    if "error" in snapshot.cluster.payload:
         raise RequestError(
-            f"`{name}` runs, and Ray does not say as which job: {seen.cluster.said['error']}",
+            f"`{name}` runs, and Ray does not say as which job:"
+            f" {snapshot.cluster.payload['error']}",
             hint="look at `vlaunch status`, then run the same command again",
         )
     raise RequestError(
@@ -152,61 +161,72 @@ def _attach(
     )
 
 
-def _begin(
-    seen: BatchSnapshot, request: Request, options: Options, *, anew: bool, retry: bool
-) -> Start:
-    site = seen.cluster.site
-    job = _next_id(request.job.name, seen)
+def _plan_start(
+    snapshot: BatchSnapshot,
+    request: BatchRequest,
+    options: BatchOptions,
+    *,
+    fresh: bool,
+    retry: bool,
+) -> BatchStart:
+    site = snapshot.cluster.site
+    job = _next_id(request.job.name, snapshot)
     # What an earlier run brought is what this one would bring: the same digest says so.
-    have = {} if anew or seen.entry.digest != request.digest else seen.entry.inputs
+    have = {} if fresh or snapshot.entry.digest != request.digest else snapshot.entry.inputs
     ship = ship_steps(site, request.work, have, request.files)
-    gates = _gates(seen, request, options, have) if site.facts else ()
+    gates = _start_gates(snapshot, request, options, have) if site.facts else ()
     clear = Step(
         title=f"removing what an earlier run of {request.job.name} left",
-        command=site.inside(site.head, job_store.ask("remove", request.work), timeout=300),
+        command=site.in_container(
+            site.head, job_store.build_command("remove", request.work), timeout=300
+        ),
     )
     stages = (
         Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
-        Stage(id="clear", title="Begin anew", steps=(clear,) if anew else ()),
+        Stage(id="clear", title="Begin anew", steps=(clear,) if fresh else ()),
         Stage(
             id="prepare",
             title="Write the job down on the head",
-            steps=(_prepare(site, request, retry=retry, restart=options.restart),),
+            steps=(_prepare_step(site, request, retry=retry, restart=options.restart),),
         ),
         Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship)),
-        Stage(id="submit", title="Submit the job to Ray", steps=(_submit(site, request, job),)),
+        Stage(
+            id="submit", title="Submit the job to Ray", steps=(_submit_step(site, request, job),)
+        ),
     )
-    words = notes(request, seen.entry, anew=anew, retry=retry)
-    plan = Plan(verb="batch", stages=stages, notes=words)
-    return Start(plan=plan, job=job, anew=anew)
+    notes = start_notes(request, snapshot.entry, fresh=fresh, retry=retry)
+    plan = Plan(verb="batch", stages=stages, notes=notes)
+    return BatchStart(plan=plan, job=job, fresh=fresh)
 
 
-def notes(request: Request, entry: job_store.Entry, *, anew: bool, retry: bool) -> tuple[str, ...]:
+def start_notes(
+    request: BatchRequest, entry: job_store.JobEntry, *, fresh: bool, retry: bool
+) -> tuple[str, ...]:
     """Say in words what will be done, and from where it goes on."""
     job, progress = request.job, entry.progress
-    said = [
-        f"{job.name}: {_what(job)}, answers to {job.to.shown}",
-        *_from_where(request, entry, anew=anew),
+    lines = [
+        f"{job.name}: {_describe_job(job)}, answers to {job.to.shown}",
+        *_resume_notes(request, entry, fresh=fresh),
     ]
     if retry:
         count = f"{progress.errors:,} " if progress.errors else ""
-        said.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
-    if not anew and entry.job:
-        said += [
+        lines.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
+    if not fresh and entry.job:
+        lines += [
             f"changed since the last run: {line}"
-            for line in difference(_tuning(entry.job), _tuning(request.spec))
+            for line in diff_identity(_tuning_values(entry.job), _tuning_values(request.spec))
         ]
-    return tuple(said)
+    return tuple(lines)
 
 
-def bytes_sent(have: Mapping[str, int], file: Shipped) -> int:
+def bytes_sent(have: Mapping[str, int], file: ShippedFile) -> int:
     """Return how many bytes of a file the head has, of which it can be made whole; all of them when
     it is whole.
     """
     if have.get(file.to) == file.bytes:
         return file.bytes
-    on_its_way = have.get(part_name(file.to), 0)
-    return on_its_way if on_its_way < file.bytes else 0
+    received = have.get(part_name(file.to), 0)
+    return received if received < file.bytes else 0
 
 
 def part_name(name: str) -> str:
@@ -215,25 +235,27 @@ def part_name(name: str) -> str:
     return str(path.with_name(f".{path.name}.part"))
 
 
-def missing_files(have: Mapping[str, int], files: Sequence[Shipped]) -> list[Shipped]:
+def missing_files(have: Mapping[str, int], files: Sequence[ShippedFile]) -> list[ShippedFile]:
     """Return the files that the head does not have whole."""
-    return [each for each in files if have.get(each.to) != each.bytes]
+    return [file for file in files if have.get(file.to) != file.bytes]
 
 
 def ship_steps(
-    site: Site, work: str, have: Mapping[str, int], files: Sequence[Shipped]
+    site: Site, work: str, have: Mapping[str, int], files: Sequence[ShippedFile]
 ) -> list[Step]:
     """Return what sends every missing file, piece by piece, each from where the last run
     stopped.
     """
     return [
-        _piece(site, work, file, offset)
+        _piece_step(site, work, file, offset)
         for file in missing_files(have, files)
-        for offset in (range(bytes_sent(have, file), file.bytes, PIECE) if file.bytes else (0,))
+        for offset in (
+            range(bytes_sent(have, file), file.bytes, PIECE_BYTES) if file.bytes else (0,)
+        )
     ]
 
 
-def difference(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+def diff_identity(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return one line for each thing that changed: `prompt.template: "a" → "b"`, `input x.jsonl:
     changed (1 → 2 bytes)`.
     """
@@ -243,27 +265,27 @@ def difference(old: Mapping[str, object], new: Mapping[str, object]) -> list[str
     changed = [
         key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)
     ]
-    return [f"{_clean(key)}: {_change(key, old.get(key), new.get(key))}" for key in changed]
+    return [f"{_clean(key)}: {_format_change(key, old.get(key), new.get(key))}" for key in changed]
 
 
-def _from_where(request: Request, entry: job_store.Entry, *, anew: bool) -> list[str]:
+def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bool) -> list[str]:
     """Say what becomes of what is there: nothing when there is nothing."""
     progress = entry.progress
-    if not anew:
-        begun = progress.accounted or progress.rows is not None
-        if not begun or progress.state == "done":
+    if not fresh:
+        started = progress.accounted or progress.rows is not None
+        if not started or progress.state == "done":
             return []
-        return [f"goes on where it stopped: {progress_text.rows(progress)} are done"]
+        return [f"goes on where it stopped: {progress_text.row_counts(progress)} are done"]
     if entry.digest != request.digest and not entry.written:
         return [
             "another job was begun under this name, of which no row was written: it is replaced"
         ]
     if progress.accounted:
-        return [f"begins anew; what was done ({progress_text.rows(progress)}) is removed"]
+        return [f"begins anew; what was done ({progress_text.row_counts(progress)}) is removed"]
     return []
 
 
-def _what(job: Job) -> str:
+def _describe_job(job: Job) -> str:
     if job.predict is not None and job.mode == "predict":
         return job.predict.target
     least, most = job.engine.replicas
@@ -273,22 +295,22 @@ def _what(job: Job) -> str:
     return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
 
 
-def _tuning(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what may change between two runs of a job, flat, by the keys of a job file."""
     flat: dict[str, Any] = {}
     for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
         section = spec.get(name)
         for key, value in section.items() if isinstance(section, Mapping) else ():
             pairs = value.items() if isinstance(value, Mapping) else ()
-            flat |= {f"{name}.{key}.{inner}": each for inner, each in pairs} or {
+            flat |= {f"{name}.{key}.{inner}": item for inner, item in pairs} or {
                 f"{name}.{key}": value
             }
     return flat
 
 
-def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> RequestError:
+def _changed_error(request: BatchRequest, entry: job_store.JobEntry, *, live: bool) -> RequestError:
     name = request.job.name
-    done = progress_text.rows(entry.progress)
+    done = progress_text.row_counts(entry.progress)
     begin = f"start over with `--discard-results`, which deletes what is done ({done})"
     named = "`job:` in its file" if request.job.path else "`--name`"
     hints = [
@@ -297,57 +319,65 @@ def _changed(request: Request, entry: job_store.Entry, *, live: bool) -> Request
     ]
     return RequestError(
         f"`{name}` is not the job that {'runs' if live else 'was begun'} under this name",
-        evidence=difference(entry.identity, request.spec["meaning"]),
+        evidence=diff_identity(entry.identity, request.spec["meaning"]),
         hint="\n".join(hints),
     )
 
 
-def _gates(
-    seen: BatchSnapshot, request: Request, options: Options, have: Mapping[str, int]
+def _start_gates(
+    snapshot: BatchSnapshot, request: BatchRequest, options: BatchOptions, have: Mapping[str, int]
 ) -> tuple[Gate, ...]:
-    job, cluster, site = request.job, seen.cluster, seen.cluster.site
+    job, cluster, site = request.job, snapshot.cluster, snapshot.cluster.site
     least, most = job.gpus
     size = sum(file.bytes for file in missing_files(have, request.files))
-    jobs, holders = cluster.said, serving_judges.holders(cluster.said)
+    jobs, holders = cluster.payload, serving_judges.gpu_users(cluster.payload)
     judge_room = partial(
-        serving_judges.job_room, site.inventory, least, most, jobs, holders, queue=options.queue
+        serving_judges.judge_job_room,
+        site.inventory,
+        least,
+        most,
+        jobs,
+        holders,
+        queue=options.queue,
     )
     judge_disk = partial(
-        serving_judges.job_disk, site.head, size, site.facts_of(site.head) or HostFacts()
+        serving_judges.judge_job_disk, site.head, size, site.facts_of(site.head) or HostFacts()
     )
     gates = [serving_judges.cluster_gate(cluster)]
     if job.mode != "predict":
         gates.append(serving_judges.model_gate(cluster, site.nodes, job.model))
     if least:
-        gates.append(observed("room", "Ray has room for the job", judge_room))
+        gates.append(precomputed_gate("room", "Ray has room for the job", judge_room))
     if size:
-        gates.append(observed("disk", "the head has room for the job's files", judge_disk))
+        gates.append(precomputed_gate("disk", "the head has room for the job's files", judge_disk))
     return tuple(gates)
 
 
-def _next_id(name: str, seen: BatchSnapshot) -> str:
+def _next_id(name: str, snapshot: BatchSnapshot) -> str:
     """Return a name that neither Ray nor the job's own folder has known: old progress must not be
     taken for the new one's.
     """
-    taken = [str(each["submission_id"]) for each in seen.cluster.said.get("jobs", ())]
+    submitted = [
+        str(identifier["submission_id"]) for identifier in snapshot.cluster.payload.get("jobs", ())
+    ]
     used = [
         int(match[1])
-        for each in (*taken, seen.entry.progress.submission)
-        if (match := re.fullmatch(rf"batch-{re.escape(name)}-([0-9]{{1,9}})", each))
+        for identifier in (*submitted, snapshot.entry.progress.submission)
+        if (match := re.fullmatch(rf"batch-{re.escape(name)}-([0-9]{{1,9}})", identifier))
     ]
     return f"batch-{name}-{max(used, default=0) + 1}"
 
 
-def _prepare(site: Site, request: Request, *, retry: bool, restart: bool) -> Step:
+def _prepare_step(site: Site, request: BatchRequest, *, retry: bool, restart: bool) -> Step:
     # Where the output lies beyond the head's reach, in an object store, the driver clears it
     # itself: only when it is told to.
     text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
     digest = hashlib.sha256(text.encode()).hexdigest()
-    argv = job_store.ask("put", request.work, "job.json", offset=0, last=digest)
-    return Step(title="writing job.json", command=_send(site, argv, text, 60))
+    argv = job_store.build_command("put", request.work, "job.json", offset=0, last=digest)
+    return Step(title="writing job.json", command=_stdin_command(site, argv, text, 60))
 
 
-def _submit(site: Site, request: Request, job: str) -> Step:
+def _submit_step(site: Site, request: BatchRequest, job: str) -> Step:
     metadata = {
         serving_judges.NAME: request.job.name,
         serving_judges.GPUS: f"{request.job.gpus[0]:g}",
@@ -357,12 +387,12 @@ def _submit(site: Site, request: Request, job: str) -> Step:
     )
     return Step(
         title=f"submitting {request.job.name} as Ray job {job}",
-        command=_send(site, agent_queries.submit(site.inventory.ports), text, 90),
+        command=_stdin_command(site, agent_queries.submit_job(site.inventory.ports), text, 90),
     )
 
 
-def _send(site: Site, argv: Argv, text: str, timeout: float) -> Command:
-    return site.inside(
+def _stdin_command(site: Site, argv: Argv, text: str, timeout: float) -> Command:
+    return site.in_container(
         site.head,
         argv,
         timeout=timeout,
@@ -371,8 +401,8 @@ def _send(site: Site, argv: Argv, text: str, timeout: float) -> Command:
     )
 
 
-def _piece(site: Site, work: str, file: Shipped, offset: int) -> Step:
-    count = min(PIECE, file.bytes - offset)
+def _piece_step(site: Site, work: str, file: ShippedFile, offset: int) -> Step:
+    count = min(PIECE_BYTES, file.bytes - offset)
     last = file.sha256 if offset + count == file.bytes else ""
 
     def read() -> bytes:
@@ -382,17 +412,17 @@ def _piece(site: Site, work: str, file: Shipped, offset: int) -> Step:
 
     return Step(
         title=f"sending {PurePosixPath(file.to).name}",
-        command=site.inside(
+        command=site.in_container(
             site.head,
-            job_store.ask("put", work, file.to, offset=offset, last=last),
-            timeout=_SECONDS,
+            job_store.build_command("put", work, file.to, offset=offset, last=last),
+            timeout=_PIECE_TIMEOUT,
             stdin=read,
-            shown_stdin=_shown(file.path, offset, count, file.bytes),
+            shown_stdin=_piece_script(file.path, offset, count, file.bytes),
         ),
     )
 
 
-def _shown(path: Path, offset: int, count: int, size: int) -> str:
+def _piece_script(path: Path, offset: int, count: int, size: int) -> str:
     """Return how a script reads one piece."""
     # What begins with a dash would be an option.
     quoted = shlex.quote(str(path.absolute()))
@@ -402,14 +432,14 @@ def _shown(path: Path, offset: int, count: int, size: int) -> str:
     return f"{{ tail -c +{offset + 1} {quoted} || :; }} | head -c {count}"
 
 
-def _change(key: str, old: object, new: object) -> str:
+def _format_change(key: str, old: object, new: object) -> str:
     if not _is_file(key):
-        return f"{_value(old, new)} → {_value(new, old)}"
+        return f"{_format_value(old, new)} → {_format_value(new, old)}"
     if old is None:
         return "new"
     if new is None:
         return "gone"
-    before, after = _bytes(old), _bytes(new)
+    before, after = _file_bytes(old), _file_bytes(new)
     if before is None or after is None:
         return "changed"
     if before == after:
@@ -421,31 +451,35 @@ def _is_file(key: str) -> bool:
     return key.startswith(_FILES) and key != _ORDER
 
 
-def _bytes(value: object) -> int | None:
+def _file_bytes(value: object) -> int | None:
     match = _FILE.fullmatch(value) if isinstance(value, str) else None
     return int(match[1]) if match else None
 
 
-def _value(value: object, other: object) -> str:
+def _format_value(value: object, other: object) -> str:
     """Write one side, around the place where it differs from the other one when it is long."""
     if value is None:
         return "nothing"
-    text, beside = _written(value), _written(other)
-    if len(text) <= _LONGEST:
+    text, other_text = _to_text(value), _to_text(other)
+    if len(text) <= _MAX_VALUE_CHARS:
         return text
-    same = next(
-        (at for at, (one, two) in enumerate(zip(text, beside, strict=False)) if one != two),
-        min(len(text), len(beside)),
+    common_length = next(
+        (
+            index
+            for index, (char, other_char) in enumerate(zip(text, other_text, strict=False))
+            if char != other_char
+        ),
+        min(len(text), len(other_text)),
     )
-    start = max(0, min(same - _LONGEST // 3, len(text) - _LONGEST))
+    start = max(0, min(common_length - _MAX_VALUE_CHARS // 3, len(text) - _MAX_VALUE_CHARS))
     return (
         ("…" if start else "")
-        + text[start : start + _LONGEST]
-        + ("…" if start + _LONGEST < len(text) else "")
+        + text[start : start + _MAX_VALUE_CHARS]
+        + ("…" if start + _MAX_VALUE_CHARS < len(text) else "")
     )
 
 
-def _written(value: object) -> str:
+def _to_text(value: object) -> str:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return _clean(", ".join(value))
     return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True))

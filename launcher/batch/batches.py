@@ -14,7 +14,7 @@ from typing import Any
 from launcher.batch import job_store
 from launcher.batch.driver.progress import Progress
 from launcher.batch.job_spec import jobs_folder
-from launcher.batch.job_store import Entry
+from launcher.batch.job_store import JobEntry
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.transport import Command
@@ -22,7 +22,7 @@ from launcher.tools import serving_judges
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-_LEFT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
+_REMAINS_SCRIPT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,54 +60,60 @@ class BatchStatus:
 
 def query_list(site: Site) -> Command:
     """Ask the head for all batch jobs."""
-    return site.inside(site.head, job_store.ask("list", jobs_folder(site.inventory)))
+    return site.in_container(
+        site.head, job_store.build_command("list", jobs_folder(site.inventory))
+    )
 
 
-def ask_left(inventory: Inventory) -> Command:
+def query_remains(inventory: Inventory) -> Command:
     """Ask the head, past its containers, for the folders of batch jobs: what they did outlives the
     cluster.
     """
     return Command(
         node=inventory.head.name,
-        argv=("sh", "-c", _LEFT, "batches", jobs_folder(inventory)),
+        argv=("sh", "-c", _REMAINS_SCRIPT, "batches", jobs_folder(inventory)),
         timeout=20,
     )
 
 
-def read_left(answer: Answer) -> tuple[str, ...]:
+def parse_remains(answer: Answer) -> tuple[str, ...]:
     """Return the names of the jobs whose folders are there."""
-    names = [each.strip("/") for each in answer.out.splitlines()] if answer.ok else []
+    names = [line.strip("/") for line in answer.out.splitlines()] if answer.ok else []
     return tuple(name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name))
 
 
-def read(
-    inventory: Inventory, entries: Sequence[Entry], said: Mapping[str, Any]
+def merge_jobs(
+    inventory: Inventory, entries: Sequence[JobEntry], payload: Mapping[str, Any]
 ) -> tuple[BatchStatus, ...]:
     """Put together what lies on the head and what Ray says; those that run come first, then the
     last one begun.
     """
-    runs = {job.name: job for job in serving_judges.batches(said)}
-    known = {entry.name: entry for entry in entries}
+    runs = {job.name: job for job in serving_judges.active_batches(payload)}
+    by_name = {entry.name: entry for entry in entries}
     root = jobs_folder(inventory)
-    found = [
-        _one(f"{root}/{name}", name, known.get(name, Entry(name=name)), runs.get(name))
-        for name in {**runs, **known}
+    statuses = [
+        _merge_job(f"{root}/{name}", name, by_name.get(name, JobEntry(name=name)), runs.get(name))
+        for name in {**runs, **by_name}
     ]
-    return tuple(sorted(found, key=lambda each: (not each.runs, -each.progress.started, each.name)))
+    return tuple(sorted(statuses, key=lambda job: (not job.runs, -job.progress.started, job.name)))
 
 
-def running(snapshot: ClusterSnapshot, answer: Answer | None) -> tuple[BatchStatus, ...]:
+def running_jobs(snapshot: ClusterSnapshot, answer: Answer | None) -> tuple[BatchStatus, ...]:
     """Return the jobs that run, with their progress from the answer to `query_list`, where
     there is one.
     """
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[JobEntry, ...] = ()
     with contextlib.suppress(UnreadableAnswer):
         entries = job_store.parse_list(answer) if answer else ()
-    return tuple(job for job in read(snapshot.site.inventory, entries, snapshot.said) if job.runs)
+    return tuple(
+        job for job in merge_jobs(snapshot.site.inventory, entries, snapshot.payload) if job.runs
+    )
 
 
-def _one(work: str, name: str, entry: Entry, runs: serving_judges.Batch | None) -> BatchStatus:
-    state, detail = _state(entry, runs)
+def _merge_job(
+    work: str, name: str, entry: JobEntry, runs: serving_judges.Batch | None
+) -> BatchStatus:
+    state, detail = _job_state(entry, runs)
     return BatchStatus(
         name=name,
         state=state,
@@ -119,13 +125,13 @@ def _one(work: str, name: str, entry: Entry, runs: serving_judges.Batch | None) 
     )
 
 
-def _state(entry: Entry, runs: serving_judges.Batch | None) -> tuple[str, str]:
+def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str, str]:
     """Return how a job is, and what there is to say of it."""
     progress = entry.progress
     if runs is not None:
         # What an earlier run left there says nothing of this one.
-        own = progress.submission == runs.id and not progress.over
-        return (progress.state, progress.text) if own else ("starting", "")
+        is_current = progress.submission == runs.id and not progress.over
+        return (progress.state, progress.text) if is_current else ("starting", "")
     if entry.alive:
         state = "ending" if progress.over else progress.state or "starting"
         return state, progress.text
@@ -137,13 +143,13 @@ def _state(entry: Entry, runs: serving_judges.Batch | None) -> tuple[str, str]:
     return "prepared", "it was never submitted"
 
 
-def the_batch(found: Sequence[BatchStatus], name: str) -> BatchStatus:
+def find_job(statuses: Sequence[BatchStatus], name: str) -> BatchStatus:
     """Return the batch job called `name`; raises RequestError when there is none."""
-    for each in found:
-        if each.name == name:
-            return each
-    near = difflib.get_close_matches(name, [each.name for each in found], n=1)
+    for status in statuses:
+        if status.name == name:
+            return status
+    matches = difflib.get_close_matches(name, [status.name for status in statuses], n=1)
     raise RequestError(
-        f"no batch job `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+        f"no batch job `{name}`" + (f"; did you mean `{matches[0]}`?" if matches else ""),
         hint="see which there are: `vlaunch jobs`",
     )

@@ -24,7 +24,7 @@ from launcher.batch.places import Bounds
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
-from launcher.core.values import plain
+from launcher.core.values import to_json_value
 from launcher.inventory.engine_args import python_name
 from launcher.inventory.schema import Section
 
@@ -34,73 +34,77 @@ if TYPE_CHECKING:
 _Shape = TypeVar("_Shape", bound="DataclassInstance")
 
 
-def job(draft: Draft, *, name: str, within: Bounds) -> Job:
+def build_job(draft: Draft, *, name: str, within: Bounds) -> Job:
     """Return the job of a draft without mistakes; `name` is used where the file gives none."""
-    file, found, mode = draft.file, draft.found, draft.mode
-    assert found.to is not None  # noqa: S101 - without mistakes
-    format = file.read.format or inputs.common_format(found.names)
+    file, paths, mode = draft.file, draft.paths, draft.mode
+    assert paths.to is not None  # noqa: S101 - without mistakes
+    format = file.read.format or inputs.common_format(paths.names)
     code: dict[str, Path] = {}
-    for files in found.code.values():
+    for files in paths.code.values():
         code |= files
     return Job(
         name=file.job or name,
         mode=mode,
         model=file.model or "",
         task=file.task,
-        read=_filled(Read, file.read, sources=(), format=format),
-        prompt=None if mode == "predict" else _prompt(file, format),
-        sampling=_sampling(file) if mode != "predict" and file.task == "generate" else {},
+        read=_fill(Read, file.read, sources=(), format=format),
+        prompt=None if mode == "predict" else _build_prompt(file, format),
+        sampling=_build_sampling(file) if mode != "predict" and file.task == "generate" else {},
         keep=file.keep,
-        engine=_engine(file),
-        data_parallel=_if_written(DataParallel, file.data_parallel, port=0, nodes=()),
-        predict=_if_written(Predict, file.predict, target=found.targets.get("predict")),
-        preprocess=_if_written(Preprocess, file.preprocess, target=found.targets.get("preprocess")),
-        write=_filled(Write, file.write),
-        limits=_filled(Limits, file.limits),
-        sources=found.sources,
-        to=found.to,
+        engine=_build_engine(file),
+        data_parallel=_fill_optional(DataParallel, file.data_parallel, port=0, nodes=()),
+        predict=_fill_optional(Predict, file.predict, target=paths.targets.get("predict")),
+        preprocess=_fill_optional(
+            Preprocess, file.preprocess, target=paths.targets.get("preprocess")
+        ),
+        write=_fill(Write, file.write),
+        limits=_fill(Limits, file.limits),
+        sources=paths.sources,
+        to=paths.to,
         code=code,
         inside=within.inside,
     )
 
 
-def with_defaults(made: Job, inventory: Inventory) -> Job:
+def with_defaults(job: Job, inventory: Inventory) -> Job:
     """Return the job with the inventory's engine arguments where it gives none; one it gives
     without a value is left to vLLM.
     """
-    if made.mode == "predict":
-        return made
+    if job.mode == "predict":
+        return job
     defaults = {python_name(key): value for key, value in inventory.engine_args.items()}
-    merged = {**defaults, **made.engine.args}
+    merged = {**defaults, **job.engine.args}
     args = {key: value for key, value in merged.items() if value is not None}
-    return replace(made, engine=replace(made.engine, args=args))
+    return replace(job, engine=replace(job.engine, args=args))
 
 
-def _filled(shape: type[_Shape], section: Section, **other: Any) -> _Shape:
+def _fill(shape: type[_Shape], section: Section, **other: Any) -> _Shape:
     """Return a `shape` with what the section has under the same names, and `other`."""
-    names = {each.name for each in fields(shape)} & type(section).model_fields.keys() - other.keys()
-    return shape(**{name: plain(getattr(section, name)) for name in names}, **other)
+    names = {field.name for field in fields(shape)} & type(
+        section
+    ).model_fields.keys() - other.keys()
+    return shape(**{name: to_json_value(getattr(section, name)) for name in names}, **other)
 
 
-def _if_written(shape: type[_Shape], section: Section | None, **other: Any) -> _Shape | None:
-    return None if section is None else _filled(shape, section, **other)
+def _fill_optional(shape: type[_Shape], section: Section | None, **other: Any) -> _Shape | None:
+    return None if section is None else _fill(shape, section, **other)
 
 
-def _engine(file: JobFile) -> Engine:
+def _build_engine(file: JobFile) -> Engine:
     args = {python_name(key): value for key, value in file.engine.args.items()}
     placement = file.engine.placement.upper().replace("-", "_")
-    return _filled(Engine, file.engine, args=args, placement=placement)
+    return _fill(Engine, file.engine, args=args, placement=placement)
 
 
-def _prompt(file: JobFile, format: Format) -> Prompt:
+def _build_prompt(file: JobFile, format: Format) -> Prompt:
     prompt = file.prompt
     if prompt is None:
         return Prompt(column="text" if format == "text" else "prompt")
-    chat = tuple(_filled(Message, one) for one in prompt.chat or ())
-    return _filled(Prompt, prompt, chat=chat, pair=tuple(prompt.pair or ()))
+    chat = tuple(_fill(Message, message) for message in prompt.chat or ())
+    return _fill(Prompt, prompt, chat=chat, pair=tuple(prompt.pair or ()))
 
 
-def _sampling(file: JobFile) -> dict[str, Any]:
+def _build_sampling(file: JobFile) -> dict[str, Any]:
     written: dict[str, Any] = file.sampling.model_dump(
         by_alias=True, exclude_none=True, exclude={"n"}
     )

@@ -21,39 +21,39 @@ import time
 from typing import Any, BinaryIO
 
 # seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
-PATIENCE = 1.0
-AGAIN = 0.25  # seconds between two looks at what a driver writes
+LOCK_TIMEOUT = 1.0
+POLL_INTERVAL = 0.25  # seconds between two looks at what a driver writes
 CHUNK = 1 << 20
 RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
-ENDED = ("done", "failed", "refused", "stopped")  # states of a driver after which none comes
+FINAL_STATES = ("done", "failed", "refused", "stopped")  # states of a driver after which none comes
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
 LEDGER = re.compile(r"part-\d{6,12}\.json", re.ASCII)
-OURS = re.compile(
+OUR_FILES = re.compile(
     r"(part-\d{6,12}\.(parquet|jsonl|json)|(job|schema)\.json)"
     r"|\.(part-\d{6,12}|job|schema)\.[a-z]+\.new",
     re.ASCII,
 )
 
 
-class Refused(Exception):
+class StoreError(Exception):
     """What was asked for is not done."""
 
 
-def list_(args: argparse.Namespace) -> dict[str, object]:
+def list_jobs(args: argparse.Namespace) -> dict[str, object]:
     """Return how each job below a folder is; not its spec, which would make the answer too long."""
-    found = []
+    paths = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(args.work) as jobs:
-        found = [
+        paths = [
             job.path
             for job in jobs
             if NAME.fullmatch(job.name) and job.is_dir(follow_symlinks=False)
         ]
-    return {"jobs": [standing(work) for work in sorted(found) if read(work, "job.json")]}
+    return {"jobs": [job_status(work) for work in sorted(paths) if read_json(work, "job.json")]}
 
 
-def look(args: argparse.Namespace) -> dict[str, object]:
+def describe_job(args: argparse.Namespace) -> dict[str, object]:
     """Return how one job is, its spec, whether rows of it are written, and the files it was sent.
 
     The files are as many as the launcher describes a job with: it refuses more, so that the answer
@@ -68,12 +68,12 @@ def look(args: argparse.Namespace) -> dict[str, object]:
                 info = os.lstat(os.path.join(above, name))
                 if stat.S_ISREG(info.st_mode):
                     sent[os.path.relpath(os.path.join(above, name), args.work)] = info.st_size
-    job = read(args.work, "job.json")
-    said = {"job": job, "written": written(args.work, job), "inputs": sent}
-    return {**standing(args.work), **said}
+    job = read_json(args.work, "job.json")
+    details = {"job": job, "written": has_rows(args.work, job), "inputs": sent}
+    return {**job_status(args.work), **details}
 
 
-def written(work: str, job: dict[str, Any]) -> bool:
+def has_rows(work: str, job: dict[str, Any]) -> bool:
     """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here,
     whether a driver came so far.
 
@@ -83,14 +83,14 @@ def written(work: str, job: dict[str, Any]) -> bool:
     if not out.startswith("/"):
         # written when the input has been counted
         return os.path.exists(os.path.join(work, "manifest.json"))
-    return marked(out, job) and any(
+    return is_marked(out, job) and any(
         LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger"))
     )
 
 
-def marked(out: str, job: dict[str, Any]) -> bool:
+def is_marked(out: str, job: dict[str, Any]) -> bool:
     """Whether an output folder is this job's."""
-    mark = read(os.path.join(out, "ledger"), "job.json")
+    mark = read_json(os.path.join(out, "ledger"), "job.json")
     return (
         bool(mark)
         and mark.get("job") == job.get("name")
@@ -98,28 +98,28 @@ def marked(out: str, job: dict[str, Any]) -> bool:
     )
 
 
-def standing(work: str) -> dict[str, object]:
+def job_status(work: str) -> dict[str, object]:
     """How far a job is, and whether its driver lives."""
     return {
         "name": os.path.basename(work.rstrip("/")),
-        "progress": read(work, "progress.json"),
-        "alive": alive(work),
+        "progress": read_json(work, "progress.json"),
+        "alive": is_driver_alive(work),
     }
 
 
-def read(work: str, name: str) -> dict[str, Any]:
+def read_json(work: str, name: str) -> dict[str, Any]:
     """What a JSON file says; nothing where there is none, or it is not whole."""
     try:
         # Not blocking: a pipe in its place would wait for ever.
         descriptor = os.open(os.path.join(work, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8") as file:
-            found = json.load(file)
-            return found if isinstance(found, dict) else {}
+            content = json.load(file)
+            return content if isinstance(content, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-def alive(work: str) -> bool:
+def is_driver_alive(work: str) -> bool:
     """Whether a driver holds the lock: the kernel lets go of it however the driver ends."""
     try:
         lock = os.open(os.path.join(work, "lock"), os.O_RDONLY | os.O_NOFOLLOW)
@@ -134,17 +134,17 @@ def alive(work: str) -> bool:
         os.close(lock)
 
 
-def put(args: argparse.Namespace) -> dict[str, object]:
+def put_file(args: argparse.Namespace) -> dict[str, object]:
     """Append standard input to an incomplete file at an offset, in place of anything after it; with
     `--last`, verify the file and give it its name.
     """
-    os.makedirs(owned(args.work), exist_ok=True)
-    path = inside(args.work, args.path)
+    os.makedirs(check_work(args.work), exist_ok=True)
+    path = resolve_inside(args.work, args.path)
     part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
-    with opened(part, os.O_RDWR | os.O_CREAT) as file:
+    with open_file(part, os.O_RDWR | os.O_CREAT) as file:
         have = os.fstat(file.fileno()).st_size
         if args.offset > have:
-            raise Refused(f"{args.path} has {have} bytes, not {args.offset}")
+            raise StoreError(f"{args.path} has {have} bytes, not {args.offset}")
         file.truncate(args.offset)
         file.seek(args.offset)
         shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
@@ -152,35 +152,35 @@ def put(args: argparse.Namespace) -> dict[str, object]:
         if args.last:
             file.flush()
             file.seek(0)
-            found = digest(file)
-            if found != args.last:
+            sha256 = file_digest(file)
+            if sha256 != args.last:
                 file.truncate(0)
-                raise Refused(f"{args.path} arrived with sha256 {found}, not {args.last}")
+                raise StoreError(f"{args.path} arrived with sha256 {sha256}, not {args.last}")
             os.fsync(file.fileno())
             os.replace(part, path)
     return {"bytes": size}
 
 
-def digest(file: BinaryIO) -> str:
-    found = hashlib.sha256()
+def file_digest(file: BinaryIO) -> str:
+    sha256 = hashlib.sha256()
     for block in iter(lambda: file.read(CHUNK), b""):
-        found.update(block)
-    return found.hexdigest()
+        sha256.update(block)
+    return sha256.hexdigest()
 
 
-def outputs(args: argparse.Namespace) -> dict[str, object]:
+def write_outputs(args: argparse.Namespace) -> dict[str, object]:
     """Write `outputs.json`: the committed files, as the ledger knows them, and the summary."""
     out = os.path.join(args.work, "output")
     ledger = os.path.join(out, "ledger")
     files = []
     for name in os.listdir(ledger) if os.path.isdir(ledger) else []:
-        entry = read(ledger, name) if LEDGER.fullmatch(name) else {}
+        entry = read_json(ledger, name) if LEDGER.fullmatch(name) else {}
         path = str(entry.get("part") or "")
         if OUTPUT.fullmatch(path) and size_of(os.path.join(out, path)) == entry.get("bytes"):
             files.append({"path": path, "bytes": entry["bytes"], "sha256": entry.get("sha256", "")})
     summary = os.path.join(out, "summary.json")
     if size_of(summary) is not None:
-        with opened(summary, os.O_RDONLY) as file:
+        with open_file(summary, os.O_RDONLY) as file:
             data = file.read()
         digest = hashlib.sha256(data).hexdigest()
         files.append({"path": "summary.json", "bytes": len(data), "sha256": digest})
@@ -201,25 +201,25 @@ def size_of(path: str) -> int | None:
     return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
-def remove(args: argparse.Namespace) -> dict[str, object]:
+def remove_job(args: argparse.Namespace) -> dict[str, object]:
     """Remove a job's folder, and of its output what it wrote.
 
     Holds the job's lock, so that no driver starts meanwhile.
     """
-    work = owned(args.work)
+    work = check_work(args.work)
     if not os.path.lexists(work):
         return {"removed": []}
-    with opened(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT) as lock:
-        until = time.monotonic() + PATIENCE
+    with open_file(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT) as lock:
+        until = time.monotonic() + LOCK_TIMEOUT
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise Refused(f"the driver of {os.path.basename(work)} still runs") from None
+                    raise StoreError(f"the driver of {os.path.basename(work)} still runs") from None
                 time.sleep(0.05)
-        job = read(work, "job.json")
+        job = read_json(work, "job.json")
         out = str(job.get("out") or "")
         removed = remove_output(out, job) if out.startswith("/") else []
         shutil.rmtree(work)
@@ -230,14 +230,14 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
     """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files
     stay.
     """
-    if not marked(out, job):
+    if not is_marked(out, job):
         return []
     for folder in ("rows", "errors", "ledger"):
         path = os.path.join(out, folder)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
         for name in sorted(os.listdir(path), key=lambda name: name == "job.json"):
-            if OURS.fullmatch(name):
+            if OUR_FILES.fullmatch(name):
                 os.unlink(os.path.join(path, name))
     for name in ("summary.json", ".summary.json.new"):
         with contextlib.suppress(FileNotFoundError):
@@ -248,7 +248,7 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
     return [out]
 
 
-def follow(args: argparse.Namespace) -> dict[str, object]:
+def follow_job(args: argparse.Namespace) -> dict[str, object]:
     """Ray's word on a job, what its log gained since an offset, and the driver's own progress.
 
     While nothing is new, `--patience` seconds are waited for it, and as long for Ray to see that a
@@ -259,15 +259,15 @@ def follow(args: argparse.Namespace) -> dict[str, object]:
 
     path = os.path.join(RAY_LOGS, f"job-driver-{args.job}.log")
     began = time.monotonic()
-    while time.monotonic() < began + args.patience and standing_still(args, path):
-        time.sleep(AGAIN)
-    where = api.Where(dashboard=args.dashboard)
-    began, state = time.monotonic(), submissions.job(where, args.job)
-    while state.get("status") not in submissions.OVER and state_of(args) in ENDED:
+    while time.monotonic() < began + args.patience and is_unchanged(args, path):
+        time.sleep(POLL_INTERVAL)
+    where = api.QueryTarget(dashboard=args.dashboard)
+    began, state = time.monotonic(), submissions.query_job(where, args.job)
+    while state.get("status") not in submissions.OVER and driver_state(args) in FINAL_STATES:
         if time.monotonic() >= began + args.patience:
             break
-        time.sleep(AGAIN)
-        state = submissions.job(where, args.job)
+        time.sleep(POLL_INTERVAL)
+        state = submissions.query_job(where, args.job)
     try:
         with open(path, "rb") as file:
             file.seek(args.offset)
@@ -279,36 +279,36 @@ def follow(args: argparse.Namespace) -> dict[str, object]:
     if end == 0 and (len(chunk) == CHUNK or state.get("status") in submissions.OVER):
         end = len(chunk)
     return {
-        "job": submissions.shown(state),
+        "job": submissions.select_fields(state),
         "log": chunk[:end].decode(errors="replace"),
         "offset": args.offset + end,
-        "progress": read(args.work, "progress.json"),
+        "progress": read_json(args.work, "progress.json"),
     }
 
 
-def standing_still(args: argparse.Namespace, log: str) -> bool:
+def is_unchanged(args: argparse.Namespace, log: str) -> bool:
     """Whether a driver does what is known already, and its log is no longer than that."""
-    known: str = args.known
+    last_state: str = args.known
     offset: int = args.offset
-    return state_of(args) == known not in ENDED and (size_of(log) or 0) <= offset
+    return driver_state(args) == last_state not in FINAL_STATES and (size_of(log) or 0) <= offset
 
 
-def state_of(args: argparse.Namespace) -> object:
+def driver_state(args: argparse.Namespace) -> object:
     """What this run's driver says that it does; nothing while there is only an earlier one's
     word.
     """
-    progress = read(args.work, "progress.json")
+    progress = read_json(args.work, "progress.json")
     return progress.get("state") if progress.get("submission") == args.job else ""
 
 
-def owned(work: str) -> str:
+def check_work(work: str) -> str:
     """The folder of a job: of the form that this program gives them, and no link."""
     if not WORK.fullmatch(work) or os.path.normpath(work) != work or os.path.islink(work):
-        raise Refused(f"{work} is no folder of a batch job")
+        raise StoreError(f"{work} is no folder of a batch job")
     return work
 
 
-def inside(folder: str, path: str) -> str:
+def resolve_inside(folder: str, path: str) -> str:
     """A path in a folder; none of its parts is a link or leads out."""
     parts = path.split("/")
     if (
@@ -317,20 +317,20 @@ def inside(folder: str, path: str) -> str:
         or any(part in ("", ".", "..") for part in parts)
         or "\0" in path
     ):
-        raise Refused(f"{path!r} is no path inside a job's folder")
-    at = folder
+        raise StoreError(f"{path!r} is no path inside a job's folder")
+    current = folder
     for part in parts[:-1]:
-        at = os.path.join(at, part)
-        if os.path.islink(at):
-            raise Refused(f"{path!r} leads through a link")
-        os.makedirs(at, exist_ok=True)
-    found = os.path.join(at, parts[-1])
-    if os.path.islink(found):
-        raise Refused(f"{path!r} is a link")
-    return found
+        current = os.path.join(current, part)
+        if os.path.islink(current):
+            raise StoreError(f"{path!r} leads through a link")
+        os.makedirs(current, exist_ok=True)
+    target = os.path.join(current, parts[-1])
+    if os.path.islink(target):
+        raise StoreError(f"{path!r} is a link")
+    return target
 
 
-def opened(path: str, flags: int) -> BinaryIO:
+def open_file(path: str, flags: int) -> BinaryIO:
     """Open a file that is no link; new ones are for the owner alone."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     if flags == os.O_RDONLY:
@@ -339,12 +339,12 @@ def opened(path: str, flags: int) -> BinaryIO:
 
 
 VERBS = {
-    "list": list_,
-    "look": look,
-    "put": put,
-    "outputs": outputs,
-    "remove": remove,
-    "follow": follow,
+    "list": list_jobs,
+    "look": describe_job,
+    "put": put_file,
+    "outputs": write_outputs,
+    "remove": remove_job,
+    "follow": follow_job,
 }
 
 
@@ -362,7 +362,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         answer = VERBS[args.verb](args)
-    except (Refused, OSError, ValueError, KeyError, TypeError) as error:
+    except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
         answer = {"error": str(error) or type(error).__name__}
     print(json.dumps(answer), flush=True)
     return 1 if "error" in answer else 0

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from launcher.batch import inputs, places, schema
 from launcher.batch.driver.job import Mode
-from launcher.batch.inputs import MOST_CODE, MOST_FILES
-from launcher.batch.places import Bounds, Misplaced, told
+from launcher.batch.inputs import MAX_CODE_BYTES, MAX_FILES
+from launcher.batch.places import Bounds, PathError, quote_path
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Source
 from launcher.inventory.document import Document
-from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.inventory.partial_validation import validated
+from launcher.inventory.mistakes import Mistake, YamlPath, describe_value
+from launcher.inventory.partial_validation import validate_parts
 
 # A file of such a name would hide the module that the driver, or the class itself, imports.
-_TAKEN = {
+_RESERVED_MODULES = {
     *sys.stdlib_module_names,
     "jinja2",
     "numpy",
@@ -61,41 +61,41 @@ class Draft:
 
     file: JobFile
     document: Document
-    broken: frozenset[Where]
-    found: ResolvedPaths
+    invalid_paths: frozenset[YamlPath]
+    paths: ResolvedPaths
 
     @property
     def mode(self) -> Mode:
         """How the job runs."""
-        return schema.mode(self.file)
+        return schema.job_mode(self.file)
 
-    def written(self, *where: str | int) -> bool:
+    def is_written(self, *where: str | int) -> bool:
         """Return whether the file says something at `where`."""
         return where in self.document.lines
 
-    def sound(self, *where: str | int) -> bool:
+    def is_valid(self, *where: str | int) -> bool:
         """Return whether `where` and what is around it was read without a mistake."""
-        return not any(where[:length] in self.broken for length in range(1, len(where) + 1))
+        return not any(where[:length] in self.invalid_paths for length in range(1, len(where) + 1))
 
     def whole(self, *where: str | int) -> bool:
         """Return whether `where` with all around it and in it was read without a mistake."""
-        inside = any(broken[: len(where)] == where for broken in self.broken)
-        return self.sound(*where) and not inside
+        inside = any(broken[: len(where)] == where for broken in self.invalid_paths)
+        return self.is_valid(*where) and not inside
 
 
-def draft(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
+def draft_job(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
     """Validate each value by itself, and follow each path.
 
     The draft is None when too little is left.
     """
-    file, mistakes = validated(document.data, JobFile, _stand_in)
+    file, mistakes = validate_parts(document.data, JobFile, _placeholder)
     if file is None:
         return None, mistakes
-    broken = {mistake.where for mistake in mistakes}
-    found, misplaced = _found(file, within, frozenset(broken))
-    broken |= {mistake.where for mistake in misplaced}
+    broken = {mistake.yaml_path for mistake in mistakes}
+    paths, misplaced = _resolve_paths(file, within, frozenset(broken))
+    broken |= {mistake.yaml_path for mistake in misplaced}
     return (
-        Draft(file=file, document=document, broken=frozenset(broken), found=found),
+        Draft(file=file, document=document, invalid_paths=frozenset(broken), paths=paths),
         mistakes + misplaced,
     )
 
@@ -110,18 +110,18 @@ def code_target(written: str, within: Bounds) -> tuple[str, dict[str, Path]]:
     place, _, name = written.rpartition(":")
     if not place.endswith(".py"):
         return written, {}
-    path = _file(place, within)
+    path = _resolve_file(place, within)
     module = Path(place).stem
     if not module.isidentifier():
-        raise Misplaced(
+        raise PathError(
             "should be a file whose name is a Python name, such as my_model.py, not"
-            f" {shown(Path(place).name)}"
+            f" {describe_value(Path(place).name)}"
         )
-    if module in _TAKEN:
-        raise Misplaced(
+    if module in _RESERVED_MODULES:
+        raise PathError(
             f"should be a file of another name: `{module}` is a module that others import"
         )
-    _has(path, name)
+    _check_name(path, name)
     return f"{module}:{name}", {f"{module}.py": path}
 
 
@@ -132,22 +132,23 @@ def code_files(written: str, within: Bounds) -> dict[str, Path]:
     """
     path = within.resolve(written)
     if not path.is_dir():
-        found = {path.name: _file(written, within)}
+        files = {path.name: _resolve_file(written, within)}
     else:
         top = "" if path == within.folder.resolve() else f"{path.name}/"
-        found = {
-            f"{top}{one.relative_to(path).as_posix()}": _inside(one, within) for one in _code(path)
+        files = {
+            f"{top}{file.relative_to(path).as_posix()}": _check_bounds(file, within)
+            for file in _list_code(path)
         }
-    for name in found:
+    for name in files:
         if not _NAME.fullmatch(name):
-            raise Misplaced(
+            raise PathError(
                 "should have a plain name there: letters, digits, `.`, `_` and `-`, not"
-                f" {shown(name)}"
+                f" {describe_value(name)}"
             )
-    return found
+    return files
 
 
-def _stand_in(where: Where) -> object:
+def _placeholder(where: YamlPath) -> object:
     """Put something where a key is required, so that the rest is still checked."""
     match where:
         case ("read",):
@@ -171,69 +172,70 @@ def _stand_in(where: Where) -> object:
     return None
 
 
-def _found(
-    file: JobFile, within: Bounds, broken: frozenset[Where]
+def _resolve_paths(
+    file: JobFile, within: Bounds, broken: frozenset[YamlPath]
 ) -> tuple[ResolvedPaths, list[Mistake]]:
     mistakes: list[Mistake] = []
-    sources, names = _sources(file, within, broken, mistakes)
-    to = None
+    sources, names = _resolve_sources(file, within, broken, mistakes)
+    output = None
     if not {("write",), ("write", "path")} & broken:
         try:
-            to = places.target(file.write.path, within)
-        except Misplaced as error:
-            mistakes.append(Mistake(where=("write", "path"), text=str(error)))
+            output = places.parse_target(file.write.path, within)
+        except PathError as error:
+            mistakes.append(Mistake(yaml_path=("write", "path"), text=str(error)))
     targets: dict[str, str] = {}
     shipped: dict[str, dict[str, Path]] = {}
-    for stage, key, written, more in _stages(file):
+    for stage, key, written, extra_files in _code_stages(file):
         if not {(stage,), (stage, key)} & broken:
             shipped[stage] = {}
             try:
                 targets[stage], shipped[stage] = code_target(written, within)
-            except Misplaced as error:
-                mistakes.append(Mistake(where=(stage, key), text=str(error)))
-            mistakes += _more(stage, more, within, shipped)
-    found = ResolvedPaths(
-        sources=tuple(sources), names=tuple(names), to=to, targets=targets, code=shipped
+            except PathError as error:
+                mistakes.append(Mistake(yaml_path=(stage, key), text=str(error)))
+            mistakes += _resolve_files(stage, extra_files, within, shipped)
+    paths = ResolvedPaths(
+        sources=tuple(sources), names=tuple(names), to=output, targets=targets, code=shipped
     )
-    return found, mistakes
+    return paths, mistakes
 
 
-def _sources(
-    file: JobFile, within: Bounds, broken: frozenset[Where], mistakes: list[Mistake]
+def _resolve_sources(
+    file: JobFile, within: Bounds, broken: frozenset[YamlPath], mistakes: list[Mistake]
 ) -> tuple[list[Source], list[tuple[str, ...]]]:
     sources: list[Source] = []
     names: list[tuple[str, ...]] = []
     if any(where[:1] == ("read",) and where[1:2] in ((), ("paths",)) for where in broken):
         return sources, names
-    seen: dict[Path, str] = {}
-    for at, text in enumerate(file.read.paths):
+    readers: dict[Path, str] = {}
+    for index, text in enumerate(file.read.paths):
         try:
-            source = places.source(text, within)
-            files = inputs.found(source, within) if source.where == "control" else []
-        except Misplaced as error:
-            mistakes.append(Mistake(where=("read", "paths", at), text=str(error)))
+            source = places.parse_source(text, within)
+            files = inputs.list_files(source, within) if source.where == "control" else []
+        except PathError as error:
+            mistakes.append(Mistake(yaml_path=("read", "paths", index), text=str(error)))
             continue
-        twice = _read_twice(files, text, seen)
-        if twice:
-            mistakes.append(Mistake(where=("read", "paths", at), text=twice))
+        duplicate = _duplicate_reason(files, text, readers)
+        if duplicate:
+            mistakes.append(Mistake(yaml_path=("read", "paths", index), text=duplicate))
         sources.append(source)
-        names.append(tuple(one.path.name for one in files) or (source.text,))
+        names.append(tuple(listed.path.name for listed in files) or (source.text,))
     return sources, names
 
 
-def _read_twice(files: list[inputs.InputFile], path: str, seen: dict[Path, str]) -> str:
+def _duplicate_reason(files: list[inputs.InputFile], path: str, readers: dict[Path, str]) -> str:
     """Note in `seen` which path reads each file; return what to say of one that is read already."""
-    for one in files:
-        if one.path in seen:  # also by two names in one folder
+    for file in files:
+        if file.path in readers:  # also by two names in one folder
             return (
-                f"{shown(one.label)} is read twice, by {seen[one.path]} and {path}: each row has"
+                f"{describe_value(file.label)} is read twice, by {readers[file.path]} and {path}:"
+                " each row has"
                 " one answer"
             )
-        seen[one.path] = path
+        readers[file.path] = path
     return ""
 
 
-def _stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
+def _code_stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
     stages = []
     if file.predict is not None:
         stages.append(("predict", "class", file.predict.class_, file.predict.files))
@@ -242,63 +244,70 @@ def _stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
     return stages
 
 
-def _more(
-    stage: str, more: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]
+def _resolve_files(
+    stage: str, extra_files: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]
 ) -> list[Mistake]:
     mistakes = []
-    for at, written in enumerate(more):
+    for index, written in enumerate(extra_files):
         try:
             files = code_files(written, within)
-        except Misplaced as error:
-            mistakes.append(Mistake(where=(stage, "files", at), text=str(error)))
+        except PathError as error:
+            mistakes.append(Mistake(yaml_path=(stage, "files", index), text=str(error)))
             continue
         for name, path in files.items():
             other = next(
-                (one[name] for one in shipped.values() if one.get(name, path) != path), None
+                (
+                    stage_files[name]
+                    for stage_files in shipped.values()
+                    if stage_files.get(name, path) != path
+                ),
+                None,
             )
             if other is not None:
                 text = (
-                    f"should not ship another file as {shown(name)}: {places.told(other)} has that"
+                    f"should not ship another file as {describe_value(name)}:"
+                    f" {places.quote_path(other)} has that"
                     " name already"
                 )
-                mistakes.append(Mistake(where=(stage, "files", at), text=text))
+                mistakes.append(Mistake(yaml_path=(stage, "files", index), text=text))
         shipped[stage] |= files
     return mistakes
 
 
-def _code(folder: Path) -> list[Path]:
+def _list_code(folder: Path) -> list[Path]:
     # `__init__.py` starts with an underscore, too: the rule for rows is not the rule for code.
-    every = list(islice(folder.rglob("*"), MOST_FILES + 1))
-    if len(every) > MOST_FILES:
-        raise Misplaced(f"holds more than {MOST_FILES:,} files: {told(folder)}")
+    every = list(islice(folder.rglob("*"), MAX_FILES + 1))
+    if len(every) > MAX_FILES:
+        raise PathError(f"holds more than {MAX_FILES:,} files: {quote_path(folder)}")
     paths = sorted(
-        path for path in every if path.is_file() and not _left_out(path.relative_to(folder))
+        path for path in every if path.is_file() and not _is_excluded(path.relative_to(folder))
     )
     if not paths:
-        raise Misplaced(f"holds no file: {told(folder)}")
+        raise PathError(f"holds no file: {quote_path(folder)}")
     return paths
 
 
-def _left_out(path: Path) -> bool:
+def _is_excluded(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-def _inside(path: Path, within: Bounds) -> Path:
-    return within.checked(path.resolve(), str(path))
+def _check_bounds(path: Path, within: Bounds) -> Path:
+    return within.check_inside(path.resolve(), str(path))
 
 
-def _file(written: str, within: Bounds) -> Path:
+def _resolve_file(written: str, within: Bounds) -> Path:
     path = within.resolve(written)
     if not path.is_file():
-        raise Misplaced(f"names no file: there is no {told(path)}")
-    if path.stat().st_size > MOST_CODE:
-        raise Misplaced(
-            f"{shown(written)} is larger than {MOST_CODE // 2**20} MiB; put it on the nodes"
+        raise PathError(f"names no file: there is no {quote_path(path)}")
+    if path.stat().st_size > MAX_CODE_BYTES:
+        raise PathError(
+            f"{describe_value(written)} is larger than {MAX_CODE_BYTES // 2**20} MiB; put it on"
+            " the nodes"
         )
     return path
 
 
-def _has(path: Path, name: str) -> None:
+def _check_name(path: Path, name: str) -> None:
     """Refuse when the file surely has no `name`.
 
     What this Python cannot read, the one in the image may.
@@ -309,18 +318,18 @@ def _has(path: Path, name: str) -> None:
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    known: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            known.add(node.name)
+            names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            known |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name):
-            known.add(node.id)
-    if name not in known and "*" not in known:
-        raise Misplaced(f"{shown(path.name)} has no `{name}`{_near(name, known)}")
+            names.add(node.id)
+    if name not in names and "*" not in names:
+        raise PathError(f"{describe_value(path.name)} has no `{name}`{_did_you_mean(name, names)}")
 
 
-def _near(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
+def _did_you_mean(name: str, names: set[str]) -> str:
+    matches = difflib.get_close_matches(name, sorted(names), n=1)
+    return f"; did you mean `{matches[0]}`?" if matches else ""

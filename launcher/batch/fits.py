@@ -13,11 +13,11 @@ from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
 
 
-def check(job: Job, inventory: Inventory) -> None:
+def check_fit(job: Job, inventory: Inventory) -> None:
     """Raise JobError for paths that the containers do not see, PlacementError for replicas that
     never fit.
     """
-    lost = list(_unseen(job, inventory))
+    lost = list(_unmounted_paths(job, inventory))
     if lost:
         hint = (
             f"put it under {inventory.head.hf_home}, or add a mount to {inventory.path.name} and"
@@ -31,24 +31,24 @@ def check(job: Job, inventory: Inventory) -> None:
         )
 
 
-def _unseen(job: Job, inventory: Inventory) -> Iterator[str]:
-    seen = [
+def _unmounted_paths(job: Job, inventory: Inventory) -> Iterator[str]:
+    shared = [
         (inventory.head.hf_home, False),
         *((mount.target, mount.read_only) for mount in inventory.mounts),
     ]
     for source in (*job.sources, job.to):
         if source.where != "nodes":
             continue
-        around = [
-            (root, only) for root, only in seen if PurePosixPath(source.text).is_relative_to(root)
+        enclosing = [
+            (root, only) for root, only in shared if PurePosixPath(source.text).is_relative_to(root)
         ]
-        if not around:
-            roots = ", ".join(root for root, _ in seen)
+        if not enclosing:
+            roots = ", ".join(root for root, _ in shared)
             yield (
                 f"{source.shown}: is in none of the folders that the containers share with the"
                 f" nodes: {roots}"
             )
-        elif source is job.to and _innermost_is_read_only(around):
+        elif source is job.to and _innermost_is_read_only(enclosing):
             yield f"{source.shown}: is mounted read-only"
 
 
@@ -71,11 +71,11 @@ def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
             f"it takes {least:g} GPUs at least, and the nodes have {inventory.gpus}",
             "lower `replicas`, `tp` or `pp`",
         )
-    yield from _broken_up(job, inventory)
+    yield from _fragmentation(job, inventory)
 
 
 def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    largest = _largest(inventory)
+    largest = _largest_node(inventory)
     if predict.num_gpus > largest:
         yield (
             f"its class asks for {predict.num_gpus:g} GPUs, and no node has more than {largest}",
@@ -84,43 +84,43 @@ def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str
 
 
 def _engine_misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    engine, largest = job.engine, _largest(inventory)
-    each, nodes = engine.tp * engine.pp, len(inventory.nodes)
+    engine, largest = job.engine, _largest_node(inventory)
+    gpus, nodes = engine.tp * engine.pp, len(inventory.nodes)
     product = f"tp {engine.tp} x pp {engine.pp}"
-    if engine.placement == "STRICT_PACK" and each > largest:
+    if engine.placement == "STRICT_PACK" and gpus > largest:
         yield (
-            f"{product} takes {each} GPUs on one node, and no node has more than {largest}",
+            f"{product} takes {gpus} GPUs on one node, and no node has more than {largest}",
             "write `placement: pack`",
         )
-    if engine.placement == "STRICT_SPREAD" and each > nodes:
+    if engine.placement == "STRICT_SPREAD" and gpus > nodes:
         yield (
-            f"{product} takes {each} nodes with one GPU each, and there are {nodes}",
+            f"{product} takes {gpus} nodes with one GPU each, and there are {nodes}",
             "lower `tp`",
         )
-    if job.mode == "data-parallel" and each > largest:
+    if job.mode == "data-parallel" and gpus > largest:
         hint = "lower `engine.tp`" if engine.pp == 1 else "lower `engine.tp` or `engine.pp`"
-        yield f"a rank takes {each} GPUs on one node, and no node has more than {largest}", hint
+        yield f"a rank takes {gpus} GPUs on one node, and no node has more than {largest}", hint
 
 
-def _largest(inventory: Inventory) -> int:
+def _largest_node(inventory: Inventory) -> int:
     return max(node.gpus for node in inventory.nodes)
 
 
-def _broken_up(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
+def _fragmentation(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
     """GPUs that are enough together, and not where they are: what stays on a node leaves some
     over.
     """
-    what, each, count = "", float(job.engine.tp * job.engine.pp), job.engine.replicas[0]
+    unit, gpus, count = "", float(job.engine.tp * job.engine.pp), job.engine.replicas[0]
     if job.predict is not None and job.mode == "predict":
-        what, each, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]
+        unit, gpus, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]
     elif job.data_parallel is not None:
-        what, count = "ranks", job.data_parallel.size
+        unit, count = "ranks", job.data_parallel.size
     elif job.engine.placement == "STRICT_PACK":
-        what = "replicas"
-    room = sum(int(node.gpus // each) for node in inventory.nodes) if each >= 1 else count
-    if what and room < count:
+        unit = "replicas"
+    room = sum(int(node.gpus // gpus) for node in inventory.nodes) if gpus >= 1 else count
+    if unit and room < count:
         text = (
-            f"it takes {count} {what} with {each:g} GPUs on one node each, and the nodes have room"
+            f"it takes {count} {unit} with {gpus:g} GPUs on one node each, and the nodes have room"
             f" for {room}"
         )
         yield text, f"lower their number to {room}, or what each of them takes"

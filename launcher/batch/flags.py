@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from launcher.batch import build, inputs, places, rules
-from launcher.batch.batch_flags import FLAGS, spelled
-from launcher.batch.draft import Draft, draft
-from launcher.batch.job_spec import digest, identity
-from launcher.batch.places import Bounds, Misplaced
-from launcher.batch.shape import HINT, Job, JobError, count_mistakes, refused
+from launcher.batch.batch_flags import FLAGS, flag_name
+from launcher.batch.draft import Draft, draft_job
+from launcher.batch.job_spec import identity_digest, job_identity
+from launcher.batch.places import Bounds, PathError
+from launcher.batch.shape import HINT, Job, JobError, count_mistakes, mistakes_error
 from launcher.inventory import document
 from launcher.inventory.document import Document
 from launcher.inventory.engine_args import python_name
-from launcher.inventory.mistakes import Mistake, Where, shown
-from launcher.inventory.mistakes import name as label
+from launcher.inventory.mistakes import Mistake, YamlPath, describe_value
+from launcher.inventory.mistakes import format_key as label
 
 _HINT = "`vlaunch batch --help` explains every flag; nothing was touched"
 _REQUIRED = {
@@ -35,14 +35,14 @@ _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
 MAX_BYTES = 1024 * 1024
 
 
-def job(options: Mapping[str, Any], folder: Path) -> Job:
+def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
     """Return the job that flags alone describe, by their names (`batch_flags.FLAGS`); relative
     paths start at `folder`. Raises JobError.
 
     Its name follows from what it does, unless `--name` gives one: the same command is the same job.
     """
     within = Bounds(folder=folder)
-    where, mistakes = _written(options)
+    where, mistakes = _flag_values(options)
     wrong = [
         (f"--{name}", f"is missing: {what}")
         for name, what in _REQUIRED.items()
@@ -50,23 +50,23 @@ def job(options: Mapping[str, Any], folder: Path) -> Job:
     ]
     wrong += [*mistakes, *_contradictions(options, where)]
     if "system" in options or "chat" in options:
-        wrong += _messages(options, within, where)
+        wrong += _write_messages(options, within, where)
     empty = Document(data={}, lines={}, mistakes=())
-    job_file, file_mistakes = check(_overlaid(empty, where), within, name="batch")
+    job_file, file_mistakes = check_document(_overlay(empty, where), within, name="batch")
     wrong += [
-        (_flag(mistake.where, options), mistake.text)
+        (_flag_for(mistake.yaml_path, options), mistake.text)
         for mistake in file_mistakes
         if not _is_missing(mistake, options)
     ]
     if wrong or job_file is None:
-        raise _refused(wrong)
+        raise _job_error(wrong)
     if options.get("name"):
         return job_file
-    return replace(job_file, name=f"{_about(job_file)}-{_digest(job_file)[:8]}")
+    return replace(job_file, name=f"{_base_name(job_file)}-{_flags_digest(job_file)[:8]}")
 
 
 def _contradictions(
-    options: Mapping[str, Any], where: dict[Where, object]
+    options: Mapping[str, Any], where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
     """Of two flags that exclude each other, take the first out of `where` and tell the second."""
     wrong = []
@@ -77,15 +77,15 @@ def _contradictions(
     return wrong
 
 
-def _about(made: Job) -> str:
+def _base_name(job: Job) -> str:
     """Return a word for a job that has no name: what its first input is called, as far as a name
     may hold it.
     """
-    last = re.split(r"[/:]+", made.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
-    return name_of(Path(last))[:24].strip("-_.") or "rows"
+    last = re.split(r"[/:]+", job.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
+    return job_name(Path(last))[:24].strip("-_.") or "rows"
 
 
-def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
+def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
     """Return the job of the file at `path` with the flags over it; raises JobError.
 
     Only options that may change between two runs are allowed beside a file: the rest is the job's
@@ -96,27 +96,29 @@ def over(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) 
         options: the flags beside it.
         allow: more folders that its paths may lead into.
     """
-    content = parse(read(path))
+    content = parse_job_file(read_job_file(path))
     tuning = {name: value for name, value in options.items() if name in _TUNING}
-    where, unwritten = _written(tuning, _stage(content))
-    made, mistakes = check(
-        _overlaid(content, where), places.bounds(path, allow), name=name_of(path)
+    where, unwritten = _flag_values(tuning, _replica_section(content))
+    job, mistakes = check_document(
+        _overlay(content, where), places.job_bounds(path, allow), name=job_name(path)
     )
-    own = [one for one in mistakes if _is_flags(one, where, content)]
-    wrong = [*_not_beside(options, path), *unwritten]
-    wrong += [(_flag(one.where, options), one.text) for one in own]
-    of_file = refused(path, content, [one for one in mistakes if one not in own])
+    flag_mistakes = [mistake for mistake in mistakes if _is_flag_mistake(mistake, where, content)]
+    wrong = [*_identity_flags(options, path), *unwritten]
+    wrong += [(_flag_for(mistake.yaml_path, options), mistake.text) for mistake in flag_mistakes]
+    of_file = mistakes_error(
+        path, content, [mistake for mistake in mistakes if mistake not in flag_mistakes]
+    )
     if wrong:
-        raise _refused(wrong, of_file.mistakes)
-    if made is None:
+        raise _job_error(wrong, of_file.mistakes)
+    if job is None:
         raise of_file
-    return replace(made, path=path)
+    return replace(job, path=path)
 
 
-def read(path: Path) -> str:
+def read_job_file(path: Path) -> str:
     """Return what is in the job file at `path`; raises JobError."""
     try:
-        return document.read_file(path, most=MAX_BYTES, kind="job file")
+        return document.read_file(path, max_bytes=MAX_BYTES, kind="job file")
     except document.UnusableFile as error:
         hint = "" if error.encoding else HINT
         raise JobError(
@@ -124,12 +126,14 @@ def read(path: Path) -> str:
         ) from error
 
 
-def parse(content: str) -> Document:
+def parse_job_file(content: str) -> Document:
     """Read the YAML of a job file."""
-    return document.parse(content, first="read", example="examples/reference.yaml")
+    return document.parse_document(content, first_key="read", example="examples/reference.yaml")
 
 
-def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, list[Mistake]]:
+def check_document(
+    written: Document, within: Bounds, *, name: str
+) -> tuple[Job | None, list[Mistake]]:
     """Return the job, or what is wrong with it.
 
     Args:
@@ -140,75 +144,77 @@ def check(written: Document, within: Bounds, *, name: str) -> tuple[Job | None, 
     mistakes = list(written.mistakes)
     if written.data is None:
         return None, mistakes
-    made, wrong = draft(written, within)
+    draft, wrong = draft_job(written, within)
     mistakes += wrong
-    if made is None:
+    if draft is None:
         return None, mistakes
-    mistakes += _broken_rules(made)
-    if not (made.file.job or name) and made.sound("job"):
+    mistakes += _rule_mistakes(draft)
+    if not (draft.file.job or name) and draft.is_valid("job"):
         mistakes.append(
             Mistake(
-                where=(),
+                yaml_path=(),
                 text="`job` is missing: Name of the job, which the file's name does not give",
             )
         )
-    return (None if mistakes else build.job(made, name=name, within=within)), mistakes
+    return (None if mistakes else build.build_job(draft, name=name, within=within)), mistakes
 
 
-def _broken_rules(made: Draft) -> list[Mistake]:
-    found = [mistake for rule in rules.ALL for mistake in rule(made)]
-    return [mistake for mistake in found if made.sound(*mistake.where)]
+def _rule_mistakes(draft: Draft) -> list[Mistake]:
+    mistakes = [mistake for rule in rules.ALL for mistake in rule(draft)]
+    return [mistake for mistake in mistakes if draft.is_valid(*mistake.yaml_path)]
 
 
-def name_of(path: Path) -> str:
+def job_name(path: Path) -> str:
     """Return the job's name that a file's name gives: `My Job.yaml` → `my-job`; empty when it gives
     none.
     """
     return re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower())[:40].strip("-_.")
 
 
-def _stage(content: Document) -> str:
+def _replica_section(content: Document) -> str:
     """Return the section of a job file that has the number and the size of its replicas."""
     return "predict" if "predict" in (content.data or {}) else "engine"
 
 
-def _not_beside(options: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
+def _identity_flags(options: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
     """Yield the flags that say what the file at `path` must say."""
     text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
     for name in options:
         if name not in _TUNING:
-            yield spelled(name), text
+            yield flag_name(name), text
 
 
-def _is_flags(mistake: Mistake, where: Mapping[Where, object], content: Document) -> bool:
+def _is_flag_mistake(mistake: Mistake, where: Mapping[YamlPath, object], content: Document) -> bool:
     """Tell whether a mistake is about what flags say `where`, or about a section that the file does
     not have.
     """
-    if mistake.where in where:
+    if mistake.yaml_path in where:
         return True
-    return mistake.where not in content.lines and _holds(mistake.where, where)
+    return mistake.yaml_path not in content.lines and _contains(mistake.yaml_path, where)
 
 
-def _holds(section: Where, where: Iterable[Where]) -> bool:
+def _contains(section: YamlPath, where: Iterable[YamlPath]) -> bool:
     return bool(section) and any(place[: len(section)] == section for place in where)
 
 
-def _written(
+def _flag_values(
     options: Mapping[str, Any], stage: str = "engine"
-) -> tuple[dict[Where, object], list[tuple[str, str]]]:
+) -> tuple[dict[YamlPath, object], list[tuple[str, str]]]:
     """Return what a file would say, by its places, and what no file can say."""
-    where: dict[Where, object] = {}
+    where: dict[YamlPath, object] = {}
     wrong: list[tuple[str, str]] = []
     for name, value in options.items():
         if name == "engine_arg":
             for text in value:
                 key, equals, rest = text.partition("=")
                 if not equals:
-                    wrong.append(("--engine-arg", f"should be NAME=VALUE, not {shown(text)}"))
+                    wrong.append(
+                        ("--engine-arg", f"should be NAME=VALUE, not {describe_value(text)}")
+                    )
                 elif ("engine", "args", key) in where:
-                    wrong.append(("--engine-arg", f"should name {shown(key)} once"))
+                    wrong.append(("--engine-arg", f"should name {describe_value(key)} once"))
                 else:
-                    where["engine", "args", key] = _value(rest)
+                    where["engine", "args", key] = _parse_value(rest)
         elif name not in ("system", "chat"):
             place = FLAGS[name][0]
             own = (stage, *place[1:]) if name in ("replicas", "batch_size") else place
@@ -216,8 +222,8 @@ def _written(
     return where, wrong
 
 
-def _messages(
-    options: Mapping[str, Any], within: Bounds, where: dict[Where, object]
+def _write_messages(
+    options: Mapping[str, Any], within: Bounds, where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
     """Write the prompt as messages: the system's, if any, and the user's."""
     where.pop(("prompt", "column"), None)
@@ -230,7 +236,8 @@ def _messages(
                 (
                     "--column",
                     (
-                        f"{shown(column)} should be written with --template beside {flag}, which"
+                        f"{describe_value(column)} should be written with --template beside"
+                        f" {flag}, which"
                         " makes a template"
                     ),
                 )
@@ -245,22 +252,24 @@ def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
     if "format" in options or not options.get("input"):
         return bool(options.get("format") == "text")
     try:
-        source = places.source(options["input"][0], within)
+        source = places.parse_source(options["input"][0], within)
         name = (
-            inputs.found(source, within)[0].path.name if source.where == "control" else source.text
+            inputs.list_files(source, within)[0].path.name
+            if source.where == "control"
+            else source.text
         )
-    except Misplaced:  # told by the check
+    except PathError:  # told by the check
         return False
     return inputs.format_of(name) == "text"
 
 
-def _value(text: str) -> object:
+def _parse_value(text: str) -> object:
     """Read the value of NAME=VALUE: JSON where it is JSON, Python's True, False and None, else
     text.
     """
-    words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     try:
         value: object = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -268,14 +277,14 @@ def _value(text: str) -> object:
     return value
 
 
-def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
+def _overlay(document: Document, where: Mapping[YamlPath, object]) -> Document:
     """Return the document as if it also had what `where` does.
 
     Its mappings are copied where they change.
     """
     data, lines = dict(document.data or {}), dict(document.lines)
     for place, value in where.items():
-        section, key = _section(data, place[:-1]), str(place[-1])
+        section, key = _copy_section(data, place[:-1]), str(place[-1])
         if place[:2] == ("engine", "args"):
             for other in [name for name in section if python_name(name) == python_name(key)]:
                 del section[other]
@@ -288,7 +297,7 @@ def _overlaid(document: Document, where: Mapping[Where, object]) -> Document:
     )
 
 
-def _section(data: dict[str, Any], where: Where) -> dict[str, Any]:
+def _copy_section(data: dict[str, Any], where: YamlPath) -> dict[str, Any]:
     """Copy the mappings that lead to `where`, and return the last; a short form becomes a
     mapping.
     """
@@ -302,7 +311,7 @@ def _section(data: dict[str, Any], where: Where) -> dict[str, Any]:
     return data
 
 
-def _flag(where: Where, options: Container[str]) -> str:
+def _flag_for(where: YamlPath, options: Container[str]) -> str:
     """Return the flag that a mistake at `where` is about: the given one, where several write
     there.
     """
@@ -314,38 +323,41 @@ def _flag(where: Where, options: Container[str]) -> str:
         return _message_flag(where, options)
     if where[0] == "predict":
         where = ("engine", *where[1:])
-    near = [name for name, (place, _) in FLAGS.items() if _share(place, where)]
+    near = [name for name, (place, _) in FLAGS.items() if _overlaps(place, where)]
     near.sort(key=lambda name: name not in options)
-    return spelled(near[0]) if near else ""
+    return flag_name(near[0]) if near else ""
 
 
-def _message_flag(where: Where, options: Container[str]) -> str:
+def _message_flag(where: YamlPath, options: Container[str]) -> str:
     """Return the flag that a message of the prompt is made of."""
     if where[2:3] == (0,) and "system" in options:
         return "--system"
     return next((f"--{name}" for name in ("template", "column") if name in options), "--chat")
 
 
-def _share(place: Where, where: Where) -> bool:
+def _overlaps(place: YamlPath, where: YamlPath) -> bool:
     """Tell whether one of two places is the other, or is in it."""
-    return all(one == other for one, other in zip(place, where, strict=False))
+    return all(key == other for key, other in zip(place, where, strict=False))
 
 
 def _is_missing(mistake: Mistake, options: Container[str]) -> bool:
     """Tell whether the mistake is only that a flag, which was told already, is missing."""
     missing = {FLAGS[name][0] for name in _REQUIRED if name not in options}
-    if mistake.about_key and any(place[:1] == mistake.where[:1] for place in missing):
+    if mistake.about_key and any(place[:1] == mistake.yaml_path[:1] for place in missing):
         return True
-    return mistake.where == () and ("model",) in missing
+    return mistake.yaml_path == () and ("model",) in missing
 
 
-def _digest(made: Job) -> str:
-    what = identity(made, ())
-    what |= {f"read {at}": source.text for at, source in enumerate(made.sources)}
-    return digest(what | {"write": made.to.text})
+def _flags_digest(job: Job) -> str:
+    values = job_identity(job, ())
+    values |= {f"read {index}": source.text for index, source in enumerate(job.sources)}
+    return identity_digest(values | {"write": job.to.text})
 
 
-def _refused(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
-    told = [*lines, *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(wrong))]
+def _job_error(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
+    mistakes = [
+        *lines,
+        *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(wrong)),
+    ]
     where = "the job" if lines else "the flags"
-    return JobError(f"{count_mistakes(len(told))} in {where}", told, hint=_HINT)
+    return JobError(f"{count_mistakes(len(mistakes))} in {where}", mistakes, hint=_HINT)

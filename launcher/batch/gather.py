@@ -16,29 +16,29 @@ from typing import TypeVar
 
 from launcher.batch import job_store
 from launcher.batch.job_store import Output
-from launcher.batch.output_folder import OutputFolder, new_file, size, some
+from launcher.batch.output_folder import OutputFolder, first_names, format_size, new_file
 from launcher.core.errors import BatchError, NodeError, UnreadableAnswer, VlaunchError
 from launcher.core.events import Event
 from launcher.core.transport import Transport
 from launcher.tools.site import Site
 
-_LONGEST_LIST = 256 * 2**20  # bytes of the list of files
+_MAX_LIST_BYTES = 256 * 2**20  # bytes of the list of files
 _STAGE = "gather"
-_LOST = 45.0  # seconds without an answer until gathering is given up
-_TELL = 10.0  # seconds between two lines where every line stays
+_GIVE_UP_AFTER = 45.0  # seconds without an answer until gathering is given up
+_LINE_INTERVAL = 10.0  # seconds between two lines where every line stays
 T = TypeVar("T")
 # Yields the content of a file in the head's container; raises NodeError.
-Read = Callable[[str], Iterator[bytes]]
+ReadFile = Callable[[str], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class GatherResult:
     """What was done: files that were fetched, that were there already, and that were removed;
     `bytes` of the fetched.
     """
 
     fetched: int
-    kept: int
+    unchanged: int
     removed: int
     bytes: int
 
@@ -48,11 +48,11 @@ def gather(
     work: str,
     folder: OutputFolder,
     transport: Transport,
-    read: Read,
+    read: ReadFile,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Generator[Event, None, Gathered]:
+) -> Generator[Event, None, GatherResult]:
     """Fetch every output file that is missing here or differs, and remove error files whose rows
     have been tried again.
 
@@ -61,56 +61,61 @@ def gather(
         NodeError: what it sent is not what it announced.
         VlaunchError: this machine cannot take the files.
     """
-    output = _OnHead(site, work, transport, read, clock, sleep)
+    output = _RemoteOutput(site, work, transport, read, clock, sleep)
     yield Event(
         kind="stage", stage=_STAGE, text=f"Gather the output in {folder.shown}", state="running"
     )
-    files = _announced(output, folder)
+    files = _list_output(output, folder)
     with folder.writing():
-        missing = [each for each in files if not folder.has(each)]
-    gone = _outdated(output, folder, files)
-    total = sum(each.bytes for each in missing)
+        missing = [file for file in files if not folder.has(file)]
+    gone = _outdated_files(output, folder, files)
+    total = sum(file.bytes for file in missing)
     folder.check_room(total)
     yield from _fetch_all(output, folder, missing, clock)
     with folder.writing():
         for name in gone:
             (folder.path / name).unlink(missing_ok=True)
-    done = Gathered(
-        fetched=len(missing), kept=len(files) - len(missing), removed=len(gone), bytes=total
+    done = GatherResult(
+        fetched=len(missing), unchanged=len(files) - len(missing), removed=len(gone), bytes=total
     )
     yield Event(
-        kind="step", stage=_STAGE, text=_told(done), state="ok" if missing or gone else "unchanged"
+        kind="step",
+        stage=_STAGE,
+        text=_summarize(done),
+        state="ok" if missing or gone else "unchanged",
     )
     return done
 
 
-def _announced(output: _OnHead, folder: OutputFolder) -> list[Output]:
+def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[Output]:
     """Return the files that the head has, the summary last: who sees it has all the rest.
 
     Raises NodeError when the head has none.
     """
-    listed = output.listed()
+    listed = output.list_files()
     if not listed:
         raise NodeError(
             output.head,
             f"has no output of `{folder.job}` any more, not even a summary",
             hint="it was removed from the job's folder there; start over with `--discard-results`",
         )
-    return sorted(listed, key=lambda each: (each.path == "summary.json", each.path))
+    return sorted(listed, key=lambda file: (file.path == "summary.json", file.path))
 
 
-def _outdated(output: _OnHead, folder: OutputFolder, files: Sequence[Output]) -> list[str]:
+def _outdated_files(
+    output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output]
+) -> list[str]:
     """Return the error files here that the head has no more: their rows have been tried again.
 
     Raises NodeError when answers are among them.
     """
-    known = {each.path for each in files}
-    gone = [name for name in folder.parts() if name not in known]
+    listed = {file.path for file in files}
+    gone = [name for name in folder.parts() if name not in listed]
     if unknown := [name for name in gone if name.startswith("rows/")]:
         raise NodeError(
             output.head,
             f"does not know answers that {folder.shown} holds",
-            evidence=some(unknown),
+            evidence=first_names(unknown),
             hint=(
                 "somebody changed the job's folder on the head; start over with"
                 " `--discard-results`, or name another folder"
@@ -120,32 +125,39 @@ def _outdated(output: _OnHead, folder: OutputFolder, files: Sequence[Output]) ->
 
 
 def _fetch_all(
-    output: _OnHead,
+    output: _RemoteOutput,
     folder: OutputFolder,
     files: Sequence[Output],
     clock: Callable[[], float],
 ) -> Iterator[Event]:
     """Fetch files one after another, and report the progress after each block."""
-    total, so_far, told = sum(each.bytes for each in files), 0, clock()
-    for at, each in enumerate(files, start=1):
-        path = folder.path / each.path
+    total, so_far, last_report = sum(file.bytes for file in files), 0, clock()
+    for index, file in enumerate(files, start=1):
+        path = folder.path / file.path
         with folder.writing():
             path.parent.mkdir(parents=True, exist_ok=True)
-            for count in output.fetch(path, each):
+            for count in output.fetch(path, file):
                 now = so_far + count
-                text = f"gathering file {at} of {len(files)}, {size(now)} of {size(total)}"
-                tell, told = (True, clock()) if clock() - told >= _TELL else (False, told)
+                text = (
+                    f"gathering file {index} of {len(files)}, {format_size(now)} of"
+                    f" {format_size(total)}"
+                )
+                report, last_report = (
+                    (True, clock())
+                    if clock() - last_report >= _LINE_INTERVAL
+                    else (False, last_report)
+                )
                 yield Event(
                     kind="wait",
                     stage=_STAGE,
                     text=text,
-                    state="running" if tell else "",
+                    state="running" if report else "",
                     data={"bytes": now, "total": total},
                 )
-            so_far += each.bytes
+            so_far += file.bytes
 
 
-class _OnHead:
+class _RemoteOutput:
     """The output on the head. Every question is repeated for a while: a connection may break and
     come back.
     """
@@ -155,7 +167,7 @@ class _OnHead:
         site: Site,
         work: str,
         transport: Transport,
-        read: Read,
+        read: ReadFile,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
@@ -166,17 +178,17 @@ class _OnHead:
     def head(self) -> str:
         return self._site.head.name
 
-    def listed(self) -> tuple[Output, ...]:
+    def list_files(self) -> tuple[Output, ...]:
         """Return the committed files; raises BatchError."""
-        command = self._site.inside(
-            self._site.head, job_store.ask("outputs", self._work), timeout=900
+        command = self._site.in_container(
+            self._site.head, job_store.build_command("outputs", self._work), timeout=900
         )
         began = self._clock()
         while True:
             (answer,) = self._transport.run([command])
             try:
-                job_store.parse(answer)
-                return job_store.parse_outputs(self.head, self._list())
+                job_store.parse_answer(answer)
+                return job_store.parse_outputs(self.head, self._read_list())
             except UnreadableAnswer as error:
                 # Only silence may pass: an answer that cannot be read would come again.
                 self._wait(error, began if answer.code == 255 else -math.inf)
@@ -192,7 +204,7 @@ class _OnHead:
         try:
             while True:
                 try:
-                    digest = yield from self._copy(part, file)
+                    digest = yield from self._copy_file(part, file)
                     break
                 except NodeError as error:
                     self._wait(error, began)
@@ -207,15 +219,15 @@ class _OnHead:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
 
-    def _list(self) -> str:
+    def _read_list(self) -> str:
         text = bytearray()
         for block in self._read(job_store.outputs_file(self._work)):
             text += block
-            if len(text) > _LONGEST_LIST:
+            if len(text) > _MAX_LIST_BYTES:
                 raise BatchError(f"{self.head}: the list of output files is too long")
         return text.decode(errors="replace")
 
-    def _copy(self, part: Path, file: Output) -> Generator[int, None, str]:
+    def _copy_file(self, part: Path, file: Output) -> Generator[int, None, str]:
         """Write a file's content; yields how many bytes have come, and returns their SHA-256."""
         digest, count = hashlib.sha256(), 0
         with new_file(part) as out:
@@ -232,7 +244,7 @@ class _OnHead:
 
     def _wait(self, error: VlaunchError, began: float) -> None:
         """Sleep until the next try; raises BatchError when there have been enough."""
-        if self._clock() - began >= _LOST:
+        if self._clock() - began >= _GIVE_UP_AFTER:
             raise BatchError(
                 f"the output cannot be gathered: {error.message}",
                 evidence=error.evidence,
@@ -241,11 +253,11 @@ class _OnHead:
         self._sleep(1.0)
 
 
-def _told(done: Gathered) -> str:
+def _summarize(done: GatherResult) -> str:
     if not done.fetched and not done.removed:
-        return f"all {done.kept} files are there"
+        return f"all {done.unchanged} files are there"
     removed = f"; {done.removed} removed, whose error rows were tried again" if done.removed else ""
     return (
         f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched"
-        f" ({size(done.bytes)}){removed}"
+        f" ({format_size(done.bytes)}){removed}"
     )

@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.batch.driver.job import Format
-from launcher.batch.places import Bounds, Misplaced, split_pattern, told
+from launcher.batch.places import Bounds, PathError, quote_path, split_pattern
 from launcher.batch.shape import Job, Source
 from launcher.core.errors import RequestError
-from launcher.inventory.mistakes import shown
+from launcher.inventory.mistakes import describe_value
 
-MOST_FILES = 10_000
-MOST_CODE = 16 * 2**20
+MAX_FILES = 10_000
+MAX_CODE_BYTES = 16 * 2**20
 _BLOCK = 4 * 2**20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _ENDINGS: dict[str, Format] = {
@@ -44,7 +44,7 @@ class InputFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipped:
+class ShippedFile:
     """One file as it lies in the job's work folder, at `to`. `label` is what the user calls it.
 
     `source` is the number of the source that names it, in `Job.sources`; None for code.
@@ -58,7 +58,7 @@ class Shipped:
     source: int | None = None
 
 
-def found(source: Source, within: Bounds) -> list[InputFile]:
+def list_files(source: Source, within: Bounds) -> list[InputFile]:
     """Return the files that a source on this machine names, in the order of their names.
 
     Folders are read to the bottom. Names that start with `.` or `_` are left out, as Ray Data and
@@ -70,23 +70,25 @@ def found(source: Source, within: Bounds) -> list[InputFile]:
     fixed, pattern = split_pattern(source.text, within)
     root = Path(fixed)
     try:
-        paths = sorted(islice(_matches(root, pattern), MOST_FILES + 1))
+        paths = sorted(islice(_match_files(root, pattern), MAX_FILES + 1))
     except (OSError, ValueError, NotImplementedError) as error:
-        raise Misplaced(
+        raise PathError(
             f"cannot be read: {getattr(error, 'strerror', None) or error}".lower()
         ) from error
-    if len(paths) > MOST_FILES:
-        raise Misplaced(f"{shown(source.shown)} names more than {MOST_FILES:,} files")
+    if len(paths) > MAX_FILES:
+        raise PathError(f"{describe_value(source.shown)} names more than {MAX_FILES:,} files")
     if not paths:
-        raise Misplaced(_nothing(root, source.shown))
+        raise PathError(_no_file_reason(root, source.shown))
     files = []
     for path in paths:
         label = path.name if path == root else path.relative_to(root).as_posix()
-        files.append(InputFile(path=_regular(path, label, within), label=label))
+        files.append(InputFile(path=_check_regular(path, label, within), label=label))
     return files
 
 
-def shipped(job: Job, progress: Callable[[int], None] | None = None) -> tuple[Shipped, ...]:
+def read_shipped(
+    job: Job, progress: Callable[[int], None] | None = None
+) -> tuple[ShippedFile, ...]:
     """Read every file that is shipped with `job`, in its order: the rows first, then the code.
 
     Args:
@@ -96,45 +98,47 @@ def shipped(job: Job, progress: Callable[[int], None] | None = None) -> tuple[Sh
     Raises:
         RequestError: a file is not there any more, cannot be read, or all of the code is too large.
     """
-    tell = progress or (lambda size: None)
-    files = list(_inputs(job, tell))
-    room = MOST_CODE
+    report = progress or (lambda size: None)
+    files = list(_read_inputs(job, report))
+    room = MAX_CODE_BYTES
     for name, path in sorted(job.code.items()):
-        one = _read(f"code/{name}", name, path, tell, room=room)
-        room -= one.bytes
-        files.append(one)
+        file = _hash_file(f"code/{name}", name, path, report, room=room)
+        room -= file.bytes
+        files.append(file)
     return tuple(files)
 
 
 def format_of(name: str) -> Format | None:
     """Return the format that the ending of `name` shows: `a.jsonl.gz` → jsonl."""
     match = _ENDING.search(name.partition("?")[0] if "://" in name else name)
-    found = _ENDINGS.get((match[1] or "").lower()) if match else None
-    return None if match and match[2] and found == "parquet" else found
+    file_format = _ENDINGS.get((match[1] or "").lower()) if match else None
+    return None if match and match[2] and file_format == "parquet" else file_format
 
 
 def format_mistakes(
     sources: Sequence[Source], names: Sequence[Sequence[str]]
 ) -> list[tuple[tuple[str | int, ...], str]]:
     """Return why the format cannot be told: where in `read`, and in words."""
-    known = "text, jsonl, csv or parquet"
-    seen: dict[Format, str] = {}
+    formats = "text, jsonl, csv or parquet"
+    first_names: dict[Format, str] = {}
     wrong: list[tuple[tuple[str | int, ...], str]] = []
-    for at, (source, inside) in enumerate(zip(sources, names, strict=True)):
+    for index, (source, inside) in enumerate(zip(sources, names, strict=True)):
         for name in inside:
             format = format_of(name)
             if format is None:
                 text = (
-                    f"the ending of {shown(name.rpartition('/')[2] or source.shown)} shows no"
-                    f" format; write `format`: {known}"
+                    f"the ending of {describe_value(name.rpartition('/')[2] or source.shown)}"
+                    " shows no"
+                    f" format; write `format`: {formats}"
                 )
-                wrong.append((("paths", at), text))
+                wrong.append((("paths", index), text))
                 break
-            seen.setdefault(format, name)
-    if not wrong and len(seen) > 1:
-        (first, one), (second, other) = list(seen.items())[:2]
+            first_names.setdefault(format, name)
+    if not wrong and len(first_names) > 1:
+        (first, first_name), (second, second_name) = list(first_names.items())[:2]
         both = (
-            f"{shown(one.rpartition('/')[2])} is {first}, {shown(other.rpartition('/')[2])} is"
+            f"{describe_value(first_name.rpartition('/')[2])} is {first},"
+            f" {describe_value(second_name.rpartition('/')[2])} is"
             f" {second}"
         )
         wrong.append((("paths",), f"should all have one format: {both}"))
@@ -148,43 +152,47 @@ def common_format(names: Sequence[Sequence[str]]) -> Format:
     return format
 
 
-def _inputs(job: Job, tell: Callable[[int], None]) -> Iterator[Shipped]:
+def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFile]:
     bounds = Bounds(folder=Path("/"), inside=job.inside)
     labels: set[str] = set()
     number = 0
-    for at, source in enumerate(job.sources):
+    for index, source in enumerate(job.sources):
         if source.where != "control":
             continue
         try:
-            files = found(source, bounds)
-        except Misplaced as error:
-            raise _refused(job, f"{source.shown}: {error}") from error
+            files = list_files(source, bounds)
+        except PathError as error:
+            raise _input_error(job, f"{source.shown}: {error}") from error
         for file in files:
             label, again = file.label, 2
             while label in labels:
                 label, again = f"{file.label} ({again})", again + 1
             labels.add(label)
-            yield _read(
-                f"input/{number:04d}-{_safe(file.path.name)}", label, file.path, tell, source=at
+            yield _hash_file(
+                f"input/{number:04d}-{_safe_name(file.path.name)}",
+                label,
+                file.path,
+                report,
+                source=index,
             )
             number += 1
 
 
-def _refused(job: Job, text: str) -> RequestError:
+def _input_error(job: Job, text: str) -> RequestError:
     return RequestError(
         f"the input of `{job.name}` cannot be read", evidence=text, hint="nothing was touched"
     )
 
 
-def _read(
-    to: str,
+def _hash_file(
+    destination: str,
     label: str,
     path: Path,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
     *,
     source: int | None = None,
     room: int | None = None,
-) -> Shipped:
+) -> ShippedFile:
     digest, size = hashlib.sha256(), 0
     try:
         # What was a file when it was listed may be a pipe or a link now: neither is waited for, nor
@@ -197,86 +205,86 @@ def _read(
                 digest.update(block)
                 size += len(block)
                 if room is not None and size > room:
-                    limit = f"{MOST_CODE // 2**20} MiB"
+                    limit = f"{MAX_CODE_BYTES // 2**20} MiB"
                     hint = "put large files on the nodes, and give their path in `args`"
                     raise RequestError(
                         f"the code of the job is larger than {limit}", evidence=str(path), hint=hint
                     )
-                tell(len(block))
+                report(len(block))
     except OSError as error:
         raise RequestError(
             f"`{path}` cannot be read", evidence=error.strerror or str(error)
         ) from error
-    return Shipped(
-        to=to, label=label, path=path, bytes=size, sha256=digest.hexdigest(), source=source
+    return ShippedFile(
+        to=destination, label=label, path=path, bytes=size, sha256=digest.hexdigest(), source=source
     )
 
 
-def _matches(root: Path, pattern: str) -> Iterator[Path]:
+def _match_files(root: Path, pattern: str) -> Iterator[Path]:
     if not pattern:
         if root.is_dir():
-            yield from _walk(root)
-        elif _exists(root):
+            yield from _walk_files(root)
+        elif _path_exists(root):
             yield root
         return
     hidden = any(part.startswith((".", "_")) for part in pattern.split("/"))
     for path in root.glob(pattern):
-        if not hidden and _hidden(path.relative_to(root)):
+        if not hidden and _is_hidden(path.relative_to(root)):
             continue
         if path.is_dir():
             # `**` names folders, too, and the files in them by themselves.
             if "**" not in pattern:
-                _no_link(path)
-                yield from _walk(path)
+                _refuse_link(path)
+                yield from _walk_files(path)
         else:
             yield path
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder, onerror=_fail):
+def _walk_files(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=_raise_error):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         for name in folders:
-            _no_link(Path(here) / name)
-        yield from (Path(here) / name for name in names if not name.startswith((".", "_")))
+            _refuse_link(Path(parent) / name)
+        yield from (Path(parent) / name for name in names if not name.startswith((".", "_")))
 
 
-def _no_link(folder: Path) -> None:
+def _refuse_link(folder: Path) -> None:
     if folder.is_symlink():
-        raise Misplaced(f"{told(folder)} is a link to a folder; name that folder itself")
+        raise PathError(f"{quote_path(folder)} is a link to a folder; name that folder itself")
 
 
-def _fail(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     raise error
 
 
-def _regular(path: Path, label: str, within: Bounds) -> Path:
+def _check_regular(path: Path, label: str, within: Bounds) -> Path:
     try:
-        resolved = within.checked(path.resolve(), label)
+        resolved = within.check_inside(path.resolve(), label)
         regular = resolved.is_file()
     except (OSError, RuntimeError) as error:
-        raise Misplaced(f"{shown(label)} cannot be followed") from error
+        raise PathError(f"{describe_value(label)} cannot be followed") from error
     if not regular:
-        raise Misplaced(
-            f"{shown(label)} is not a regular file"
-            if _exists(resolved)
-            else f"{shown(label)} leads nowhere"
+        raise PathError(
+            f"{describe_value(label)} is not a regular file"
+            if _path_exists(resolved)
+            else f"{describe_value(label)} leads nowhere"
         )
     return resolved
 
 
-def _nothing(root: Path, written: str) -> str:
+def _no_file_reason(root: Path, written: str) -> str:
     if root.is_dir():
-        return f"names no file: nothing matches {shown(written)} in {told(root)}"
-    return f"names no file: there is no {told(root)}"
+        return f"names no file: nothing matches {describe_value(written)} in {quote_path(root)}"
+    return f"names no file: there is no {quote_path(root)}"
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _safe(name: str) -> str:
+def _safe_name(name: str) -> str:
     return _UNSAFE.sub("_", name)[-80:]

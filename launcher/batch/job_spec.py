@@ -14,19 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.batch.driver import job as driver
-from launcher.batch.driver.job import DataParallel, Node
-from launcher.batch.inputs import Shipped
+from launcher.batch.driver.job import DataParallel, RankHost
+from launcher.batch.inputs import ShippedFile
 from launcher.batch.shape import Job, Source
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 
 # bytes of `job.json`, which comes back with the names of the files that are there in one answer,
 # cut at 8 MiB
-MOST = 5 * 2**20
+MAX_BYTES = 5 * 2**20
 # The engine arguments that change answers: which weights, how exact they are, how text becomes
 # tokens, which tokens are taken. The others are about speed and room; with another `max_model_len`
 # only rows that are too long end otherwise.
-_WHICH = (
+_IDENTITY_ARGS = (
     "revision",
     "code_revision",
     "hf_config_path",
@@ -68,7 +68,7 @@ def jobs_folder(inventory: Inventory) -> str:
     return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
 
 
-def job_spec(job: Job, shipped: Sequence[Shipped], inventory: Inventory) -> dict[str, Any]:
+def job_spec(job: Job, shipped: Sequence[ShippedFile], inventory: Inventory) -> dict[str, Any]:
     """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped`
     to it.
 
@@ -81,33 +81,33 @@ def job_spec(job: Job, shipped: Sequence[Shipped], inventory: Inventory) -> dict
         RequestError: it would be too long, for all the files that are shipped.
     """
     work = work_folder(inventory, job.name)
-    what = identity(job, shipped)
-    told = driver.to_json(
+    identity = job_identity(job, shipped)
+    payload = driver.to_json(
         replace(
             job,
             cluster=inventory.cluster,
             work=work,
             out=f"{work}/output" if job.to.where == "control" else job.to.text,
-            identity=what,
-            digest=digest(what),
-            read=replace(job.read, sources=_sources(job, shipped, work)),
-            data_parallel=job.data_parallel and on_cluster(job.data_parallel, inventory),
+            identity=identity,
+            digest=identity_digest(identity),
+            read=replace(job.read, sources=_source_paths(job, shipped, work)),
+            data_parallel=job.data_parallel and place_ranks(job.data_parallel, inventory),
         )
     )
-    if (length := len(json.dumps(told))) > MOST:
+    if (length := len(json.dumps(payload))) > MAX_BYTES:
         raise RequestError(
             f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files"
             " of this machine",
-            evidence=f"{length:,} bytes, at most {MOST:,}",
+            evidence=f"{length:,} bytes, at most {MAX_BYTES:,}",
             hint=(
                 "put the rows into fewer files, or read them where the head sees them: `nodes:/…`,"
                 " s3://, gs:// or hdfs://"
             ),
         )
-    return told
+    return payload
 
 
-def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
+def job_identity(job: Job, shipped: Sequence[ShippedFile]) -> dict[str, Any]:
     """Return all that a job's answers follow from, flat, by the keys of a job file; files by their
     names and contents.
     """
@@ -117,33 +117,33 @@ def identity(job: Job, shipped: Sequence[Shipped]) -> dict[str, Any]:
         "model": job.model,
         "task": None if job.task == "generate" else job.task,
         **_identity_of_files(shipped),
-        "read.paths": [one.text for one in job.sources if one.where != "control"] or None,
+        "read.paths": [source.text for source in job.sources if source.where != "control"] or None,
         "read.format": read.format,
         "read.id": read.id,
         "read.limit": read.limit,
         "read.row_bytes": read.row_bytes,
         **_identity_of_prompt(job),
-        **{f"engine.args.{key}": job.engine.args.get(key) for key in _WHICH},
-        **_below("sampling", job.sampling),
-        "keep": _kept(job),
+        **{f"engine.args.{key}": job.engine.args.get(key) for key in _IDENTITY_ARGS},
+        **_prefix_keys("sampling", job.sampling),
+        "keep": _keep_list(job),
         **_identity_of_stages(job),
-        "write.path": _to(job.to),
+        "write.path": _output_identity(job.to),
         "write.format": job.write.format,
     }
     return {key: value for key, value in flat.items() if value not in (None, "")}
 
 
-def _identity_of_files(shipped: Sequence[Shipped]) -> dict[str, Any]:
-    rows = [one for one in shipped if one.source is not None]
-    code = [one for one in shipped if one.source is None]
+def _identity_of_files(shipped: Sequence[ShippedFile]) -> dict[str, Any]:
+    rows = [file for file in shipped if file.source is not None]
+    code = [file for file in shipped if file.source is None]
     return {
-        **{_input(one.label): _content(one) for one in rows},
-        **{f"code {one.label}": _content(one) for one in code},
-        "input order": [one.label for one in rows] or None,
+        **{_input_key(file.label): _file_identity(file) for file in rows},
+        **{f"code {file.label}": _file_identity(file) for file in code},
+        "input order": [file.label for file in rows] or None,
     }
 
 
-def _input(label: str) -> str:
+def _input_key(label: str) -> str:
     """Return an input file's key; one that is called `order` must not be taken for their order."""
     return f"input {'./' if label == 'order' else ''}{label}"
 
@@ -156,9 +156,9 @@ def _identity_of_prompt(job: Job) -> dict[str, Any]:
     return {
         "prompt.column": prompt.column,
         "prompt.template": prompt.template,
-        **{f"prompt.pair[{at}]": text for at, text in enumerate(prompt.pair)},
-        **{f"prompt.chat[{at}]": message for at, message in enumerate(messages)},
-        **_below("prompt.chat_args", prompt.chat_args),
+        **{f"prompt.pair[{index}]": text for index, text in enumerate(prompt.pair)},
+        **{f"prompt.chat[{index}]": message for index, message in enumerate(messages)},
+        **_prefix_keys("prompt.chat_args", prompt.chat_args),
     }
 
 
@@ -166,48 +166,50 @@ def _identity_of_stages(job: Job) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     if job.predict is not None:
         flat["predict.class"] = job.predict.target
-        flat |= _below("predict.args", job.predict.args)
+        flat |= _prefix_keys("predict.args", job.predict.args)
     if job.preprocess is not None:
         flat["preprocess.function"] = job.preprocess.target
     return flat
 
 
-def _below(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _prefix_keys(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{section}.{key}": value for key, value in values.items()}
 
 
-def _kept(job: Job) -> list[str] | None:
+def _keep_list(job: Job) -> list[str] | None:
     if job.keep is None:
         return None
     return [name if kind is None else f"{name}: {kind}" for name, kind in job.keep.items()]
 
 
-def digest(what: dict[str, Any]) -> str:
+def identity_digest(identity: dict[str, Any]) -> str:
     """Return the SHA-256 of an identity."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(identity, sort_keys=True, ensure_ascii=True).encode()
+    ).hexdigest()
 
 
-def _content(one: Shipped) -> str:
-    return f"{one.sha256}, {one.bytes} bytes"
+def _file_identity(file: ShippedFile) -> str:
+    return f"{file.sha256}, {file.bytes} bytes"
 
 
-def _to(source: Source) -> str:
+def _output_identity(source: Source) -> str:
     # Where on this machine answers are gathered to may change: they are the same answers.
     return "gathered" if source.where == "control" else source.shown
 
 
-def _sources(job: Job, shipped: Sequence[Shipped], work: str) -> tuple[str, ...]:
+def _source_paths(job: Job, shipped: Sequence[ShippedFile], work: str) -> tuple[str, ...]:
     paths: list[str] = []
-    for at, source in enumerate(job.sources):
+    for index, source in enumerate(job.sources):
         paths += (
-            [f"{work}/{one.to}" for one in shipped if one.source == at]
+            [f"{work}/{file.to}" for file in shipped if file.source == index]
             if source.where == "control"
             else [source.text]
         )
     return tuple(paths)
 
 
-def on_cluster(ranks: DataParallel, inventory: Inventory) -> DataParallel:
+def place_ranks(ranks: DataParallel, inventory: Inventory) -> DataParallel:
     """Return the ranks with the nodes of a cluster, the head first, and the port where they meet
     there.
     """
@@ -215,5 +217,5 @@ def on_cluster(ranks: DataParallel, inventory: Inventory) -> DataParallel:
     return replace(
         ranks,
         port=inventory.ports.mp_master,
-        nodes=tuple(Node(ip=node.ip, gpus=node.gpus) for node in nodes),
+        nodes=tuple(RankHost(ip=node.ip, gpus=node.gpus) for node in nodes),
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from launcher.batch.driver.progress import Progress, parse_progress, sentence
+from launcher.batch.driver.progress import Progress, parse_progress, to_line
 from launcher.core import decode, untrusted
 from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
@@ -24,20 +24,23 @@ _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
 OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
-_LARGEST = 2**53  # bytes of a file, of which no disk has as many
+_MAX_BYTES = 2**53  # bytes of a file, of which no disk has as many
 # What a driver wrote down may be of another version: a value that has no sense is left at its
 # default.
-_Sentence = Annotated[str, decode.Then(sentence), decode.Or("")]
-_Object = Annotated[Mapping[str, Any], decode.Or({})]
-_Size = Annotated[int, decode.within(0, _LARGEST), decode.DROPPED]
+_Sentence = Annotated[str, decode.Validator(to_line), decode.Default("")]
+_Object = Annotated[Mapping[str, Any], decode.Default({})]
+_Size = Annotated[int, decode.in_range(0, _MAX_BYTES), decode.DROP_INVALID]
 
 
-def ask(verb: str, *words: str, **options: object) -> Argv:
+def build_command(verb: str, *arguments: str, **options: object) -> Argv:
     """Return a command for the program, with `--name VALUE` for each option but empty ones."""
-    given = (
-        word for name, value in options.items() if value != "" for word in (f"--{name}", str(value))
+    flags = (
+        argument
+        for name, value in options.items()
+        if value != ""
+        for argument in (f"--{name}", str(value))
     )
-    return (*_PROGRAM, verb, *words, *given)
+    return (*_PROGRAM, verb, *arguments, *flags)
 
 
 def outputs_file(work: str) -> str:
@@ -51,7 +54,7 @@ def output_file(work: str, output: Output) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JobEntry:
     """A job's folder on the head.
 
     `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
@@ -64,14 +67,14 @@ class Entry:
     absent: bool = False
     job: _Object = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    alive: Annotated[bool, decode.Or(False)] = False
-    inputs: Annotated[Mapping[str, _Size], decode.Or({})] = field(default_factory=dict)
-    written: Annotated[bool, decode.Or(True)] = True
+    alive: Annotated[bool, decode.Default(False)] = False
+    inputs: Annotated[Mapping[str, _Size], decode.Default({})] = field(default_factory=dict)
+    written: Annotated[bool, decode.Default(True)] = True
 
     @property
     def digest(self) -> str:
         """The digest of the identity of the job there; empty when it was never prepared."""
-        return sentence(self.job.get("digest"))
+        return to_line(self.job.get("digest"))
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -85,7 +88,7 @@ class Output:
     """A committed file of a job's output, on the head; `path` is relative and one of ours."""
 
     path: str
-    bytes: Annotated[int, decode.within(0, _LARGEST)]
+    bytes: Annotated[int, decode.in_range(0, _MAX_BYTES)]
     sha256: str
 
 
@@ -108,20 +111,20 @@ class JobUpdate:
     offset: int = 0
 
 
-def parse_entry(answer: Answer) -> Entry:
+def parse_entry(answer: Answer) -> JobEntry:
     """Read the answer to `look`; raises UnreadableAnswer."""
-    said = parse(answer)
-    return Entry(absent=True) if said.get("absent") else _entry(said)
+    payload = parse_answer(answer)
+    return JobEntry(absent=True) if payload.get("absent") else _build_entry(payload)
 
 
-def parse_list(answer: Answer) -> tuple[Entry, ...]:
+def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
     """Read the answer to `list`; raises UnreadableAnswer."""
-    rows = parse(answer).get("jobs")
+    rows = parse_answer(answer).get("jobs")
     if not isinstance(rows, list):
         raise UnreadableAnswer(
             f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
         )
-    entries = [_entry(item) for item in rows if isinstance(item, dict)]
+    entries = [_build_entry(item) for item in rows if isinstance(item, dict)]
     # A folder of another name, or one that somebody made by hand, is no job of ours.
     return tuple(entry for entry in entries if serving_judges.BATCH_NAME.fullmatch(entry.name))
 
@@ -131,7 +134,7 @@ def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
 
     Raises UnreadableAnswer, also for a path that no output of ours has.
     """
-    files = decode.read(_Outputs, text, f"{node}: the list of output files").files
+    files = decode.parse_json(_Outputs, text, f"{node}: the list of output files").files
     paths = [file.path for file in files]
     if wrong := [path for path in paths if not OUTPUT.fullmatch(path)]:
         raise UnreadableAnswer(
@@ -140,36 +143,36 @@ def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
         )
     if len(set(paths)) < len(paths):
         raise UnreadableAnswer(
-            f"{node}: names an output file twice", evidence=untrusted.shown(text)
+            f"{node}: names an output file twice", evidence=untrusted.excerpt(text)
         )
     return files
 
 
 def parse_follow(answer: Answer) -> JobUpdate:
     """Read the answer to `follow`; raises UnreadableAnswer."""
-    payload = parse(answer)
+    payload = parse_answer(answer)
     job, offset = payload.get("job"), payload.get("offset")
     if (
         not isinstance(job, dict)
         or not job.get("status")
         or type(offset) is not int
-        or not 0 <= offset < _LARGEST
+        or not 0 <= offset < _MAX_BYTES
     ):
-        reason = sentence(payload.get("error")) or "Ray does not say how the job stands"
+        reason = to_line(payload.get("error")) or "Ray does not say how the job stands"
         raise UnreadableAnswer(f"{answer.node}: {reason}", evidence=answer.tail)
     code, log = job.get("driver_exit_code"), payload.get("log")
     log = log if isinstance(log, str) else ""
     return JobUpdate(
-        status=sentence(job.get("status")),
-        message=sentence(job.get("message")),
+        status=to_line(job.get("status")),
+        message=to_line(job.get("message")),
         exit_code=code if type(code) is int else None,
         progress=parse_progress(payload.get("progress")),
-        lines=tuple(each for each in re.split(r"[\r\n]+", untrusted.cut(log)) if each.strip()),
+        lines=tuple(line for line in re.split(r"[\r\n]+", untrusted.truncate(log)) if line.strip()),
         offset=offset,
     )
 
 
-def parse(answer: Answer) -> dict[str, Any]:
+def parse_answer(answer: Answer) -> dict[str, Any]:
     """Read the one JSON object that the program prints; raises UnreadableAnswer, also for its own
     `error`.
     """
@@ -183,11 +186,11 @@ def parse(answer: Answer) -> dict[str, Any]:
         )
     if "error" in payload and "job" not in payload:
         raise UnreadableAnswer(
-            f"{answer.node}: {sentence(payload['error'])}", evidence=sentence(payload["error"])
+            f"{answer.node}: {to_line(payload['error'])}", evidence=to_line(payload["error"])
         )
     return payload
 
 
-def _entry(said: Mapping[str, Any]) -> Entry:
-    found = decode.fit(Entry, {**said, "absent": False, "progress": {}}, "a batch job")
-    return replace(found, progress=parse_progress(said.get("progress")))
+def _build_entry(payload: Mapping[str, Any]) -> JobEntry:
+    entry = decode.validate(JobEntry, {**payload, "absent": False, "progress": {}}, "a batch job")
+    return replace(entry, progress=parse_progress(payload.get("progress")))

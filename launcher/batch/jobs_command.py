@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
-from launcher.app.terminal import Line, dump_json, line, make_table, plain, say, show
+from launcher.app.terminal import Line, dump_json, make_table, plain_text, say, show, text_line
 from launcher.batch import batches, job_store, progress_text
-from launcher.batch.batches import BatchStatus, query_list, the_batch
+from launcher.batch.batches import BatchStatus, find_job, query_list
 from launcher.core import sizes
 from launcher.core.errors import NodeError, RequestError
 from launcher.core.plan import Plan, Stage, Step
@@ -45,7 +45,7 @@ _COLOURS = {
     multiple=True,
     help="Remove a job that is over, and its output on the head.",
 )
-def jobs(call: Call, names: tuple[str, ...]) -> None:
+def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     """Show the batch jobs that the head knows: those that run, and those that are over.
 
     A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on
@@ -53,26 +53,29 @@ def jobs(call: Call, names: tuple[str, ...]) -> None:
     """
     if call.lock_wait and not names:
         raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
-    shown = call if names else replace(call, shows="none")  # without names, JSON is an answer
+    ctx = call if names else replace(call, shows="none")  # without names, JSON is an answer
     with (
-        shown.session(nodes=[call.inventory.head]) as session,
+        ctx.session(nodes=[call.inventory.head]) as session,
         call.locked(session, unless=not names) as ours,
     ):
-        seen, found = look(ours, update=bool(names))
+        snapshot, statuses = query_jobs(ours, update=bool(names))
         if names:
-            _remove(ours, found, names)
+            _remove_jobs(ours, statuses, names)
             return
     if call.as_json:
         click.echo(
             dump_json(
-                {"cluster": call.inventory.cluster, "jobs": [each.as_json() for each in found]}
+                {
+                    "cluster": call.inventory.cluster,
+                    "jobs": [status.as_json() for status in statuses],
+                }
             )
         )
         return
-    _print(seen, found)
+    _print_jobs(snapshot, statuses)
 
 
-def look(
+def query_jobs(
     session: Session, *, update: bool = False
 ) -> tuple[ClusterSnapshot, tuple[BatchStatus, ...]]:
     """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper
@@ -86,21 +89,21 @@ def look(
     from launcher.tools.node_files import plan_files
 
     inventory = session.inventory
-    seen = server.look(session, head_only=True)
-    if not seen.site.head_runs:
+    snapshot = server.query_cluster(session, head_only=True)
+    if not snapshot.site.head_runs:
         raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
     if update:
-        session.apply(plan_files(seen.site))
-    elif not seen.site.facts[inventory.head.name].files.get("payload/batch.pyz"):
+        session.apply(plan_files(snapshot.site))
+    elif not snapshot.site.facts[inventory.head.name].files.get("payload/batch.pyz"):
         text = "has no helper program that knows its batch jobs"
         raise NodeError(
             inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
         )
-    (answer,) = session.transport.run([query_list(seen.site)])
-    return seen, batches.read(inventory, job_store.parse_list(answer), seen.said)
+    (answer,) = session.transport.run([query_list(snapshot.site)])
+    return snapshot, batches.merge_jobs(inventory, job_store.parse_list(answer), snapshot.payload)
 
 
-def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
+def render_table(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
     """Return the table; below it what ails single jobs, and `remarks`."""
     from rich.console import Group
 
@@ -108,62 +111,66 @@ def render(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> Renderab
     for name in ("ROWS", "DONE", "ERRORS", "ROWS/S", "ETA"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("STARTED", no_wrap=True)
-    for each in jobs:
-        table.add_row(*_cells(each))
-    told = [
-        line(each.detail, lead=f"  {each.name}: ")
-        for each in jobs
-        if each.detail and each.state not in ("running", "done")
+    for job in jobs:
+        table.add_row(*_row_cells(job))
+    details = [
+        text_line(job.detail, lead=f"  {job.name}: ")
+        for job in jobs
+        if job.detail and job.state not in ("running", "done")
     ]
-    return Group(table, *told, *(line(each) for each in remarks))
+    return Group(table, *details, *(text_line(job) for job in remarks))
 
 
-def _cells(job: BatchStatus) -> tuple[RenderableType, ...]:
+def _row_cells(job: BatchStatus) -> tuple[RenderableType, ...]:
     progress = job.progress
     fast = job.state == "running" and progress.rows_per_second > 0
     return (
-        plain(job.name),
-        coloured(job.state),
+        plain_text(job.name),
+        state_label(job.state),
         "-" if progress.rows is None else f"{progress.rows:,}",
         f"{progress.done:,}",
         f"{progress.errors:,}",
-        sizes.rate(progress.rows_per_second) if fast else "-",
-        sizes.duration(progress.eta) if fast and progress.eta is not None else "-",
-        _time(progress.started),
+        sizes.format_rate(progress.rows_per_second) if fast else "-",
+        sizes.format_duration(progress.eta) if fast and progress.eta is not None else "-",
+        _format_time(progress.started),
     )
 
 
-def lines(jobs: Sequence[BatchStatus]) -> list[Line]:
+def job_lines(jobs: Sequence[BatchStatus]) -> list[Line]:
     """Return one line for each job."""
-    found = []
-    for each in jobs:
-        lead = plain(f"batch {each.name}: ").append_text(coloured(each.state)).append("  ")
-        running = each.state == "running"
-        found.append(line(progress_text.line(each.progress) if running else each.detail, lead=lead))
-    return found
+    rows = []
+    for job in jobs:
+        lead = plain_text(f"batch {job.name}: ").append_text(state_label(job.state)).append("  ")
+        running = job.state == "running"
+        rows.append(
+            text_line(
+                progress_text.progress_line(job.progress) if running else job.detail, lead=lead
+            )
+        )
+    return rows
 
 
-def coloured(state: str) -> Text:
+def state_label(state: str) -> Text:
     """Return a job's state in its colour."""
-    return plain(state, _COLOURS.get(state, "yellow"))
+    return plain_text(state, _COLOURS.get(state, "yellow"))
 
 
-def _print(seen: ClusterSnapshot, found: Sequence[BatchStatus]) -> None:
+def _print_jobs(snapshot: ClusterSnapshot, statuses: Sequence[BatchStatus]) -> None:
     remarks = [
-        f"{each.what} with {each.model} runs beside them"
-        for each in servers.read(seen.said).running
+        f"{server.label} with {server.model} runs beside them"
+        for server in servers.parse_servers(snapshot.payload).running
     ]
-    if "error" in seen.said:
-        remarks.append(f"Ray does not say which jobs run: {seen.said['error']}")
-    if not found:
+    if "error" in snapshot.payload:
+        remarks.append(f"Ray does not say which jobs run: {snapshot.payload['error']}")
+    if not statuses:
         say("no batch job is known on this cluster")
         return
-    show(render(found, remarks))
+    show(render_table(statuses, remarks))
 
 
-def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]) -> None:
-    chosen = [the_batch(found, name) for name in dict.fromkeys(names)]
-    if runs := [each.name for each in chosen if each.runs]:
+def _remove_jobs(session: Session, statuses: Sequence[BatchStatus], names: Sequence[str]) -> None:
+    chosen = [find_job(statuses, name) for name in dict.fromkeys(names)]
+    if runs := [job.name for job in chosen if job.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
@@ -171,17 +178,19 @@ def _remove(session: Session, found: Sequence[BatchStatus], names: Sequence[str]
     steps = tuple(
         Step(
             title=f"removing {job.name}",
-            command=session.site.inside(head, job_store.ask("remove", job.work), timeout=300),
+            command=session.site.in_container(
+                head, job_store.build_command("remove", job.work), timeout=300
+            ),
         )
         for job in chosen
     )
     stage = Stage(id="remove", title="Remove batch jobs", steps=steps)
     session.apply(Plan(verb="jobs", stages=(stage,), keep_going=True))
-    said = ", ".join(each.name for each in chosen)
-    session.done(f"removed {said}", data={"removed": [each.name for each in chosen]})
+    removed = ", ".join(job.name for job in chosen)
+    session.done(f"removed {removed}", data={"removed": [job.name for job in chosen]})
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     if not seconds:
         return "-"
     try:

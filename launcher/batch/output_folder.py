@@ -25,7 +25,7 @@ from launcher.core.errors import RequestError, VlaunchError
 _MARK = ".vlaunch-batch.json"
 _SPARE = 2**30  # bytes that stay free on this machine
 _PARTS = ("rows", "errors")
-_OTHER = "name another folder (`write:`, or `--output`), or move it away"
+_OTHER_FOLDER_HINT = "name another folder (`write:`, or `--output`), or move it away"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class OutputFolder:
                 digest.update(chunk)
         return digest.hexdigest() == file.sha256
 
-    def check(self, *, begun: bool, restart: bool) -> None:
+    def check(self, *, started: bool, restart: bool) -> None:
         """See that the folder may take the output; touches nothing.
 
         Args:
@@ -72,11 +72,11 @@ class OutputFolder:
         """
         self._check_folders()
         mark = self._read_mark()
-        self._check_strangers(marked=mark is not None)
+        self._check_foreign_files(marked=mark is not None)
         if parts := self.parts():
             self._check_owner(mark or {}, parts)
         if parts and not restart:
-            self._check_same_run(mark or {}, parts, begun=begun)
+            self._check_same_run(mark or {}, parts, started=started)
 
     def claim(self, *, clear: bool) -> None:
         """Make the folder this job's; with `clear` older output of it is removed.
@@ -89,7 +89,7 @@ class OutputFolder:
                 for name in (*self.parts(), "summary.json"):
                     (self.path / name).unlink(missing_ok=True)
             if self._read_mark() != self.mark:
-                _replace(self.path / _MARK, json.dumps(self.mark).encode())
+                _replace_file(self.path / _MARK, json.dumps(self.mark).encode())
 
     def check_room(self, total: int) -> None:
         """Raise VlaunchError when `total` bytes would fill the disk of this machine, which others
@@ -102,8 +102,9 @@ class OutputFolder:
         room = disk.free - min(disk.total // 20, _SPARE)
         if total > max(room, 0):
             raise VlaunchError(
-                f"{self.shown} has room for {size(max(room, 0))}, the output that is missing there"
-                f" has {size(total)}",
+                f"{self.shown} has room for {format_size(max(room, 0))}, the output that is"
+                " missing there"
+                f" has {format_size(total)}",
                 hint=(
                     "free some space, or name another folder (`write:`, or `--output`); the output"
                     " stays on the head"
@@ -131,23 +132,23 @@ class OutputFolder:
     def _names(self) -> Iterator[str]:
         for name in _PARTS:
             if (self.path / name).is_dir():
-                yield from (f"{name}/{each.name}" for each in (self.path / name).iterdir())
+                yield from (f"{name}/{path.name}" for path in (self.path / name).iterdir())
 
     def _read_mark(self) -> dict[str, str] | None:
         try:
-            said = json.loads((self.path / _MARK).read_bytes())
+            content = json.loads((self.path / _MARK).read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
-        if not isinstance(said, dict):
+        if not isinstance(content, dict):
             return None
-        return {str(key): str(value) for key, value in said.items()}
+        return {str(key): str(value) for key, value in content.items()}
 
     def _check_folders(self) -> None:
         """Raise RequestError where a folder is something else."""
         for path in (self.path, *(self.path / name for name in _PARTS)):
             if path.exists() and not path.is_dir():
                 raise RequestError(
-                    f"the output should be a folder, and {path} is none", hint=_OTHER
+                    f"the output should be a folder, and {path} is none", hint=_OTHER_FOLDER_HINT
                 )
         # Where a link leads is not what was named: a job that somebody else wrote may have brought
         # it along.
@@ -155,59 +156,63 @@ class OutputFolder:
             raise RequestError(
                 f"{self.shown} holds links, through which nothing is written",
                 evidence=links,
-                hint=_OTHER,
+                hint=_OTHER_FOLDER_HINT,
             )
 
-    def _check_strangers(self, *, marked: bool) -> None:
+    def _check_foreign_files(self, *, marked: bool) -> None:
         """Raise RequestError where files lie among the output that no gathering put there; halves
         that one left are its own.
         """
-        whole = (
+        names = (
             (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
         )
-        strangers = sorted(name for name, meant in whole if not job_store.OUTPUT.fullmatch(meant))
+        foreign = sorted(
+            name for name, final_name in names if not job_store.OUTPUT.fullmatch(final_name)
+        )
         if not marked and os.path.lexists(self.path / "summary.json"):
-            strangers.append("summary.json")
-        if strangers:
+            foreign.append("summary.json")
+        if foreign:
             raise RequestError(
                 f"{self.shown} holds files that are no output of vlaunch",
-                evidence=some(strangers),
-                hint=_OTHER,
+                evidence=first_names(foreign),
+                hint=_OTHER_FOLDER_HINT,
             )
 
     def _check_owner(self, mark: Mapping[str, str], parts: list[str]) -> None:
         """Raise RequestError where the output is another job's."""
         if (mark.get("job"), mark.get("cluster")) == (self.job, self.cluster):
             return
-        whose = (
+        owner = (
             f"batch job `{mark.get('job')}` of cluster {mark.get('cluster')}"
             if mark
             else "another batch job"
         )
         raise RequestError(
-            f"{self.shown} holds the output of {whose}", evidence=some(parts), hint=_OTHER
+            f"{self.shown} holds the output of {owner}",
+            evidence=first_names(parts),
+            hint=_OTHER_FOLDER_HINT,
         )
 
-    def _check_same_run(self, mark: Mapping[str, str], parts: list[str], *, begun: bool) -> None:
+    def _check_same_run(self, mark: Mapping[str, str], parts: list[str], *, started: bool) -> None:
         """Raise RequestError where older output of the job is not what this run goes on with."""
-        again = "start over with `--discard-results`, which deletes it; or name another folder"
+        hint = "start over with `--discard-results`, which deletes it; or name another folder"
         if mark.get("digest") != self.digest:
             raise RequestError(
                 f"{self.shown} holds output that `{self.job}` made of another input, or with other"
                 " settings",
-                evidence=some(parts),
-                hint=again,
+                evidence=first_names(parts),
+                hint=hint,
             )
-        if not begun:
+        if not started:
             raise RequestError(
                 f"{self.shown} holds output of `{self.job}`, of which the head knows nothing any"
                 " more",
-                evidence=some(parts),
-                hint=again,
+                evidence=first_names(parts),
+                hint=hint,
             )
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Write down how many bytes something has."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
@@ -215,7 +220,7 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-def some(names: list[str]) -> list[str]:
+def first_names(names: list[str]) -> list[str]:
     """Return the first five names, and how many more there are."""
     return [*names[:5], *([f"… and {len(names) - 5} more"] if len(names) > 5 else [])]
 
@@ -228,7 +233,7 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace_file(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}~")
     with new_file(part) as out:
         out.write(data)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launcher.batch.shape import Source
 from launcher.core import secret_patterns
-from launcher.inventory.mistakes import shown
+from launcher.inventory.mistakes import describe_value
 
 NODES = "nodes:"
 SCHEMES = ("s3", "gs", "hdfs")
@@ -25,7 +25,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MAGIC = re.compile(r"[*?\[]")
 
 
-class Misplaced(Exception):
+class PathError(Exception):
     """A path cannot be used as it is written; the text completes `path: …`."""
 
 
@@ -46,60 +46,62 @@ class Bounds:
                 self.folder / (Path(text).expanduser() if text.startswith("~/") else Path(text))
             ).resolve()
         except (OSError, RuntimeError, ValueError) as error:
-            raise Misplaced(f"cannot be followed: {_reason(error)}") from error
-        return self.checked(path, text)
+            raise PathError(f"cannot be followed: {_error_reason(error)}") from error
+        return self.check_inside(path, text)
 
-    def checked(self, path: Path, text: str) -> Path:
+    def check_inside(self, path: Path, text: str) -> Path:
         """Return the resolved `path`, which was written as `text`; raises Misplaced when it is not
         inside.
         """
         if self.inside is not None and not any(path.is_relative_to(root) for root in self.inside):
-            trusted = told(path if path.is_dir() else path.parent)
-            raise Misplaced(
-                f"{shown(text)} leads to {told(path)}, outside the job's folder; if you trust this"
+            trusted = quote_path(path if path.is_dir() else path.parent)
+            raise PathError(
+                f"{describe_value(text)} leads to {quote_path(path)}, outside the job's folder; if"
+                " you trust this"
                 f" job, say `--allow {trusted}`"
             )
         return path
 
 
-def bounds(path: Path, allow: Sequence[Path]) -> Bounds:
+def job_bounds(path: Path, allow: Sequence[Path]) -> Bounds:
     """Return the bounds of the job file at `path`."""
     folder = path.parent.absolute()
-    return Bounds(folder=folder, inside=tuple(one.resolve() for one in (folder, *allow)))
+    return Bounds(folder=folder, inside=tuple(root.resolve() for root in (folder, *allow)))
 
 
-def told(path: Path) -> str:
+def quote_path(path: Path) -> str:
     """Write a path whole, in one line that can be printed, as a shell takes it."""
     text = str(path)
     return shlex.quote(text) if text.isprintable() else json.dumps(text)
 
 
-def source(text: str, within: Bounds) -> Source:
+def parse_source(text: str, within: Bounds) -> Source:
     """Return where rows come from; raises Misplaced. A path on this machine may be a pattern."""
-    if (elsewhere := _elsewhere(text)) is not None:
-        return elsewhere
+    if (remote := _parse_elsewhere(text)) is not None:
+        return remote
     fixed, pattern = split_pattern(text, within)
     root = within.resolve(fixed)
     return Source(where="control", text=str(root / pattern if pattern else root), shown=text)
 
 
-def target(text: str, within: Bounds) -> Source:
+def parse_target(text: str, within: Bounds) -> Source:
     """Return where answers go; raises Misplaced. It is a folder, which need not exist."""
     if re.search(r"\.(?:parquet|pq|jsonl|ndjson|json|csv)/?$", text, re.IGNORECASE):
-        raise Misplaced(
-            f"should be a folder, for answers are written as several files, not {shown(text)}"
+        raise PathError(
+            f"should be a folder, for answers are written as several files, not"
+            f" {describe_value(text)}"
         )
-    if (elsewhere := _elsewhere(text)) is not None:
+    if (remote := _parse_elsewhere(text)) is not None:
         if _MAGIC.search(
-            elsewhere.text.partition("?")[0] if elsewhere.where == "remote" else elsewhere.text
+            remote.text.partition("?")[0] if remote.where == "remote" else remote.text
         ):
-            raise Misplaced(f"should be a folder, not the pattern {shown(text)}")
-        return elsewhere
+            raise PathError(f"should be a folder, not the pattern {describe_value(text)}")
+        return remote
     path = within.resolve(text)
     if path.exists() and not path.is_dir():
-        raise Misplaced(f"should be a folder; {shown(text)} is a file")
+        raise PathError(f"should be a folder; {describe_value(text)} is a file")
     if path == within.folder.resolve():
-        raise Misplaced(
+        raise PathError(
             "should be a folder of its own, such as out/, not the folder that relative paths"
             " start at"
         )
@@ -118,52 +120,55 @@ def split_pattern(text: str, within: Bounds) -> tuple[str, str]:
     except OSError:  # told where it is resolved
         return text, ""
     parts = Path(text).parts
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         # A folder may really have such a name.
-        if _MAGIC.search(part) and not (within.folder / Path(*parts[: at + 1])).exists():
+        if _MAGIC.search(part) and not (within.folder / Path(*parts[: index + 1])).exists():
             if parts.count("**") > 1:
-                raise Misplaced(f"should have `**` once, not {shown(text)}")
-            if ".." in parts[at:]:
-                raise Misplaced(f"should be a pattern without `..` behind it, not {shown(text)}")
-            return str(Path(*parts[:at])), str(Path(*parts[at:]))
+                raise PathError(f"should have `**` once, not {describe_value(text)}")
+            if ".." in parts[index:]:
+                raise PathError(
+                    f"should be a pattern without `..` behind it, not {describe_value(text)}"
+                )
+            return str(Path(*parts[:index])), str(Path(*parts[index:]))
     return text, ""
 
 
-def _elsewhere(text: str) -> Source | None:
+def _parse_elsewhere(text: str) -> Source | None:
     if text.startswith(NODES):
-        return Source(where="nodes", text=_on_nodes(text.removeprefix(NODES)), shown=text)
+        return Source(where="nodes", text=_node_path(text.removeprefix(NODES)), shown=text)
     match = _SCHEME.fullmatch(text)
     if match is None:
         return None
-    return Source(where="remote", text=_remote(text, match[1], match[2]), shown=text)
+    return Source(where="remote", text=_remote_address(text, match[1], match[2]), shown=text)
 
 
-def _on_nodes(path: str) -> str:
+def _node_path(path: str) -> str:
     if not path.startswith("/") or path.startswith("//") or ".." in path.split("/"):
-        raise Misplaced(
-            f"should be an absolute path without `..` after `nodes:`, not {shown(path)}"
+        raise PathError(
+            f"should be an absolute path without `..` after `nodes:`, not {describe_value(path)}"
         )
     return path.rstrip("/") or "/"
 
 
-def _remote(text: str, scheme: str, rest: str) -> str:
+def _remote_address(text: str, scheme: str, rest: str) -> str:
     if scheme == "file":
-        raise Misplaced("should be the path itself for this machine, or nodes:/path for the nodes")
+        raise PathError("should be the path itself for this machine, or nodes:/path for the nodes")
     if scheme not in SCHEMES:
-        raise Misplaced(f"should start with s3://, gs:// or hdfs://, not with {scheme}://")
+        raise PathError(f"should start with s3://, gs:// or hdfs://, not with {scheme}://")
     address = rest.partition("?")[0]
     host = address.partition("/")[0]
     secret = secret_patterns.ADDRESS_OPTION.search(rest) or secret_patterns.VALUE.search(rest)
     if secret or ":" in host.rpartition("@")[0]:
-        raise Misplaced(
+        raise PathError(
             "should not hold a key; give it to the containers with `secrets` in the inventory"
         )
     if not host.rpartition("@")[2] or ".." in address.split("/"):
-        raise Misplaced(
-            f"should be an address without `..`, such as s3://bucket/folder, not {shown(text)}"
+        raise PathError(
+            f"should be an address without `..`, such as s3://bucket/folder, not"
+            f" {describe_value(text)}"
         )
     return text
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or "it is a loop of links").lower()

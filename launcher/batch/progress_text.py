@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.batch.driver.progress import OVER, Progress
+from launcher.batch.driver.progress import FINAL_STATES, Progress
 from launcher.core import sizes
 
-_DOING = {
+_STATE_TEXTS = {
     "": "starting the driver",
     "starting": "starting the driver",
     "reading": "reading the input",
@@ -13,34 +13,34 @@ _DOING = {
     "loading": "loading the model",
     "running": "answering rows",
     "finishing": "committing the last rows",
-    **dict.fromkeys(OVER, "ending the driver"),
+    **dict.fromkeys(FINAL_STATES, "ending the driver"),
 }
 
 
-def doing(state: str) -> str:
+def state_text(state: str) -> str:
     """Return what a job does in one of its states."""
-    return _DOING.get(state, state)
+    return _STATE_TEXTS.get(state, state)
 
 
-def line(progress: Progress) -> str:
+def progress_line(progress: Progress) -> str:
     """Return one line: what matters most comes first, for a narrow terminal cuts it."""
-    parts = [rows(progress)]
+    parts = [row_counts(progress)]
     if progress.errors:
         parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
     if progress.rows_per_second:
-        parts.append(f"{sizes.rate(progress.rows_per_second)} rows/s")
+        parts.append(f"{sizes.format_rate(progress.rows_per_second)} rows/s")
     if progress.eta is not None and progress.state == "running":
-        parts.append(f"{sizes.duration(progress.eta)} left")
+        parts.append(f"{sizes.format_duration(progress.eta)} left")
     if progress.ready < progress.wanted:
         parts.append(f"{progress.ready} of {progress.wanted} replicas")
     if progress.restarts:
         parts.append(f"{progress.restarts} restart{'' if progress.restarts == 1 else 's'}")
     if progress.tokens_per_second:
-        parts.append(f"{sizes.rate(progress.tokens_per_second)} tokens/s")
+        parts.append(f"{sizes.format_rate(progress.tokens_per_second)} tokens/s")
     return ", ".join(parts)
 
 
-def rows(progress: Progress) -> str:
+def row_counts(progress: Progress) -> str:
     """Return how many rows are accounted for, of how many."""
     return (
         f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"

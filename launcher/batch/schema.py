@@ -25,7 +25,7 @@ from launcher.batch.driver.job import (
     Task,
     Write,
 )
-from launcher.core.values import ClusterName, EngineArg, Model, Size, shorthand
+from launcher.core.values import ClusterName, EngineArg, Model, Size, expand_shorthand
 from launcher.inventory.schema import Section
 
 # What a key is when it is left out is said by the driver's own classes.
@@ -41,7 +41,7 @@ ReplicasOf = values.Replicas
 class ReadSection(Section):
     """Where rows come from. `read: PATH` and `read: [PATH, …]` are short for `paths`."""
 
-    paths: values.Places = Field(
+    paths: values.JobPaths = Field(
         min_length=1,
         description=(
             "Files, folders or patterns such as data/*.jsonl; on this machine (relative to the"
@@ -194,7 +194,7 @@ class SamplingSection(Section):
     structured_outputs: StructuredSection | None = Field(
         default=None, description="What an answer must look like."
     )
-    n: values.One | None = Field(
+    n: values.SingleAnswer | None = Field(
         default=None, description="Always 1: each row has exactly one answer."
     )
 
@@ -224,7 +224,7 @@ class EngineSection(Section):
         le=65_536,
         description="Rows that a replica is given at a time.",
     )
-    placement: Annotated[values.Placement, values.Placed] = Field(
+    placement: Annotated[values.Placement, values.PlacementValue] = Field(
         default=values.placement(_ENGINE.placement),
         description=(
             "pack: a replica's GPUs on as few nodes as can be; strict-pack: on one; spread,"
@@ -243,7 +243,7 @@ class EngineSection(Section):
 class DataParallelSection(Section):
     """One engine per rank over the nodes. `data_parallel: 4` is short for `size`."""
 
-    size: int = Field(ge=1, le=values.MOST, description="Number of ranks.")
+    size: int = Field(ge=1, le=values.MAX_REPLICAS, description="Number of ranks.")
     expert_parallel: bool | None = Field(
         default=None,
         description=(
@@ -267,7 +267,7 @@ class PredictSection(Section):
             "FILE.py:CLASS with a file on this machine, or MODULE:CLASS of the image or of `files`."
         ),
     )
-    files: list[values.LocalPlace] = Field(
+    files: list[values.LocalPath] = Field(
         default_factory=list,
         description="More files and folders that the class needs; they lie beside it there.",
     )
@@ -303,7 +303,7 @@ class PreprocessSection(Section):
             " `files`."
         )
     )
-    files: list[values.LocalPlace] = Field(
+    files: list[values.LocalPath] = Field(
         default_factory=list, description="More files and folders that it needs."
     )
     num_cpus: float = Field(
@@ -319,7 +319,7 @@ class PreprocessSection(Section):
 class WriteSection(Section):
     """Where answers go. `write: PATH` is short for `path`."""
 
-    path: values.Place = Field(
+    path: values.JobPath = Field(
         description=(
             "Folder of the answers (rows/) and of error rows (errors/): on this machine, where they"
             " are gathered, nodes:/path on storage that the head sees, or s3://, gs:// or hdfs://."
@@ -379,13 +379,16 @@ class JobFile(Section):
     read: Annotated[
         ReadSection,
         BeforeValidator(
-            shorthand("paths", str, list), json_schema_input_type=str | list[str] | ReadSection
+            expand_shorthand("paths", str, list),
+            json_schema_input_type=str | list[str] | ReadSection,
         ),
     ] = Field(description="Where rows come from: a path, a list of paths, or a mapping.")
     prompt: (
         Annotated[
             PromptSection,
-            BeforeValidator(shorthand("template", str), json_schema_input_type=str | PromptSection),
+            BeforeValidator(
+                expand_shorthand("template", str), json_schema_input_type=str | PromptSection
+            ),
         ]
         | None
     ) = Field(
@@ -397,7 +400,7 @@ class JobFile(Section):
     sampling: SamplingSection = Field(
         default_factory=SamplingSection, description="How answers are generated."
     )
-    keep: Annotated[dict[values.Column, ColumnType | None], values.Kept] | None = Field(
+    keep: Annotated[dict[values.Column, ColumnType | None], values.KeepColumns] | None = Field(
         default=None,
         description=(
             "Columns of the input to write beside the answers, as a list or with types; all by"
@@ -411,7 +414,7 @@ class JobFile(Section):
         Annotated[
             DataParallelSection,
             BeforeValidator(
-                shorthand("size", int), json_schema_input_type=int | DataParallelSection
+                expand_shorthand("size", int), json_schema_input_type=int | DataParallelSection
             ),
         ]
         | None
@@ -419,7 +422,9 @@ class JobFile(Section):
     predict: (
         Annotated[
             PredictSection,
-            BeforeValidator(shorthand("class", str), json_schema_input_type=str | PredictSection),
+            BeforeValidator(
+                expand_shorthand("class", str), json_schema_input_type=str | PredictSection
+            ),
         ]
         | None
     ) = Field(default=None, description="A Python class of yours, instead of vLLM.")
@@ -427,7 +432,7 @@ class JobFile(Section):
         Annotated[
             PreprocessSection,
             BeforeValidator(
-                shorthand("function", str), json_schema_input_type=str | PreprocessSection
+                expand_shorthand("function", str), json_schema_input_type=str | PreprocessSection
             ),
         ]
         | None
@@ -437,14 +442,14 @@ class JobFile(Section):
     )
     write: Annotated[
         WriteSection,
-        BeforeValidator(shorthand("path", str), json_schema_input_type=str | WriteSection),
+        BeforeValidator(expand_shorthand("path", str), json_schema_input_type=str | WriteSection),
     ] = Field(description="Where answers go: a path, or a mapping.")
     limits: LimitsSection = Field(
         default_factory=LimitsSection, description="When the job gives up."
     )
 
 
-def mode(file: JobFile) -> Mode:
+def job_mode(file: JobFile) -> Mode:
     """Return the mode that is written, or the one that follows from the sections there are."""
     if file.mode is not None:
         return file.mode

@@ -65,10 +65,14 @@ class Job(driver.Job):
             assert self.predict is not None  # noqa: S101 - the mode says so
             least, most = self.predict.replicas
             return least * self.predict.num_gpus, most * self.predict.num_gpus
-        each = self.engine.tp * self.engine.pp
+        per_replica = self.engine.tp * self.engine.pp
         if self.data_parallel is not None:
-            return float(each * self.data_parallel.size), float(each * self.data_parallel.size)
-        return float(each * self.engine.replicas[0]), float(each * self.engine.replicas[1])
+            return float(per_replica * self.data_parallel.size), float(
+                per_replica * self.data_parallel.size
+            )
+        return float(per_replica * self.engine.replicas[0]), float(
+            per_replica * self.engine.replicas[1]
+        )
 
 
 class JobError(RequestError):
@@ -81,9 +85,9 @@ class JobError(RequestError):
         self.mistakes = tuple(mistakes)
 
 
-def refused(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError:
+def mistakes_error(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError:
     """Make one error of a file's mistakes, sorted by line."""
-    lines = read.told(mistakes)
+    lines = read.sorted_messages(mistakes)
     return JobError(
         f"{count_mistakes(len(lines))} in `{path}`",
         [f"{path}:{line}: {text}" for line, text in lines],

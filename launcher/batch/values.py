@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from launcher.batch.driver.job import ColumnType
-from launcher.core.values import Like, plain, plainly, should
+from launcher.core.values import Pattern, bare_error, to_json_value, value_error
 
-MOST = 4096
+MAX_REPLICAS = 4096
 _LONGEST_TEMPLATE = 256 * 1024
 _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 
@@ -20,18 +20,18 @@ _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 # are shown to people.
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
-Column = Annotated[str, Like(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
-Place = Annotated[
+Column = Annotated[str, Pattern(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]
+JobPath = Annotated[
     str,
-    Like(
+    Pattern(
         rf"{_SHOWN}+",
         "a path on this machine, a path on the nodes as nodes:/path, or s3://…, gs://… or hdfs://…",
     ),
 ]
-LocalPlace = Annotated[str, Like(rf"{_SHOWN}+", "a path on this machine, on one line")]
+LocalPath = Annotated[str, Pattern(rf"{_SHOWN}+", "a path on this machine, on one line")]
 Target = Annotated[
     str,
-    Like(
+    Pattern(
         r"(?:[^:\x00-\x1f\x7f]+\.py"
         r"|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):[A-Za-z_][A-Za-z0-9_]*",
         "FILE.py:NAME or MODULE:NAME",
@@ -39,36 +39,38 @@ Target = Annotated[
 ]
 
 
-def _template(value: str) -> str:
+def _check_template(value: str) -> str:
     if not value.strip():
-        raise should("should be a template that is not empty")
+        raise value_error("should be a template that is not empty")
     if len(value) > _LONGEST_TEMPLATE:
-        raise plainly(f"should be at most {_LONGEST_TEMPLATE // 1024} KiB long")
+        raise bare_error(f"should be at most {_LONGEST_TEMPLATE // 1024} KiB long")
     return value
 
 
-Template = Annotated[str, AfterValidator(_template)]
+Template = Annotated[str, AfterValidator(_check_template)]
 
 
-def _words(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 # A list that may be written as one of its items.
-_ListOrItem = BeforeValidator(_words, json_schema_input_type=str | list[str])
-Places = Annotated[list[Place], _ListOrItem]
+_ListOrItem = BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+JobPaths = Annotated[list[JobPath], _ListOrItem]
 Texts = Annotated[list[str], _ListOrItem]
 
 
-def _replicas(value: object) -> tuple[int, int]:
+def _parse_replicas(value: object) -> tuple[int, int]:
     numbers = _least_and_most(value)
     if len(numbers) != 2 or not all(map(_is_whole_number, numbers)):
-        raise should("should be a whole number such as 2, or the least and the most such as [1, 4]")
+        raise value_error(
+            "should be a whole number such as 2, or the least and the most such as [1, 4]"
+        )
     least, most = numbers
-    if not 1 <= least <= MOST or not 1 <= most <= MOST:
-        raise plainly(f"should be at least 1 and at most {MOST}")
+    if not 1 <= least <= MAX_REPLICAS or not 1 <= most <= MAX_REPLICAS:
+        raise bare_error(f"should be at least 1 and at most {MAX_REPLICAS}")
     if least > most:
-        raise plainly(f"should have the least first: {most} to {least}, not {least} to {most}")
+        raise bare_error(f"should have the least first: {most} to {least}, not {least} to {most}")
     return least, most
 
 
@@ -83,7 +85,9 @@ def _is_whole_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-Replicas = Annotated[Any, BeforeValidator(_replicas, json_schema_input_type=int | str | list[int])]
+Replicas = Annotated[
+    Any, BeforeValidator(_parse_replicas, json_schema_input_type=int | str | list[int])
+]
 
 
 Placement = Literal["pack", "strict-pack", "spread", "strict-spread"]
@@ -94,33 +98,37 @@ def placement(value: Any) -> Any:
     return value.lower().replace("_", "-") if isinstance(value, str) else value
 
 
-Placed = BeforeValidator(placement)
+PlacementValue = BeforeValidator(placement)
 
 
-def _one_answer(value: object) -> object:
+def _check_single_answer(value: object) -> object:
     if value != 1 or isinstance(value, bool):
-        raise plainly(
+        raise bare_error(
             "should be left out: each row has exactly one answer; repeat the row in the input to"
             " ask more than once"
         )
     return value
 
 
-One = Annotated[int, BeforeValidator(_one_answer)]
+SingleAnswer = Annotated[int, BeforeValidator(_check_single_answer)]
 
 
-def _kept(value: object) -> object:
+def _parse_keep(value: object) -> object:
     if not isinstance(value, list):
         return value
     for column in value:
         if not isinstance(column, str):
-            raise plainly("should be a list of columns, or a mapping from each column to its type")
+            raise bare_error(
+                "should be a list of columns, or a mapping from each column to its type"
+            )
         if value.count(column) > 1:
-            raise should("should name each column once")
+            raise value_error("should name each column once")
     return dict.fromkeys(value)
 
 
-Kept = BeforeValidator(_kept, json_schema_input_type=list[str] | dict[str, ColumnType | None])
+KeepColumns = BeforeValidator(
+    _parse_keep, json_schema_input_type=list[str] | dict[str, ColumnType | None]
+)
 
 
-Plain = BeforeValidator(plain)
+Plain = BeforeValidator(to_json_value)

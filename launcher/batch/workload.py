@@ -7,50 +7,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.app import servers as server
-from launcher.app.command import Call
+from launcher.app.command import CommandContext
 from launcher.app.session import Session
 from launcher.batch import batches, job_store, jobs_command
 from launcher.batch.batches import BatchStatus
 from launcher.batch.job_spec import jobs_folder
-from launcher.core.check import Finding, failed, gone, waiting
+from launcher.core.check import Finding, failed, judge_removal, waiting
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers
 from launcher.tools import agent_queries, serving_judges
-from launcher.tools.ray_judges import read_payload
-from launcher.tools.serving_judges import Batch, ask_jobs
+from launcher.tools.ray_judges import parse_payload
+from launcher.tools.serving_judges import Batch, query_jobs
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-lines = jobs_command.lines
+lines = jobs_command.job_lines
 
 
 def running(session: Session, snapshot: ClusterSnapshot) -> tuple[BatchStatus, ...]:
     """Query the head for the progress of the jobs that run."""
-    known = serving_judges.batches(snapshot.said)
-    queries = [batches.query_list(snapshot.site)] if known else []
-    return batches.running(snapshot, next(iter(session.transport.run(queries)), None))
+    active = serving_judges.active_batches(snapshot.payload)
+    queries = [batches.query_list(snapshot.site)] if active else []
+    return batches.running_jobs(snapshot, next(iter(session.transport.run(queries)), None))
 
 
-def stop(call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+def stop(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
     """Stop jobs, and verify that their drivers are gone."""
     inventory, began = session.inventory, time.monotonic()
-    snapshot, chosen = _named_jobs(session, names)
-    runs = [job for job in serving_judges.batches(snapshot.said) if job.name in names]
+    snapshot, chosen = _find_jobs(session, names)
+    runs = [job for job in serving_judges.active_batches(snapshot.payload) if job.name in names]
     plan = _plan_stop(snapshot.site, runs, grace)
     if call.dry_run:
         call.print_script([plan])
         return
-    others = [job for job in chosen if job.name not in {one.name for one in runs}]
+    others = [job for job in chosen if job.name not in {run.name for run in runs}]
     for job in others:
         if not job.runs:
             text = f"{job.name} does not run; it is {job.state}"
             session.note("stop", text, state="unchanged")
     session.apply(plan)
-    if left := [job.name for job in others if job.runs]:
+    if alive := [job.name for job in others if job.runs]:
         raise NodeError(
             inventory.head.name,
-            f"the driver of batch job `{left[0]}` lives, and Ray does not know its job any more",
+            f"the driver of batch job `{alive[0]}` lives, and Ray does not know its job any more",
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
         )
     data = {"stopped": [job.id for job in runs]}
@@ -66,28 +66,29 @@ def stop(call: Call, session: Session, names: Sequence[str], grace: float) -> No
 def report_remains(session: Session) -> None:
     """Report the results of jobs that stay on the head."""
     inventory = session.inventory
-    (answer,) = session.transport.run([batches.ask_left(inventory)])
-    if left := batches.read_left(answer):
+    (answer,) = session.transport.run([batches.query_remains(inventory)])
+    if remains := batches.parse_remains(answer):
         where = f"{jobs_folder(inventory)} on {inventory.head.name}"
         note = (
             f"what batch jobs did stays in {where}:"
-            f" {', '.join(left[:5])}{' …' if len(left) > 5 else ''}"
+            f" {', '.join(remains[:5])}{' …' if len(remains) > 5 else ''}"
         )
-        session.note("batch", note, data={"jobs": list(left)})
+        session.note("batch", note, data={"jobs": list(remains)})
 
 
-def _named_jobs(
-    session: Session, names: Sequence[str]
-) -> tuple[ClusterSnapshot, list[BatchStatus]]:
+def _find_jobs(session: Session, names: Sequence[str]) -> tuple[ClusterSnapshot, list[BatchStatus]]:
     """Look at the head, and return the batch jobs of these names; raises RequestError for a name
     that none has.
     """
-    snapshot, listed = jobs_command.look(session)
-    if "jobs" not in snapshot.said:
-        raise server.silent(session, snapshot)
-    known = {job.name for job in listed}
-    if unknown := [name for name in names if name not in known]:
-        present = [*(server.name for server in snapshot.kept.running), *sorted(known)]
+    snapshot, listed = jobs_command.query_jobs(session)
+    if "jobs" not in snapshot.payload:
+        raise server.head_error(session, snapshot)
+    listed_names = {job.name for job in listed}
+    if unknown := [name for name in names if name not in listed_names]:
+        present = [
+            *(server.name for server in snapshot.servers_state.running),
+            *sorted(listed_names),
+        ]
         text = ", ".join(f"`{name}`" for name in present)
         raise RequestError(
             f"neither a server nor a batch job is called `{unknown[0]}`",
@@ -104,7 +105,7 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
     def judge(answers: Answers) -> Sequence[Finding]:
         try:
             about_ray, about_jobs = answers[site.head.name]
-            report, entries = read_payload(about_ray), job_store.parse_list(about_jobs)
+            report, entries = parse_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
             return [waiting("", error.message, fix="look at `vlaunch jobs`")]
         alive = [entry.name for entry in entries if entry.alive and entry.name in names]
@@ -113,7 +114,7 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
     gate = Gate(
         id="batch-gone",
         what="the jobs' drivers are gone, and what they held is free",
-        ask=(ask_jobs(site), batches.query_list(site)),
+        queries=(query_jobs(site), batches.query_list(site)),
         judge=judge,
         deadline=60,
     )
@@ -121,8 +122,8 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
     steps = tuple(
         Step(
             title=f"stopping batch job {job.name} (Ray job {job.id})",
-            command=site.inside(
-                site.head, agent_queries.stop(ports, job.id, grace), timeout=timeout
+            command=site.in_container(
+                site.head, agent_queries.stop_job(ports, job.id, grace), timeout=timeout
             ),
         )
         for job in jobs
@@ -133,7 +134,7 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
 
 
 def judge_stopped(
-    jobs: Sequence[str], said: Mapping[str, Any], alive: Sequence[str]
+    jobs: Sequence[str], payload: Mapping[str, Any], alive: Sequence[str]
 ) -> list[Finding]:
     """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
 
@@ -142,30 +143,32 @@ def judge_stopped(
         said: what the head said about Ray, or its `error`.
         alive: the names of those whose driver still holds its lock.
     """
-    if "jobs" not in said:
-        text = f"Ray cannot be asked any more: {said.get('error', 'no answer')}"
+    if "jobs" not in payload:
+        text = f"Ray cannot be asked any more: {payload.get('error', 'no answer')}"
         return [failed("", text, fix="look at `vlaunch status`")]
-    states = {job["submission_id"]: job["status"] for job in said["jobs"]}
-    left = [
+    states = {job["submission_id"]: job["status"] for job in payload["jobs"]}
+    remains = [
         f"job {name} is {states[name]}"
         for name in jobs
         if states.get(name, "ABSENT") not in serving_judges.OVER
     ]
-    left += [f"the driver of `{name}` still lives" for name in alive]
+    remains += [f"the driver of `{name}` still lives" for name in alive]
     # By Ray's own numbers of jobs: what others hold is not ours to wait for.
     own = [
-        job["job_id"] for job in said["jobs"] if job["submission_id"] in jobs and job.get("job_id")
+        job["job_id"]
+        for job in payload["jobs"]
+        if job["submission_id"] in jobs and job.get("job_id")
     ]
     # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
     # that follow use them.
     actors = sum(
         row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
-        for row in said.get("actors", ())
+        for row in payload.get("actors", ())
     )
     groups = sum(
         row.get("creator_job_id") in own and row.get("state") != "REMOVED"
-        for row in said.get("groups", ())
+        for row in payload.get("groups", ())
     )
-    left += [f"{actors} actors still there"] if actors else []
-    left += [f"{groups} placement groups still there"] if groups else []
-    return [gone(left, "the job is gone; what was done stays")]
+    remains += [f"{actors} actors still there"] if actors else []
+    remains += [f"{groups} placement groups still there"] if groups else []
+    return [judge_removal(remains, "the job is gone; what was done stays")]

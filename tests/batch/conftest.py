@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch.flags import over
+from launcher.batch.flags import job_from_file
 from launcher.batch.shape import Job, JobError
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads as load_inventory
@@ -48,7 +48,7 @@ def load_text(folder: Path) -> Load:
         text = "\n".join([*lines, textwrap.dedent(more).strip("\n")])
         path = folder / "test.yaml"
         path.write_text(text, encoding="utf-8")
-        return over(path, {}, allow=allow)
+        return job_from_file(path, {}, allow=allow)
 
     return load
 

@@ -28,7 +28,7 @@ from tests.command_line import Cluster
 def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
     """A cluster that is up, and a job of ten rows. Waits cost no time."""
     ticks = itertools.count()
-    for function in (watch_batch.watch, gather.gather):
+    for function in (watch_batch.watch_job, gather.gather):
         defaults = function.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
@@ -132,7 +132,7 @@ def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
 
 def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is small, and the whole is what it was."""
-    monkeypatch.setattr(batch_plan, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     ran = batch.run()
 
     assert ran.code == 0, ran.err
@@ -142,7 +142,7 @@ def test_large_files_travel_in_pieces(batch: Batch, monkeypatch: pytest.MonkeyPa
 
 def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that breaks in the middle of a file costs one piece."""
-    monkeypatch.setattr(batch_plan, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     world, real = batch.cluster.world, batch.cluster.world.answer
 
     def breaking(command: Command) -> Answer | None:
@@ -422,7 +422,7 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(watch_batch.watch.__kwdefaults__ or {}, "sleep", interrupt)
+    monkeypatch.setitem(watch_batch.watch_job.__kwdefaults__ or {}, "sleep", interrupt)
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (130, [])
@@ -725,7 +725,7 @@ def test_a_dry_run_prints_what_the_run_sends(
     batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Word for word and byte for byte; and changes nothing."""
-    monkeypatch.setattr(batch_plan, "PIECE", 80)
+    monkeypatch.setattr(batch_plan, "PIECE_BYTES", 80)
     dry = batch.run("--dry-run")
     assert (dry.code, batch.verbs(), (batch.folder / "out").exists()) == (0, [], False), dry.err
     code, by_script = Shell(tmp_path / "elsewhere").run(dry.out)

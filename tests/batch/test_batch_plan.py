@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 
 from launcher.batch import batch_plan
-from launcher.batch.batch_plan import BatchSnapshot, Options, Request, Start, difference, plan_batch
+from launcher.batch.batch_plan import (
+    BatchOptions,
+    BatchRequest,
+    BatchSnapshot,
+    BatchStart,
+    diff_identity,
+    plan_batch,
+)
 from launcher.batch.driver.progress import Progress
-from launcher.batch.flags import over
-from launcher.batch.inputs import Shipped, shipped
+from launcher.batch.flags import job_from_file
+from launcher.batch.inputs import ShippedFile, read_shipped
 from launcher.batch.job_spec import job_spec
-from launcher.batch.job_store import Entry
+from launcher.batch.job_store import JobEntry
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
@@ -33,22 +40,22 @@ _ONE, _TWO = "1" * 64, "2" * 64
 
 
 @pytest.fixture
-def request_(load: Load, tmp_path: Path) -> Request:
+def request_(load: Load, tmp_path: Path) -> BatchRequest:
     """A job of one small file."""
     (tmp_path / "in.txt").write_text("a\nb\n")
     (tmp_path / "j.yaml").write_text(JOB)
-    return ask(load(), over(tmp_path / "j.yaml", {}))
+    return ask(load(), job_from_file(tmp_path / "j.yaml", {}))
 
 
-def ask(inventory: Inventory, job: Job) -> Request:
-    files = shipped(job)
-    return Request(job=job, spec=job_spec(job, files, inventory), files=files)
+def ask(inventory: Inventory, job: Job) -> BatchRequest:
+    files = read_shipped(job)
+    return BatchRequest(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
-def there(request: Request, state: str = "", **more: Any) -> Entry:
+def there(request: BatchRequest, state: str = "", **more: Any) -> JobEntry:
     """The job's folder as an earlier run of the same job left it."""
     progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
-    return Entry(
+    return JobEntry(
         name="j",
         job=dict(request.spec),
         progress=progress,
@@ -70,23 +77,23 @@ def ray(*states: str) -> dict[str, Any]:
 
 def decide(
     load: Load,
-    request: Request,
-    entry: Entry | None = None,
+    request: BatchRequest,
+    entry: JobEntry | None = None,
     said: dict[str, Any] | None = None,
     **how: bool,
-) -> Start:
+) -> BatchStart:
     seen = BatchSnapshot(
-        cluster=ClusterSnapshot(site=Site(load()), said=said or {}),
-        entry=entry or Entry(absent=True),
+        cluster=ClusterSnapshot(site=Site(load()), payload=said or {}),
+        entry=entry or JobEntry(absent=True),
     )
-    return plan_batch(seen, request, Options(**how))
+    return plan_batch(seen, request, BatchOptions(**how))
 
 
-def stages(start: Start) -> list[str]:
+def stages(start: BatchStart) -> list[str]:
     return [stage.id for stage in start.plan.stages]
 
 
-def told(start: Start, stage: str) -> dict[str, Any]:
+def told(start: BatchStart, stage: str) -> dict[str, Any]:
     """What the only step of a stage sends."""
     stdin = next(each.steps[0].command.stdin for each in start.plan.stages if each.id == stage)
     assert stdin is not None
@@ -94,32 +101,32 @@ def told(start: Start, stage: str) -> dict[str, Any]:
     return said
 
 
-def test_a_new_job(load: Load, request_: Request) -> None:
+def test_a_new_job(load: Load, request_: BatchRequest) -> None:
     """It is written down before its files are sent, so that the next run knows whose they are."""
     start = decide(load, request_)
 
     assert (stages(start), start.job) == (["prepare", "ship", "submit"], "batch-j-1")
 
 
-def test_gates_of_a_job(load: Load, request_: Request, tmp_path: Path) -> None:
+def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> None:
     """Its model must be on the nodes, unless a class of the user's loads what it likes."""
 
-    def gates(request: Request) -> list[str]:
+    def gates(request: BatchRequest) -> list[str]:
         site = Site(load(), {node.name: HostFacts() for node in load().nodes})
-        seen = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=Entry(absent=True))
-        stages = plan_batch(seen, request, Options()).plan.stages
+        seen = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=JobEntry(absent=True))
+        stages = plan_batch(seen, request, BatchOptions()).plan.stages
         return [gate.id for stage in stages for gate in stage.gates]
 
     assert gates(request_) == ["cluster", "model", "room", "disk"]
     (tmp_path / "own.py").write_text("class Own: ...\n")
     text = "read: in.txt\nwrite: out\npredict: {class: own.py:Own}\n"
     (tmp_path / "j.yaml").write_text(text)
-    own = ask(load(), over(tmp_path / "j.yaml", {}))
+    own = ask(load(), job_from_file(tmp_path / "j.yaml", {}))
     assert gates(own) == ["cluster", "disk"]
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "refused", "stopped", "starting"])
-def test_a_job_that_ended_is_gone_on_with(load: Load, request_: Request, state: str) -> None:
+def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, state: str) -> None:
     """However it ended; nothing is sent twice."""
     start = decide(
         load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
@@ -129,7 +136,7 @@ def test_a_job_that_ended_is_gone_on_with(load: Load, request_: Request, state: 
     assert "goes on where it stopped: 1 of 2 rows are done" in start.plan.notes
 
 
-def test_a_job_that_is_done(load: Load, request_: Request) -> None:
+def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
     """There is nothing to do, until error rows are to be tried again."""
     done, failed = there(request_, "done", done=2), there(request_, "done", done=1, errors=1)
 
@@ -141,7 +148,7 @@ def test_a_job_that_is_done(load: Load, request_: Request) -> None:
 
 @pytest.mark.parametrize("retry", [True, False])
 def test_error_rows_are_tried_again_only_when_asked(
-    load: Load, request_: Request, retry: bool
+    load: Load, request_: BatchRequest, retry: bool
 ) -> None:
     """The driver reads it in job.json."""
     start = decide(load, request_, there(request_, "failed", done=1, errors=1), retry_errors=retry)
@@ -151,7 +158,7 @@ def test_error_rows_are_tried_again_only_when_asked(
     assert json.loads(stdin())["retry_errors"] is retry
 
 
-def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: Request) -> None:
+def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: BatchRequest) -> None:
     """A driver that ended early counted nothing; that they are to be tried again is not
     forgotten.
     """
@@ -164,41 +171,41 @@ def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: Request) -
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-def test_a_job_that_runs(load: Load, request_: Request, state: str) -> None:
+def test_a_job_that_runs(load: Load, request_: BatchRequest, state: str) -> None:
     """Is watched."""
     start = decide(load, request_, there(request_, "running"), ray("FAILED", state))
 
     assert (start.attached, start.job, stages(start)) == (True, "batch-j-2", [])
 
 
-def test_a_driver_that_is_still_ending(load: Load, request_: Request) -> None:
+def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> None:
     """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
     entry = there(request_, "running")
-    ending = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    ending = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="is still ending"):
         decide(load, request_, ending, ray("STOPPED"))
 
 
-def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: Request) -> None:
+def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequest) -> None:
     """Nothing is begun beside it."""
     entry = there(request_, "running")
-    lives = Entry(name="j", job=entry.job, progress=entry.progress, alive=True)
+    lives = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
         decide(load, request_, lives, {"error": "timed out"})
 
 
-def test_begin_anew(load: Load, request_: Request) -> None:
+def test_begin_anew(load: Load, request_: BatchRequest) -> None:
     """What was there is removed, and everything is sent."""
     start = decide(load, request_, there(request_, "done", done=2), restart=True)
 
-    assert (stages(start), start.anew) == (["clear", "prepare", "ship", "submit"], True)
+    assert (stages(start), start.fresh) == (["clear", "prepare", "ship", "submit"], True)
     assert told(start, "prepare")["restart"] is True
     assert "begins anew; what was done (2 of 2 rows) is removed" in start.plan.notes
     assert len(decide(load, request_, there(request_, "failed"), restart=True).plan.notes) == 1
 
 
 def test_files_of_another_job_are_not_taken_for_this_ones(
-    load: Load, request_: Request, tmp_path: Path
+    load: Load, request_: BatchRequest, tmp_path: Path
 ) -> None:
     """They may have the same size."""
     entry = there(request_)
@@ -208,7 +215,7 @@ def test_files_of_another_job_are_not_taken_for_this_ones(
     assert stages(start) == ["clear", "prepare", "ship", "submit"]
 
 
-def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path) -> None:
+def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: Path) -> None:
     """Is refused with what differs."""
     (tmp_path / "in.txt").write_text("c\n")
     with pytest.raises(RequestError) as raised:
@@ -221,7 +228,7 @@ def test_another_job_of_this_name(load: Load, request_: Request, tmp_path: Path)
 @pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_job_of_which_no_row_is_written_may_be_another_one(
-    load: Load, request_: Request, tmp_path: Path, state: str, retry: bool
+    load: Load, request_: BatchRequest, tmp_path: Path, state: str, retry: bool
 ) -> None:
     """However it ended, and whatever was answered in vain.
 
@@ -233,7 +240,7 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
         load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry
     )
 
-    assert (stages(start), start.anew, start.finished) == (
+    assert (stages(start), start.fresh, start.finished) == (
         ["clear", "prepare", "ship", "submit"],
         True,
         False,
@@ -250,13 +257,13 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shipped:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShippedFile:
     """A file of 250 bytes, in a folder with an awkward name; a piece has 100."""
-    monkeypatch.setattr(batch_plan, "PIECE", 100)
+    monkeypatch.setattr(batch_plan, "PIECE_BYTES", 100)
     path = tmp_path / "it's a $folder" / "-rows"
     path.parent.mkdir()
     path.write_bytes(DATA)
-    return Shipped(
+    return ShippedFile(
         to="input/0000-rows",
         label="rows",
         path=path,
@@ -278,7 +285,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shipped:
     ],
 )
 def test_only_what_is_missing_is_sent(
-    load: Load, file: Shipped, have: dict[str, int], offsets: list[int]
+    load: Load, file: ShippedFile, have: dict[str, int], offsets: list[int]
 ) -> None:
     """From where it stopped, to the end."""
     steps = batch_plan.ship_steps(Site(load()), "/w", have, [file])
@@ -291,7 +298,7 @@ def test_only_what_is_missing_is_sent(
 
 
 @pytest.mark.parametrize("have", [{}, {"input/.0000-rows.part": 130}])
-def test_a_script_reads_the_same_bytes(load: Load, file: Shipped, have: dict[str, int]) -> None:
+def test_a_script_reads_the_same_bytes(load: Load, file: ShippedFile, have: dict[str, int]) -> None:
     """Also of a file that is called like an option, and where `head` ends before `tail`."""
     for step in batch_plan.ship_steps(Site(load()), "/w", have, [file]):
         shown = f"set -euo pipefail; {step.command.shown_stdin} | cat"
@@ -301,7 +308,7 @@ def test_a_script_reads_the_same_bytes(load: Load, file: Shipped, have: dict[str
         assert done.stdout == step.command.stdin()
 
 
-def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> None:
+def test_an_empty_file_is_sent(load: Load, file: ShippedFile, tmp_path: Path) -> None:
     """It has one piece, of nothing, which makes it whole."""
     path = tmp_path / "empty"
     path.touch()
@@ -310,7 +317,7 @@ def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> Non
         Site(load()),
         "/w",
         {},
-        [Shipped(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)],
+        [ShippedFile(to="input/0000-e", label="e", path=path, bytes=0, sha256=digest)],
     )
 
     assert step.command.stdin is not None
@@ -318,7 +325,7 @@ def test_an_empty_file_is_sent(load: Load, file: Shipped, tmp_path: Path) -> Non
     assert step.command.argv[-2:] == ("--last", digest)
 
 
-def test_nothing_is_read_before_it_is_due(load: Load, file: Shipped) -> None:
+def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None:
     """A plan holds no file in memory; what is gone by then is told then."""
     steps = batch_plan.ship_steps(Site(load()), "/w", {}, [file])
     file.path.unlink()
@@ -357,14 +364,14 @@ def test_nothing_is_read_before_it_is_due(load: Load, file: Shipped) -> None:
 )
 def test_each_change_is_one_line(old: dict[str, Any], new: dict[str, Any], told: list[str]) -> None:
     """In the words of the job file."""
-    assert difference(old, new) == told
+    assert diff_identity(old, new) == told
 
 
 def test_a_long_value_is_shown_around_the_change() -> None:
     """A template of a page differs in one word."""
     old, new = "a" * 500 + "X" + "b" * 500, "a" * 500 + "Y" + "b" * 500
 
-    (line,) = difference({"prompt.template": old}, {"prompt.template": new})
+    (line,) = diff_identity({"prompt.template": old}, {"prompt.template": new})
 
     before, after = line.removeprefix("prompt.template: ").split(" → ")
     assert "aX" in before
@@ -374,7 +381,7 @@ def test_a_long_value_is_shown_around_the_change() -> None:
 
 def test_nothing_from_a_node_reaches_the_terminal_as_it_is() -> None:
     """Neither in a value nor in a key."""
-    lines = difference({"a\x1b[31m\n": "x\x1b]0;y\x07\u202e", "b": {"c": ["\n"]}}, {})
+    lines = diff_identity({"a\x1b[31m\n": "x\x1b]0;y\x07\u202e", "b": {"c": ["\n"]}}, {})
 
     assert len(lines) == 2
     assert all(line.isprintable() for line in lines)

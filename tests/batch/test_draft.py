@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import draft
-from launcher.batch.places import Bounds, Misplaced
+from launcher.batch.places import Bounds, PathError
 from tests.batch.conftest import Mistakes
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_imported_there_is_told_here(folder: Path, written: str, 
     for name in ("my-file.py", "json.py", "torch.py"):
         (folder / name).write_text("class Mine: ...\n")
 
-    with pytest.raises(Misplaced) as caught:
+    with pytest.raises(PathError) as caught:
         _target(folder, written)
     assert str(caught.value).replace(str(folder), "HERE") == told
 
@@ -101,7 +101,7 @@ def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
     (folder / "pkg").mkdir()
     (folder / "pkg" / "a\nb.py").write_text("")
 
-    with pytest.raises(Misplaced, match="should have a plain name there"):
+    with pytest.raises(PathError, match="should have a plain name there"):
         draft.code_files("pkg", Bounds(folder=folder))
 
 
@@ -109,7 +109,7 @@ def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
     """It was surely meant to hold something."""
     (folder / "empty").mkdir()
 
-    with pytest.raises(Misplaced, match="holds no file"):
+    with pytest.raises(PathError, match="holds no file"):
         draft.code_files("empty", Bounds(folder=folder))
 
 

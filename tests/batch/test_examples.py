@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.batch.flags import over, parse
+from launcher.batch.flags import job_from_file, parse_job_file
 from launcher.batch.schema import JobFile
-from launcher.inventory.partial_validation import validated
-from launcher.inventory.schema import known, sections
+from launcher.inventory.partial_validation import validate_parts
+from launcher.inventory.schema import fields_of, sections_in
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples").glob("*.yaml"))
@@ -46,7 +46,7 @@ def test_there_is_an_example_for_each_kind_of_job() -> None:
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads(path: Path) -> None:
     """As it is, without editing and without `--allow`."""
-    job = over(path, {})
+    job = job_from_file(path, {})
 
     assert job.name == path.stem
     assert job.sources
@@ -60,14 +60,14 @@ def test_editors_accept_an_example(path: Path) -> None:
     assert first.startswith(_FIRST_LINE)
     schema = json.loads((path.parent / first.removeprefix(_FIRST_LINE)).read_text(encoding="utf-8"))
 
-    jsonschema.validate(parse(text).data, schema, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(parse_job_file(text).data, schema, cls=jsonschema.Draft202012Validator)
 
 
 def test_the_reference_shows_every_key() -> None:
     """At its own place, not only by name."""
     shown = {
         tuple(step for step in where if not isinstance(step, int))
-        for where in parse(_whole()).lines
+        for where in parse_job_file(_whole()).lines
     }
 
     assert [".".join(key) for key in _keys(JobFile) if key not in shown] == []
@@ -75,23 +75,23 @@ def test_the_reference_shows_every_key() -> None:
 
 def test_each_value_of_the_reference_is_a_good_one() -> None:
     """Alternatives included: by itself each is what its key takes."""
-    whole = parse(_whole())
+    whole = parse_job_file(_whole())
     assert whole.mistakes == ()
 
-    _, mistakes = validated(whole.data, JobFile, lambda where: None)
+    _, mistakes = validate_parts(whole.data, JobFile, lambda where: None)
     assert mistakes == []
 
 
 def test_the_reference_tells_the_defaults() -> None:
     """A value that is called the default is the default."""
     text = _whole()
-    document = parse(text)
+    document = parse_job_file(text)
     called = {
         number
         for number, line in enumerate(text.splitlines(), start=1)
         if re.search(r"\S:\s.*\(default\)$", line)
     }
-    file, _ = validated(document.data, JobFile, lambda where: None)
+    file, _ = validate_parts(document.data, JobFile, lambda where: None)
 
     told = 0
     for where, line in document.lines.items():
@@ -99,14 +99,14 @@ def test_the_reference_tells_the_defaults() -> None:
             section: Any = file
             for step in where[:-1]:
                 section = getattr(section, str(step))
-            default = known(type(section))[str(where[-1])].default
+            default = fields_of(type(section))[str(where[-1])].default
             assert (where, getattr(section, str(where[-1]))) == (where, default)
             told += 1
     assert told == len(called) >= 12
 
 
 def _keys(section: type[Any]) -> Iterator[tuple[str, ...]]:
-    for name, field in known(section).items():
+    for name, field in fields_of(section).items():
         yield (name,)
-        for inner in sections(field.annotation):
+        for inner in sections_in(field.annotation):
             yield from ((name, *key) for key in _keys(inner))

@@ -30,7 +30,7 @@ def test_what_fits_is_let_through(
     load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None]
 ) -> None:
     """The least that it needs is there; the most may be more than there is."""
-    fits.check(load_text(more, **top), inventory)
+    fits.check_fit(load_text(more, **top), inventory)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_never_fits_is_told_before_anything_is_touched(
 ) -> None:
     """Instead of waiting for ever."""
     with pytest.raises(PlacementError) as caught:
-        fits.check(load_text(more), inventory)
+        fits.check_fit(load_text(more), inventory)
 
     assert str(caught.value) == f"`test` does not fit `pair`: {told}"
     assert caught.value.hint
@@ -71,10 +71,10 @@ def test_a_class_has_gpus_only_where_there_are_some(load_text: Load, inventory: 
     """With `accelerator: cpu` they are slots, as they are for vLLM."""
     job = load_text("predict: {class: 'a:B', num_gpus: 0.5}", model=None)
 
-    fits.check(job, inventory)
-    fits.check(job, replace(inventory, accelerator="cpu"))
+    fits.check_fit(job, inventory)
+    fits.check_fit(job, replace(inventory, accelerator="cpu"))
     with pytest.raises(PlacementError, match="asks for 3 GPUs, and no node has more than 2"):
-        fits.check(load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory)
+        fits.check_fit(load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory)
 
 
 def test_paths_on_the_nodes_are_ones_that_containers_see(
@@ -84,7 +84,7 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
     job = load_text(read="read: nodes:/data/input/a.csv", write="write: nodes:/data/in/out")
 
     with pytest.raises(JobError) as caught:
-        fits.check(job, inventory)
+        fits.check_fit(job, inventory)
     assert caught.value.mistakes == (
         (
             "nodes:/data/input/a.csv: is in none of the folders that the containers share with the"
@@ -114,5 +114,5 @@ def test_gpus_that_are_left_over_on_each_node_are_no_room(
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
     text = f"it takes {what} with 2 GPUs on one node each, and the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):
-        fits.check(load_text(more, **top), three)
-    fits.check(load_text(more.replace(": 3", ": 2"), **top), three)
+        fits.check_fit(load_text(more, **top), three)
+    fits.check_fit(load_text(more.replace(": 3", ": 2"), **top), three)

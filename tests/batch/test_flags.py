@@ -9,7 +9,7 @@ import pytest
 
 from launcher.batch import flags
 from launcher.batch.driver.job import Limits, Message, Prompt
-from launcher.batch.flags import name_of, over
+from launcher.batch.flags import job_from_file, job_name
 from launcher.batch.shape import Job, JobError
 
 _LEAST: dict[str, Any] = {"model": "m", "input": ("data/chat.jsonl",), "output": "out"}
@@ -44,7 +44,7 @@ data_parallel: {timeout: 0}
 
 
 def _job(folder: Path, **said: Any) -> Job:
-    return flags.job(_LEAST | said, folder)
+    return flags.job_from_flags(_LEAST | said, folder)
 
 
 def _told(folder: Path, **said: Any) -> list[str]:
@@ -152,7 +152,7 @@ def test_a_prompt_becomes_a_chat(
 def test_the_name_follows_from_what_is_done(folder: Path) -> None:
     """The same command is the same job, from any folder; how fast it runs makes no other one."""
     name = _job(folder).name
-    same = flags.job(
+    same = flags.job_from_flags(
         {"model": "m", "input": (str(folder / "data/chat.jsonl"),), "output": str(folder / "out")},
         Path("/"),
     )
@@ -176,7 +176,7 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
 def test_what_is_missing_is_told_by_its_flag(folder: Path) -> None:
     """All of it, and once."""
     with pytest.raises(JobError) as caught:
-        flags.job({}, folder)
+        flags.job_from_flags({}, folder)
 
     assert str(caught.value) == "3 mistakes in the flags"
     assert caught.value.mistakes == (
@@ -271,7 +271,7 @@ def test_a_mistake_names_the_flag(folder: Path, said: dict[str, Any], told: str)
 def _over(folder: Path, more: str = "", **said: Any) -> Job:
     path = folder / "job.yaml"
     path.write_text(f"model: m\nread: data/chat.jsonl\nwrite: out\n{more}\n")
-    return flags.over(path, said)
+    return flags.job_from_file(path, said)
 
 
 def test_flags_over_a_file_say_how_it_runs(folder: Path) -> None:
@@ -298,7 +298,7 @@ def test_flags_over_a_class_are_about_its_replicas(folder: Path) -> None:
     path = folder / "job.yaml"
     path.write_text("read: data/chat.jsonl\nwrite: out\npredict: mine.py:Mine\n")
 
-    job = flags.over(path, {"replicas": "1-3", "batch_size": 8})
+    job = flags.job_from_file(path, {"replicas": "1-3", "batch_size": 8})
 
     assert job.predict is not None
     assert (job.predict.target, job.predict.replicas, job.predict.batch_size) == (
@@ -341,7 +341,7 @@ def test_flags_that_do_not_suit_the_file_are_told_by_the_flag(folder: Path) -> N
     path = folder / "job.yaml"
     path.write_text("read: data/chat.jsonl\nwrite: out\npredict: mine.py:Mine\n")
     with pytest.raises(JobError) as caught:
-        flags.over(path, {"tp": 2})
+        flags.job_from_file(path, {"tp": 2})
     assert caught.value.mistakes == (
         (
             "--tp: should be left out with `predict`: the class knows its model; give it what it"
@@ -359,12 +359,12 @@ def test_flags_over_a_broken_file_give_its_mistakes(folder: Path, content: str) 
     path.write_text(content)
 
     with pytest.raises(JobError):
-        flags.over(path, {"tp": 2, "engine_arg": ("a=1",)})
+        flags.job_from_file(path, {"tp": 2, "engine_arg": ("a=1",)})
 
 
 def _mistakes(path: Path) -> list[str]:
     with pytest.raises(JobError) as caught:
-        over(path, {})
+        job_from_file(path, {})
     return list(caught.value.mistakes)
 
 
@@ -373,7 +373,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
     path = folder / "My Chat.yaml"
     path.write_text(GOOD)
 
-    job = over(path, {})
+    job = job_from_file(path, {})
 
     assert isinstance(job, Job)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
@@ -475,7 +475,7 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
     path.write_text("read: data/chat.jsonl\nwrite: out\n")
 
     with pytest.raises(JobError) as caught:
-        over(path, {})
+        job_from_file(path, {})
 
     assert str(caught.value) == f"1 mistake in `{path}`"
     assert (
@@ -550,7 +550,7 @@ def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
 )
 def test_a_files_name_gives_the_jobs_name(stem: str, name: str) -> None:
     """In the letters that a name may have; nothing when none is left."""
-    assert name_of(Path(f"/x/{stem}.yaml")) == name
+    assert job_name(Path(f"/x/{stem}.yaml")) == name
 
 
 def test_a_name_that_cannot_be_derived_is_asked_for(folder: Path) -> None:

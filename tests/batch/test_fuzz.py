@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.batch.flags import over
+from launcher.batch.flags import job_from_file
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job, JobError
-from launcher.inventory.schema import known
+from launcher.inventory.schema import fields_of
 from tests import fuzz
 
 _EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -30,7 +30,7 @@ _INNER_KEYS = [
     "files",
     "<<",
 ]
-_KEYS = sorted({*known(JobFile), *_INNER_KEYS})
+_KEYS = sorted({*fields_of(JobFile), *_INNER_KEYS})
 _values = fuzz.values(
     _KEYS,
     [
@@ -56,7 +56,7 @@ def _load(text: str, folder: Path) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        job = over(path, {})
+        job = job_from_file(path, {})
     except JobError as error:
         fuzz.check(error.mistakes, f"{folder}/fuzz.yaml")
     else:
@@ -70,7 +70,7 @@ def test_arbitrary_bytes(folder: Path, content: bytes) -> None:
     path = folder / "fuzz.yaml"
     path.write_bytes(content)
     try:
-        assert isinstance(over(path, {}), Job)
+        assert isinstance(job_from_file(path, {}), Job)
     except JobError as error:
         assert all(len(line.splitlines()) == 1 for line in error.mistakes)
 
@@ -90,7 +90,7 @@ def test_known_keys_with_arbitrary_values(folder: Path, data: dict[str, object])
 
 
 @fuzz.quick
-@given(section=st.sampled_from(sorted(known(JobFile))), value=_values)
+@given(section=st.sampled_from(sorted(fields_of(JobFile))), value=_values)
 def test_a_good_job_with_one_arbitrary_section(folder: Path, section: str, value: object) -> None:
     """The rules run on what is left."""
     good = {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": "{{ a }}"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.progress import plain_line
+from launcher.app.progress import format_plain
 from launcher.batch.gather import gather
 from launcher.batch.output_folder import OutputFolder
 from launcher.core.domain import Answer, Inventory, Node
@@ -121,7 +121,7 @@ def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
 def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:
     """In a pipe, a line every ten seconds."""
     events = run(tmp_path)
-    lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
+    lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 22
     assert lines == [
@@ -152,6 +152,6 @@ def test_a_head_that_has_no_output_any_more(tmp_path: Path) -> None:
 
 def test_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not fill this machine's memory."""
-    monkeypatch.setattr("launcher.batch.gather._LONGEST_LIST", 1000)
+    monkeypatch.setattr("launcher.batch.gather._MAX_LIST_BYTES", 1000)
     with pytest.raises(BatchError, match="too long"):
         run(tmp_path, lambda _: itertools.repeat(b"x" * 100))

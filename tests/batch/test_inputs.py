@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import inputs, places
-from launcher.batch.places import Bounds, Misplaced
+from launcher.batch.places import Bounds, PathError
 from launcher.core.errors import RequestError
 from tests.batch.conftest import Load, Mistakes
 
 
 def _labels(folder: Path, text: str) -> list[str]:
     within = Bounds(folder=folder, inside=(folder,))
-    return [one.label for one in inputs.found(places.source(text, within), within)]
+    return [one.label for one in inputs.list_files(places.parse_source(text, within), within)]
 
 
 def _told(folder: Path, text: str) -> str:
-    with pytest.raises(Misplaced) as caught:
+    with pytest.raises(PathError) as caught:
         _labels(folder, text)
     return str(caught.value)
 
@@ -100,7 +100,7 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
 
 def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before they are all looked at."""
-    monkeypatch.setattr(inputs, "MOST_FILES", 1)
+    monkeypatch.setattr(inputs, "MAX_FILES", 1)
 
     assert _told(folder, "data") == '"data" names more than 1 files'
 
@@ -128,7 +128,7 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
     )
 
     told: list[int] = []
-    shipped = inputs.shipped(job, told.append)
+    shipped = inputs.read_shipped(job, told.append)
 
     assert [(one.to, one.label, one.source) for one in shipped] == [
         ("input/0000-more.jsonl", "more.jsonl", 0),
@@ -150,7 +150,7 @@ def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
     (folder / "data" / "chat.jsonl").unlink()
 
     with pytest.raises(RequestError) as caught:
-        inputs.shipped(job)
+        inputs.read_shipped(job)
     assert str(caught.value) == "the input of `test` cannot be read"
     assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
@@ -166,7 +166,7 @@ def test_a_link_that_was_put_there_after_the_check_leads_nowhere(
     (folder / "data" / "chat.jsonl").symlink_to(outside)
 
     with pytest.raises(RequestError) as caught:
-        inputs.shipped(job)
+        inputs.read_shipped(job)
     assert "outside the job's folder" in caught.value.evidence
 
 
@@ -174,13 +174,13 @@ def test_large_code_is_refused(
     load_text: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it together."""
-    monkeypatch.setattr(inputs, "MOST_CODE", 2**20)
+    monkeypatch.setattr(inputs, "MAX_CODE_BYTES", 2**20)
     (folder / "a.bin").write_bytes(bytes(600_000))
     (folder / "b.bin").write_bytes(bytes(600_000))
     job = load_text("predict: {class: 'mine.py:Mine', files: [a.bin, b.bin]}", model=None)
 
     with pytest.raises(RequestError) as caught:
-        inputs.shipped(job)
+        inputs.read_shipped(job)
     assert str(caught.value) == "the code of the job is larger than 1 MiB"
 
 
@@ -189,7 +189,7 @@ def test_line_ends_are_left_as_they_are(load_text: Load, folder: Path) -> None:
     content = textwrap.dedent("""{"text": "a"}\r\n{"text": "b"}\r\n""").encode()
     (folder / "data" / "chat.jsonl").write_bytes(content)
 
-    (one,) = inputs.shipped(load_text())
+    (one,) = inputs.read_shipped(load_text())
     assert one.sha256 == hashlib.sha256(content).hexdigest()
 
 

@@ -20,7 +20,7 @@ _CHAT = "prompt: {chat: [{role: user, content: '{{ text }}'}], chat_args: {think
 
 
 def _described(job: Job, inventory: Inventory) -> dict[str, Any]:
-    return job_spec.job_spec(job, inputs.shipped(job), inventory)
+    return job_spec.job_spec(job, inputs.read_shipped(job), inventory)
 
 
 def _digest(job: Job, inventory: Inventory) -> str:
@@ -94,7 +94,7 @@ def test_the_driver_reads_what_is_written(
     told = {**_described(load_text(more, model=model), inventory), "retry_errors": True}
     (tmp_path / "job.json").write_text(json.dumps(told))
 
-    read = driver.read(str(tmp_path))
+    read = driver.read_job(str(tmp_path))
 
     assert (read.name, read.mode, read.digest, read.retry_errors) == (
         "test",
@@ -220,7 +220,7 @@ def test_a_job_of_too_many_files_is_refused(
     def told(number: int) -> tuple[dict[str, Any], dict[str, int]]:
         names = [f"{at:0{length}}" for at in range(number)]
         files = [
-            inputs.Shipped(
+            inputs.ShippedFile(
                 to=f"input/{at:04d}-{name}",
                 label=name,
                 path=Path(),
@@ -235,11 +235,11 @@ def test_a_job_of_too_many_files_is_refused(
         }
 
     each = len(json.dumps(told(10_000)[0])) / 10_000
-    answer = json.dumps(told(int(0.97 * job_spec.MOST / each)))
+    answer = json.dumps(told(int(0.97 * job_spec.MAX_BYTES / each)))
     with pytest.raises(RequestError, match="the description of `test` is too long") as caught:
-        told(int(1.03 * job_spec.MOST / each))
+        told(int(1.03 * job_spec.MAX_BYTES / each))
 
-    assert job_spec.MOST < len(answer) < 0.9 * output.LIMIT
+    assert job_spec.MAX_BYTES < len(answer) < 0.9 * output.LIMIT
     assert "at most 5,242,880" in caught.value.evidence
     assert "fewer files" in caught.value.hint
 

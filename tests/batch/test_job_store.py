@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.batch import job_store
-from launcher.batch.driver.progress import Progress, Trouble, parse_progress
+from launcher.batch.driver.progress import JobFailure, Progress, parse_progress
 from launcher.batch.job_store import Output
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
@@ -25,10 +25,10 @@ def test_commands() -> None:
     """Word for word as the program in the container takes them."""
     program = ("python3", "/opt/vlaunch/batch.pyz")
 
-    assert job_store.ask("list", "/a") == (*program, "list", "/a")
+    assert job_store.build_command("list", "/a") == (*program, "list", "/a")
     put = (*program, "put", WORK, "x", "--offset", "0")
-    assert job_store.ask("put", WORK, "x", offset=0, last="") == put
-    assert job_store.ask("put", WORK, "x", offset=0, last=SHA) == (*put, "--last", SHA)
+    assert job_store.build_command("put", WORK, "x", offset=0, last="") == put
+    assert job_store.build_command("put", WORK, "x", offset=0, last=SHA) == (*put, "--last", SHA)
 
 
 def test_a_job_that_is_not_there() -> None:
@@ -143,7 +143,7 @@ def test_output_files() -> None:
 def test_no_answer(said: str) -> None:
     """Its own error is told in its own words; anything else is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
-        job_store.parse(answer(said, code=1))
+        job_store.parse_answer(answer(said, code=1))
 
     assert ("no such job" in raised.value.message) == ("error" in said)
 
@@ -213,7 +213,7 @@ def test_a_drivers_last_words_keep_their_lines() -> None:
     progress = parse_progress({"state": "failed", "error": error})
 
     assert progress.over
-    assert progress.error == Trouble(message="it broke", evidence="one\ntwo", hint="do\nthis")
+    assert progress.error == JobFailure(message="it broke", evidence="one\ntwo", hint="do\nthis")
     assert Progress().error is None
 
 

@@ -23,7 +23,7 @@ from tests.simulated import query
 def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
     """A cluster that is up, and a job of ten rows. Waits cost no time."""
     ticks = itertools.count()
-    defaults = watch_batch.watch.__kwdefaults__ or {}
+    defaults = watch_batch.watch_job.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
     monkeypatch.setitem(defaults, "sleep", lambda _: None)
     return bring_up(cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.batch.output_folder import size
+from launcher.batch.output_folder import format_size
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from launcher.batch.output_folder import size
 )
 def test_sizes(count: int, said: str) -> None:
     """As people write them."""
-    assert size(count) == said
+    assert format_size(count) == said

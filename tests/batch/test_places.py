@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import places
-from launcher.batch.places import Bounds, Misplaced
+from launcher.batch.places import Bounds, PathError
 from tests.batch.conftest import Load, Mistakes
 
 
 def _told(path: Path) -> str:
-    with pytest.raises(Misplaced) as caught:
-        places.source(str(path), Bounds(folder=path.parent, inside=(path.parent,)))
+    with pytest.raises(PathError) as caught:
+        places.parse_source(str(path), Bounds(folder=path.parent, inside=(path.parent,)))
     return str(caught.value)
 
 
@@ -87,8 +87,8 @@ def test_a_loop_of_links_is_told(folder: Path) -> None:
 
     source = None
     try:
-        source = places.source("a", Bounds(folder=folder, inside=(folder,)))
-    except Misplaced as error:
+        source = places.parse_source("a", Bounds(folder=folder, inside=(folder,)))
+    except PathError as error:
         assert "cannot be followed" in str(error)
         assert "loop of links" in str(error)
     if source is not None:  # Python 3.13 resolves a loop to itself; then it is no file
@@ -159,8 +159,8 @@ def test_an_address_is_one_that_the_cluster_reads(
 ) -> None:
     """Without keys in it, and without ways up."""
     try:
-        source = places.source(text, Bounds(folder=folder, inside=(folder,)))
-    except Misplaced as error:
+        source = places.parse_source(text, Bounds(folder=folder, inside=(folder,)))
+    except PathError as error:
         assert ("?", path) == (where, str(error))
     else:
         assert (source.where, source.text, source.shown) == (where, path, text)
@@ -190,14 +190,14 @@ def test_an_address_is_one_that_the_cluster_reads(
 )
 def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, told: str) -> None:
     """Never over a file."""
-    with pytest.raises(Misplaced) as caught:
-        places.target(text, Bounds(folder=folder))
+    with pytest.raises(PathError) as caught:
+        places.parse_target(text, Bounds(folder=folder))
 
     assert str(caught.value) == told
 
 
 def test_flags_may_name_any_path(folder: Path) -> None:
     """They are the user's own."""
-    source = places.source("/etc/hostname", Bounds(folder=folder))
+    source = places.parse_source("/etc/hostname", Bounds(folder=folder))
 
     assert (source.where, source.text) == ("control", str(Path("/etc/hostname").resolve()))

@@ -22,7 +22,7 @@ from launcher.core import sizes
 )
 def test_durations(seconds: float, said: str) -> None:
     """Two units say enough."""
-    assert sizes.duration(seconds) == said
+    assert sizes.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ def test_durations(seconds: float, said: str) -> None:
 )
 def test_rates(value: float, said: str) -> None:
     """As many digits as mean something."""
-    assert sizes.rate(value) == said
+    assert sizes.format_rate(value) == said
 
 
 def test_rows_that_nobody_has_counted_yet() -> None:
     """Are a question mark."""
-    assert progress_text.line(Progress(state="reading")) == "0 of ? rows"
+    assert progress_text.progress_line(Progress(state="reading")) == "0 of ? rows"
 
 
 def test_one_error_is_singular() -> None:
     """People read this."""
-    assert "1 error" in progress_text.line(Progress(rows=3, errors=1)).split(", ")
+    assert "1 error" in progress_text.progress_line(Progress(rows=3, errors=1)).split(", ")
 
 
 def test_a_finished_job_has_no_time_left() -> None:
     """An estimate is one while it runs."""
-    assert "left" not in progress_text.line(Progress(state="finishing", rows=3, eta=9.0))
+    assert "left" not in progress_text.progress_line(Progress(state="finishing", rows=3, eta=9.0))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.app.progress import plain_line
+from launcher.app.progress import format_plain
 from launcher.batch.driver.progress import Progress
-from launcher.batch.watch import Watched, watch
+from launcher.batch.watch import WatchedJob, watch_job
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import BatchError, DeadlineError, VlaunchError
 from launcher.core.events import Event
@@ -25,7 +25,7 @@ INVENTORY = Inventory(
     image="i",
     nodes=(Node(name="n1", host="n1", ip="10.0.0.1", gpus=1, head=True),),
 )
-WATCHED = Watched(name="j", work="/w/j", job="batch-j-2")
+WATCHED = WatchedJob(name="j", work="/w/j", job="batch-j-2")
 LOST = Answer(node="n1", code=255, err="the connection was lost")
 
 
@@ -74,7 +74,7 @@ def look(
 
 def follow(head: Head, *, attached: bool = False) -> tuple[list[Event], Progress]:
     events: list[Event] = []
-    generator = watch(
+    generator = watch_job(
         Site(INVENTORY),
         WATCHED,
         FakeTransport(head.answer),
@@ -149,7 +149,7 @@ def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
         look("done", "SUCCEEDED"),
     ]
     events, _ = follow(Head(looks))
-    lines = [line for event in events if event.kind == "wait" and (line := plain_line(event))]
+    lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
 
     assert len([event for event in events if event.kind == "wait"]) == 26
     assert lines == [

@@ -24,30 +24,30 @@ MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 # seconds to wait for the lock: who looks whether a driver lives holds it for an instant
 PATIENCE = 5.0
 TICK = 1.0  # seconds between two looks at the clock, the watchdog and the signals
-STOPPED = 128 + signal.SIGTERM
+STOPPED_STATUS = 128 + signal.SIGTERM
 WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for the signal handler
 
 
-class Stop(Exception):
+class StopRequested(Exception):
     """Somebody asked this job to stop."""
 
 
 def main(work: str) -> int:
     """Run the job of a work folder to its end, or as far as it goes; return the exit status."""
     try:
-        held = lock(work)
-        job = jobs.read(work)
+        lock_file = lock_work(work)
+        job = jobs.read_job(work)
     except jobs.Failed as refused:
         sys.stderr.write(f"{refused.message}\n{refused.evidence}\nhint: {refused.hint}\n")
         return 1
     WORKING.clear()
     STOPPING.clear()
-    signal.signal(signal.SIGTERM, asked_to_stop)
-    with held, Tracker(job) as progress:
-        return watched(job, progress)
+    signal.signal(signal.SIGTERM, handle_sigterm)
+    with lock_file, Tracker(job) as progress:
+        return run_job(job, progress)
 
 
-def asked_to_stop(*_: object) -> None:
+def handle_sigterm(*_: object) -> None:
     """Stop at once while looking at the input; while rows are worked on, between two blocks of
     them.
     """
@@ -56,10 +56,10 @@ def asked_to_stop(*_: object) -> None:
         return
     STOPPING.set()
     if not WORKING.is_set():
-        raise Stop
+        raise StopRequested
 
 
-def lock(work: str) -> Any:
+def lock_work(work: str) -> Any:
     """Hold WORK/lock for as long as this process lives.
 
     Raises:
@@ -76,9 +76,9 @@ def lock(work: str) -> Any:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file
                 # what is held is not what the next driver will look at
-                why = "its folder was removed meanwhile"
+                reason = "its folder was removed meanwhile"
             except (BlockingIOError, FileNotFoundError) as error:
-                why = str(error)
+                reason = str(error)
             except OSError:
                 file.close()
                 raise
@@ -92,28 +92,29 @@ def lock(work: str) -> Any:
         if time.monotonic() >= until:
             raise jobs.Refused(
                 f"another driver works in {work}",
-                why,
+                reason,
                 "wait for it, or stop it with `vlaunch stop`",
             )
         time.sleep(0.1)
 
 
-def watched(job: jobs.Job, progress: Tracker) -> int:
+def run_job(job: jobs.Job, progress: Tracker) -> int:
     """Run the job; whatever ends it is said in the progress, the summary and the log."""
     run = BatchRun(job, progress)
     try:
         run.open()
         WORKING.set()  # from here on a signal must not come between rows and their file
         if run.pending:
-            work(job, progress, run)
+            process_rows(job, progress, run)
         run.close()
-        left = run.left()
-        if left:
+        pending = run.count_pending()
+        if pending:
             raise jobs.Failed(
-                f"{left} rows never came back", hint="run the job again: it goes on with those rows"
+                f"{pending} rows never came back",
+                hint="run the job again: it goes on with those rows",
             )
-        summary.write(job, run.manifest, run.ledger, progress, "done")
-    except Stop:
+        summary.write_summary(job, run.manifest, run.ledger, progress, "done")
+    except StopRequested:
         return run.end("stopped", progress, None)
     except jobs.Refused as refused:
         return run.end("refused", progress, refused)
@@ -140,16 +141,16 @@ class BatchRun:
     def open(self) -> None:
         """Find out what is left to do."""
         self.progress.set("reading", "looking at the input")
-        self.manifest = survey.survey(self.job, self.progress.say)
+        self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors)
         self.pending = dict(self.ledger.all_pending(self.manifest))
         self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
 
-    def left(self) -> int:
+    def count_pending(self) -> int:
         """Return how many rows are not accounted for."""
         assert self.ledger is not None and self.manifest is not None  # noqa: S101 - opened
-        return source.count(self.ledger.all_pending(self.manifest))
+        return source.count_rows(self.ledger.all_pending(self.manifest))
 
     def close(self) -> None:
         self.progress.set("finishing", "writing the last rows")
@@ -173,49 +174,49 @@ class BatchRun:
         else:
             progress.set(state)
         try:
-            summary.write(self.job, self.manifest, self.ledger, progress, state)
+            summary.write_summary(self.job, self.manifest, self.ledger, progress, state)
         except OSError as problem:  # a full disk, mostly: that it is full has been said
             sys.stderr.write(f"summary.json cannot be written: {problem}\n")
-        return STOPPED if state == "stopped" else 1
+        return STOPPED_STATUS if state == "stopped" else 1
 
 
-def work(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
+def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
     """Take rows from the pipeline into the sink until there are no more."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened
-    for rows in pumped(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
+    for rows in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
         if rows:
             run.sink.add(rows)
         run.sink.tick()
         # Ray, once it is connected, has put a handler of its own below it
-        signal.signal(signal.SIGTERM, asked_to_stop)
-        watch = budget.Watch.current
+        signal.signal(signal.SIGTERM, handle_sigterm)
+        watch = budget.ReplicaMonitor.current
         if watch is not None and watch.verdict is not None:
             raise watch.verdict
         if STOPPING.is_set():
-            raise Stop
+            raise StopRequested
 
 
-def pumped(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
     """Yield what a pipeline yields, and an empty list whenever it has been silent for a second.
 
     The pipeline runs in a thread, so that the clock, the watchdog and SIGTERM are seen to while it
     blocks.
     """
-    taken: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=2)
+    results_queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=2)
 
     def pump() -> None:
         try:
             for rows in results:
-                taken.put(("rows", rows))
-            taken.put(("end", None))
+                results_queue.put(("rows", rows))
+            results_queue.put(("end", None))
         except BaseException as problem:  # raised again where it is seen
-            taken.put(("problem", problem))
+            results_queue.put(("problem", problem))
 
     threading.Thread(target=pump, name="pipeline", daemon=True).start()
     while True:
         try:
-            kind, value = taken.get(timeout=TICK)
+            kind, value = results_queue.get(timeout=TICK)
         except queue.Empty:
             yield []
             continue

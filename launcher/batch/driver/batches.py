@@ -17,7 +17,7 @@ class NotABatch(TypeError):
     """What the user's code returned has no columns at all: it is wrong whatever the rows are."""
 
 
-def halved(
+def bisect_failures(
     rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], notes: list[str]
 ) -> list[Answer]:
     """Call the user's code on rows; when it raises, on each half of them, down to the rows that are
@@ -38,11 +38,11 @@ def halved(
     except NotABatch:
         raise
     except (Exception, SystemExit) as problem:  # it is the user's code: anything may come
-        said = last_line(problem)
-        if poisoned(problem):
-            leave(said)
-        if out_of_memory(problem):
-            release()
+        message = last_line(problem)
+        if is_device_broken(problem):
+            exit_process(message)
+        if is_out_of_memory(problem):
+            release_memory()
             if len(rows) > 1 and not notes:
                 notes.append(
                     f"a batch of {len(rows)} rows did not fit into memory and was halved: lower"
@@ -51,22 +51,22 @@ def halved(
     # Outside the handler: its traceback keeps the failed batch alive, and with it the memory that
     # the halves need.
     if len(rows) == 1:
-        return [said]
+        return [message]
     middle = len(rows) // 2
-    return halved(rows[:middle], call, notes) + halved(rows[middle:], call, notes)
+    return bisect_failures(rows[:middle], call, notes) + bisect_failures(rows[middle:], call, notes)
 
 
-def columns(rows: Sequence[Row]) -> dict[str, Any]:
+def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Return rows as Ray Data's guides show batches: one NumPy array per column, stacked when all
     rows have the same shape.
 
     A row that lacks a column has None there.
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: array([row.get(name) for row in rows]) for name in names}
+    return {name: to_array([row.get(name) for row in rows]) for name in names}
 
 
-def array(values: list[Any]) -> Any:
+def to_array(values: list[Any]) -> Any:
     """Return a column's values as an array: of numbers where they are numbers of one shape, else of
     objects.
     """
@@ -76,9 +76,9 @@ def array(values: list[Any]) -> Any:
     numbers = kinds <= {bool} or kinds <= {int, float} or kinds <= {list}
     if numbers or all(issubclass(kind, (np.ndarray, np.generic)) for kind in kinds):
         try:
-            made = np.asarray(values)
-            if made.dtype.kind in "biufM":
-                return made
+            numbers_array = np.asarray(values)
+            if numbers_array.dtype.kind in "biufM":
+                return numbers_array
         except (ValueError, OverflowError):  # ragged, or larger than 64 bits
             pass
     objects = np.empty(len(values), dtype=object)
@@ -87,7 +87,7 @@ def array(values: list[Any]) -> Any:
     return objects
 
 
-def answers(made: Any, rows: int) -> list[Answer]:
+def to_answers(batch: Any, rows: int) -> list[Answer]:
     """Return a batch of answers row by row.
 
     A dict of columns, a data frame and an Arrow table are batches.
@@ -96,7 +96,7 @@ def answers(made: Any, rows: int) -> list[Answer]:
         NotABatch: It is none of them.
         ValueError: A column does not have a value for each row.
     """
-    plain = {str(name): listed(name, values) for name, values in by_column(made).items()}
+    plain = {str(name): to_list(name, values) for name, values in as_columns(batch).items()}
     for name, values in plain.items():
         if len(values) != rows:
             raise ValueError(
@@ -106,26 +106,26 @@ def answers(made: Any, rows: int) -> list[Answer]:
     return [dict(zip(plain, values, strict=True)) for values in zip(*plain.values(), strict=True)]
 
 
-def by_column(made: Any) -> Mapping[Any, Any]:
+def as_columns(batch: Any) -> Mapping[Any, Any]:
     """Return a batch as a dict of columns.
 
     Raises:
         NotABatch: It is none, or has no columns.
     """
-    if hasattr(made, "to_pydict"):
-        made = made.to_pydict()
-    elif hasattr(made, "columns") and not isinstance(made, Mapping):
-        made = {name: made[name] for name in made.columns}
-    if not isinstance(made, Mapping):
-        raise NotABatch(f"the code returned {type(made).__name__}, not a dict of columns")
-    if not made:
+    if hasattr(batch, "to_pydict"):
+        batch = batch.to_pydict()
+    elif hasattr(batch, "columns") and not isinstance(batch, Mapping):
+        batch = {name: batch[name] for name in batch.columns}
+    if not isinstance(batch, Mapping):
+        raise NotABatch(f"the code returned {type(batch).__name__}, not a dict of columns")
+    if not batch:
         raise NotABatch("the code returned no columns")
-    return made
+    return batch
 
 
-def listed(name: Any, values: Any) -> list[Any]:
+def to_list(name: Any, values: Any) -> list[Any]:
     """Return a column as plain Python values."""
-    values = fetched(values)
+    values = to_host(values)
     kind = getattr(getattr(values, "dtype", None), "kind", "")
     if kind == "M":
         values = values.astype("datetime64[us]")  # nanoseconds would become whole numbers
@@ -135,15 +135,15 @@ def listed(name: Any, values: Any) -> list[Any]:
         raise ValueError(
             f"the code returned {type(values).__name__} as `{name}`, not a value for each row"
         )
-    return [plainly(value) for value in values]
+    return [to_plain(value) for value in values]
 
 
-def plainly(value: Any) -> Any:
-    value = fetched(value)
+def to_plain(value: Any) -> Any:
+    value = to_host(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def fetched(value: Any) -> Any:
+def to_host(value: Any) -> Any:
     """Return a tensor as an array in host memory, anything else as it is."""
     if not hasattr(value, "detach"):
         return value
@@ -154,37 +154,41 @@ def fetched(value: Any) -> Any:
 def last_line(problem: BaseException) -> str:
     """Return what Python would print last for this exception."""
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
-    if out_of_memory(problem):
+    if is_out_of_memory(problem):
         return f"{name}: {lines[0] if lines else ''} (this row alone does not fit into memory)"[
             :2000
         ]
     return f"{name}: {lines[-1]}"[:2000] if lines else name
 
 
-def out_of_memory(problem: BaseException) -> bool:
-    known = isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
-    return known or "out of memory" in str(problem).lower()
+def is_out_of_memory(problem: BaseException) -> bool:
+    is_memory_error = (
+        isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+    )
+    return is_memory_error or "out of memory" in str(problem).lower()
 
 
-def poisoned(problem: BaseException) -> bool:
+def is_device_broken(problem: BaseException) -> bool:
     """Say whether this process cannot use its device any more: after such an error every call
     fails, whatever the rows.
     """
     text = str(problem)
-    known = (
+    is_device_error = (
         type(problem).__name__ == "AcceleratorError" or "CUDA error" in text or "HIP error" in text
     )
-    return known and not out_of_memory(problem)
+    return is_device_error and not is_out_of_memory(problem)
 
 
-def leave(said: str) -> None:
+def exit_process(message: str) -> None:
     """End this process, so that Ray starts the replica anew and hands its batches out again."""
-    sys.stderr.write(f"the device is unusable after this error, the replica is restarted: {said}\n")
+    sys.stderr.write(
+        f"the device is unusable after this error, the replica is restarted: {message}\n"
+    )
     sys.stderr.flush()
     os._exit(1)
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give cached device memory back before a smaller batch is tried."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

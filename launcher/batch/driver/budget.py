@@ -16,16 +16,16 @@ from typing import Any
 from ...agent import cause
 from .job import Failed, Job
 from .progress import Tracker
-from .ray_internals import Actor, actors
+from .ray_internals import Actor, query_actors
 
-SECONDS = 2.0  # between two looks
-LOADING = 7200.0  # seconds for the first replica to load the model, once it has a place
-QUEUE = 7 * 86400.0  # seconds to wait for a place that others hold
-LOOK = 10  # seconds that a question to Ray may take
+INTERVAL = 2.0  # between two looks
+LOAD_TIMEOUT = 7200.0  # seconds for the first replica to load the model, once it has a place
+QUEUE_TIMEOUT = 7 * 86400.0  # seconds to wait for a place that others hold
+QUERY_TIMEOUT = 10  # seconds that a question to Ray may take
 LINES = 15  # of a dead replica's log that are shown
 # Ray's states of an actor that is up, and of one that is not yet
-UP = ("ALIVE",)
-COMING = ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
+UP_STATES = ("ALIVE",)
+STARTING_STATES = ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,13 @@ class ReplicaCounts:
     causes: tuple[str, ...] = ()
 
 
-def seen(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
+def count_replicas(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
     """Count the replicas in Ray's table of actors, which have `kind` in their names."""
     mine = {name: actor for name, actor in table.items() if kind in actor.name}
-    up, coming = in_state(mine, UP), in_state(mine, COMING)
-    placed = sum(each.state == "PENDING_CREATION" and each.node != "" for each in coming.values())
+    up, coming = filter_by_state(mine, UP_STATES), filter_by_state(mine, STARTING_STATES)
+    placed = sum(
+        replica.state == "PENDING_CREATION" and replica.node != "" for replica in coming.values()
+    )
     return ReplicaCounts(
         ready=len(up),
         placed=placed,
@@ -59,7 +61,7 @@ def seen(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
     )
 
 
-def in_state(table: Mapping[str, Actor], states: Collection[str]) -> dict[str, Actor]:
+def filter_by_state(table: Mapping[str, Actor], states: Collection[str]) -> dict[str, Actor]:
     """Return the actors that are in one of these states."""
     return {name: actor for name, actor in table.items() if actor.state in states}
 
@@ -82,9 +84,9 @@ class Budget:
     up: float | None = None  # when so many were ready
     moved: float = 0.0  # when a row was last finished
 
-    def look(self, now: float, rows: int, found: ReplicaCounts) -> Failed | None:
+    def judge(self, now: float, rows: int, counts: ReplicaCounts) -> Failed | None:
         """Take note of one moment; return why the job should end, if it should."""
-        self.note(now, rows, found)
+        self.note(now, rows, counts)
         if self.idle > self.restarts:
             hint = (
                 "see why it dies below; raise `limits.restarts` only if it would have worked in"
@@ -95,7 +97,7 @@ class Budget:
                 hint=hint,
             )
         if self.up is None:
-            return self.starting(now, found)
+            return self.judge_start(now, counts)
         if now - max(self.up, self.moved) > self.stall:
             hint = (
                 "run the job again: it goes on with the rows that are left; raise `limits.stall` if"
@@ -105,76 +107,77 @@ class Budget:
             return Failed(f"no row was finished for {self.stall:.0f} seconds{died}", hint=hint)
         return None
 
-    def note(self, now: float, rows: int, found: ReplicaCounts) -> None:
+    def note(self, now: float, rows: int, counts: ReplicaCounts) -> None:
         """Take note of rows, of restarts, and of when enough replicas were up."""
         if rows > self.rows:
             self.rows, self.moved, self.idle = rows, now, 0
-        if self.up is None and (found.ready >= self.least or self.rows):
+        if self.up is None and (counts.ready >= self.least or self.rows):
             self.up = now
-        fresh = max(0, found.restarts - self.total)
+        fresh = max(0, counts.restarts - self.total)
         self.total += fresh
         self.idle += fresh
 
-    def starting(self, now: float, found: ReplicaCounts) -> Failed | None:
+    def judge_start(self, now: float, counts: ReplicaCounts) -> Failed | None:
         """Return why replicas that are not up yet are not waited for any longer, if so."""
         # Those that are loaded hold their places and wait for the last one: while it queues, no
         # clock of theirs runs.
-        if found.ready + found.placed < self.least:
+        if counts.ready + counts.placed < self.least:
             self.placed = None
-            if now - self.started > QUEUE:
+            if now - self.started > QUEUE_TIMEOUT:
                 hint = "see what `ray status` says is free; the same command waits again"
                 return Failed(
-                    f"there was no room for a replica within {QUEUE / 86400:.0f} days", hint=hint
+                    f"there was no room for a replica within {QUEUE_TIMEOUT / 86400:.0f} days",
+                    hint=hint,
                 )
             return None
         if self.placed is None:
             self.placed = now
-        if now - self.placed > LOADING:
+        if now - self.placed > LOAD_TIMEOUT:
             hint = "see whether the model loads at all with `vlaunch serve`"
-            return Failed(f"no replica was ready within {LOADING / 60:.0f} minutes", hint=hint)
+            return Failed(f"no replica was ready within {LOAD_TIMEOUT / 60:.0f} minutes", hint=hint)
         return None
 
 
-class Question:
+class PendingQuery:
     """Something to ask of Ray, which may never answer: nobody waits longer than `LOOK`, and it is
     asked once at a time.
     """
 
     def __init__(self, ask: Callable[[], Any]) -> None:
-        self.ask = ask
-        self.asked: Future[Any] | None = None
+        self.query = ask
+        self.future: Future[Any] | None = None
 
     def __call__(self) -> Any:
         """Return the answer, maybe to the asking of an earlier call.
 
         Raises TimeoutError, and what asking raises.
         """
-        if self.asked is None:
-            self.asked = Future()
+        if self.future is None:
+            self.future = Future()
             threading.Thread(
-                target=self.wait, args=(self.asked,), name="question", daemon=True
+                target=self.wait, args=(self.future,), name="question", daemon=True
             ).start()
-        asked = self.asked
+        future = self.future
         try:
-            return asked.result(timeout=LOOK)
+            return future.result(timeout=QUERY_TIMEOUT)
         finally:
-            if asked.done():
-                self.asked = None
+            if future.done():
+                self.future = None
 
-    def wait(self, asked: Future[Any]) -> None:
+    def wait(self, future: Future[Any]) -> None:
         try:
-            asked.set_result(self.ask())
+            future.set_result(self.query())
         except Exception as problem:
-            asked.set_exception(problem)
+            future.set_exception(problem)
 
 
-class Watch:
+class ReplicaMonitor:
     """A thread that looks every two seconds while rows are worked on.
 
     `verdict` says why the job should end, once it should.
     """
 
-    current: Watch | None = None  # the one of this process, for whoever can end it
+    current: ReplicaMonitor | None = None  # the one of this process, for whoever can end it
 
     def __init__(
         self,
@@ -195,64 +198,67 @@ class Watch:
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
         self.last = ReplicaCounts()
-        self.table, self.lacking = Question(actors), Question(lambda: missing(needs, replicas[0]))
-        self.missing, self.asked = "", float("-inf")
-        self.known: dict[str, tuple[str, int]] = {}
+        self.table, self.shortage_query = (
+            PendingQuery(query_actors),
+            PendingQuery(lambda: query_shortage(needs, replicas[0])),
+        )
+        self.shortage, self.shortage_time = "", float("-inf")
+        self.processes: dict[str, tuple[str, int]] = {}
         self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="budget", daemon=True)
 
-    def __enter__(self) -> Watch:
-        Watch.current = self
+    def __enter__(self) -> ReplicaMonitor:
+        ReplicaMonitor.current = self
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self.thread.join(timeout=2 * LOOK)
-        Watch.current = None
+        self.thread.join(timeout=2 * QUERY_TIMEOUT)
+        ReplicaMonitor.current = None
 
     def finished(self, rows: int) -> None:
         """Take note of rows that came out of the pipeline."""
         self.rows += rows
 
     def watch(self) -> None:
-        while not self.stop.wait(SECONDS if self.state else 0):
+        while not self.stop.wait(INTERVAL if self.state else 0):
             try:
-                self.last = seen(self.table(), self.actor)
+                self.last = count_replicas(self.table(), self.actor)
             except Exception as problem:  # Ray's silence ends neither the watching nor the patience
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
             try:
-                self.look(self.last)
+                self.update(self.last)
             except Exception as problem:
                 self.state = self.state or ("", "")
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
 
-    def look(self, found: ReplicaCounts) -> None:
+    def update(self, counts: ReplicaCounts) -> None:
         """Tell the progress what is seen, and judge it."""
-        processes = dict(found.processes or {})
+        processes = dict(counts.processes or {})
         self.gone += [
-            process for name, process in self.known.items() if processes.get(name) != process
+            process for name, process in self.processes.items() if processes.get(name) != process
         ]
-        self.known = processes
-        self.progress.replicas(found.ready, self.replicas[1])
-        self.progress.restarted(found.restarts)
-        self.tell(found)
-        ended = self.budget.look(time.monotonic(), self.rows, found)
-        if ended and self.verdict is None:
-            ended.evidence = "\n".join([*self.last_lines(), *found.causes[:1]])
-            self.verdict = ended
+        self.processes = processes
+        self.progress.replicas(counts.ready, self.replicas[1])
+        self.progress.restarted(counts.restarts)
+        self.report_state(counts)
+        failure = self.budget.judge(time.monotonic(), self.rows, counts)
+        if failure and self.verdict is None:
+            failure.evidence = "\n".join([*self.last_lines(), *counts.causes[:1]])
+            self.verdict = failure
 
-    def tell(self, found: ReplicaCounts) -> None:
+    def report_state(self, counts: ReplicaCounts) -> None:
         """Say what the job is doing when that changed; what a waiting job waits for is looked at
         each time.
         """
-        if found.ready and (found.ready >= self.replicas[0] or self.rows):
+        if counts.ready and (counts.ready >= self.replicas[0] or self.rows):
             state, text = "running", ""
-        elif found.placed and found.ready + found.placed >= self.replicas[0]:
-            state, text = "loading", f"{found.ready} of {self.replicas[0]} replicas are ready"
-        elif found.waiting:
-            state, text = "waiting", self.lack()
+        elif counts.placed and counts.ready + counts.placed >= self.replicas[0]:
+            state, text = "loading", f"{counts.ready} of {self.replicas[0]} replicas are ready"
+        elif counts.waiting:
+            state, text = "waiting", self.describe_wait()
         else:
             state, text = "loading", "starting replicas"
         if self.rows == 0 and state == "running":
@@ -261,37 +267,42 @@ class Watch:
             self.state = (state, text)
             self.progress.set(state, text)
 
-    def lack(self) -> str:
+    def describe_wait(self) -> str:
         """Return what replicas wait for, asked for anew every ten seconds."""
-        if time.monotonic() - self.asked > LOOK:
-            self.missing, self.asked = guarded(self.lacking, self.missing), time.monotonic()
-        return self.missing
+        if time.monotonic() - self.shortage_time > QUERY_TIMEOUT:
+            self.shortage, self.shortage_time = (
+                query_or(self.shortage_query, self.shortage),
+                time.monotonic(),
+            )
+        return self.shortage
 
     def last_lines(self) -> list[str]:
         """Return what the log of the replica that died last says of its end."""
         for node, pid in reversed(self.gone):
-            lines = guarded(partial(tail, node, pid), [])
+            lines = query_or(partial(read_log_end, node, pid), [])
             if lines:
                 return [f"the log of process {pid} has:", *lines]
         return []
 
 
-def tail(node: str, pid: int) -> list[str]:
+def read_log_end(node: str, pid: int) -> list[str]:
     """Return the exception that a worker process wrote down, else its last lines."""
     from ray.util.state import get_log
 
     lines: list[str] = []
     for suffix in ("out", "err"):
-        text = "".join(get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=LOOK))
+        text = "".join(
+            get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=QUERY_TIMEOUT)
+        )
         # `:` begins Ray's own marks
-        said = [line for line in text.splitlines() if line and not line.startswith(":")]
-        if raised := cause.find(said):
+        log_lines = [line for line in text.splitlines() if line and not line.startswith(":")]
+        if raised := cause.find_exception(log_lines):
             return [f"{raised.process}: {raised.text}".removeprefix(": ")]
-        lines += said[-LINES:]
+        lines += log_lines[-LINES:]
     return lines
 
 
-def guarded(ask: Callable[[], Any], otherwise: Any) -> Any:
+def query_or(ask: Callable[[], Any], otherwise: Any) -> Any:
     """Return an answer, or something else when there is none: what is asked for only explains."""
     try:
         return ask()
@@ -299,69 +310,73 @@ def guarded(ask: Callable[[], Any], otherwise: Any) -> Any:
         return otherwise
 
 
-def missing(needs: Mapping[str, float], replicas: int) -> str:
+def query_shortage(needs: Mapping[str, float], replicas: int) -> str:
     """Say what replicas lack and who holds it."""
-    free, total = guarded(resources, ({}, {}))
-    return lacking(needs, replicas, free, total, guarded(holders, ()))
+    free, total = query_or(query_resources, ({}, {}))
+    return describe_shortage(needs, replicas, free, total, query_or(query_holders, ()))
 
 
-def resources() -> tuple[dict[str, float], dict[str, float]]:
+def query_resources() -> tuple[dict[str, float], dict[str, float]]:
     """Return what the cluster has free, and what it has."""
     import ray
 
     return ray.available_resources(), ray.cluster_resources()
 
 
-def lacking(
+def describe_shortage(
     needs: Mapping[str, float],
     replicas: int,
     free: Mapping[str, float],
     total: Mapping[str, float],
-    held: Iterable[str],
+    holders: Iterable[str],
 ) -> str:
     """Put into words what is free, what is needed, and who holds the rest."""
     wants = {name: amount for name, amount in needs.items() if amount}
-    each = " and ".join(amounts(wants)) or "a free process"
-    whom = f"each of {replicas} replicas" if replicas > 1 else "one replica"
+    demand = " and ".join(format_amounts(wants)) or "a free process"
+    requester = f"each of {replicas} replicas" if replicas > 1 else "one replica"
     have = ", ".join(
         f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in wants
     )
-    text = f"waiting for {each} for {whom}; {have}"
+    text = f"waiting for {demand} for {requester}; {have}"
     short = [name for name, amount in wants.items() if total.get(name, 0) < amount]
     if short:
         return f"{text}; the cluster has fewer {' and '.join(short)} in all than one replica needs"
-    names = "; ".join(dict.fromkeys(held))
+    names = "; ".join(dict.fromkeys(holders))
     return f"{text}; held by {names}" if names else text
 
 
-def amounts(resources: Mapping[str, float]) -> list[str]:
+def format_amounts(resources: Mapping[str, float]) -> list[str]:
     """Return resources as people say them: `2 GPU`."""
     return [f"{amount:g} {name}" for name, amount in resources.items()]
 
 
-def holders() -> list[str]:
+def query_holders() -> list[str]:
     """Return who has resources now: actors and placement groups of other jobs, by what they are."""
     import ray
     from ray.util.state import list_actors
 
-    names = job_names()
+    names = query_job_names()
     mine = ray.get_runtime_context().get_job_id()
-    held: dict[str, dict[str, float]] = {}
+    by_holder: dict[str, dict[str, float]] = {}
     for actor in list_actors(
-        filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=LOOK
+        filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=QUERY_TIMEOUT
     ):
         if actor.job_id == mine or not actor.required_resources:
             continue
-        sums = held.setdefault(names.get(str(actor.job_id)) or f"job {actor.job_id}", {})
+        sums = by_holder.setdefault(names.get(str(actor.job_id)) or f"job {actor.job_id}", {})
         for name, amount in actor.required_resources.items():
             if name in ("CPU", "GPU"):
                 sums[name] = sums.get(name, 0) + amount
-    return [f"{who} ({', '.join(amounts(sums))})" for who, sums in held.items() if sums]
+    return [
+        f"{holder} ({', '.join(format_amounts(sums))})"
+        for holder, sums in by_holder.items()
+        if sums
+    ]
 
 
-def job_names() -> dict[str, str]:
+def query_job_names() -> dict[str, str]:
     """Return what the jobs of the cluster are called, under Ray's own names for them."""
     from ray.util.state import list_jobs
 
-    jobs = list_jobs(limit=1000, timeout=LOOK)
+    jobs = list_jobs(limit=1000, timeout=QUERY_TIMEOUT)
     return {str(job.job_id): job.submission_id or job.entrypoint for job in jobs}

@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Any
 
-from .ray_internals import HEAD, WORKER_LOGGER
+from .ray_internals import HEAD_RESOURCES, WORKER_LOGGER
 
 # seconds: replicas of one model on like nodes load within a minute of each other, or share rows
 # unevenly
@@ -37,7 +37,7 @@ def connect(*, logs: bool) -> None:
     )
 
 
-def settings() -> Any:
+def configure_data() -> Any:
     """Set Ray Data for a batch job and return its context."""
     from ray.data import DataContext
 
@@ -64,7 +64,7 @@ def label_log(job: str) -> None:
     os.write(1, f"vlaunch: an engine of batch job {job}\n".encode())
 
 
-def gate(least: int) -> Any:
+def create_gate(least: int) -> Any:
     """Return what so many replicas wait at until all of them are loaded, or None for one.
 
     The first one would take every row while the others still load. Ray Data can wait itself
@@ -75,10 +75,12 @@ def gate(least: int) -> Any:
     if least < 2:
         return None
     # On the head: a gate on a node that dies would take every replica with it that still waits.
-    return ray.remote(num_cpus=0, max_concurrency=1000, resources=HEAD)(Gate).remote(least)
+    return ray.remote(num_cpus=0, max_concurrency=1000, resources=HEAD_RESOURCES)(StartGate).remote(
+        least
+    )
 
 
-class Gate:
+class StartGate:
     """Opens when so many have arrived, or nobody for `patience` seconds: a node may have died with
     the others.
 
@@ -88,15 +90,15 @@ class Gate:
     def __init__(self, least: int, patience: float = PATIENCE) -> None:
         import asyncio
 
-        self.left, self.patience, self.arrived, self.open = least, patience, 0, asyncio.Event()
+        self.remaining, self.patience, self.arrived, self.open = least, patience, 0, asyncio.Event()
 
     async def arrive(self) -> None:
         import asyncio
 
-        self.left -= 1
+        self.remaining -= 1
         self.arrived += 1
         mine = self.arrived
-        if self.left <= 0:
+        if self.remaining <= 0:
             self.open.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.open.wait(), self.patience)
@@ -105,7 +107,7 @@ class Gate:
         await self.open.wait()
 
 
-def arrive(at: Any) -> None:
+def wait_at_gate(at: Any) -> None:
     """Wait at a gate, on a replica that is ready."""
     if at is not None:
         import ray
@@ -115,6 +117,6 @@ def arrive(at: Any) -> None:
             ray.get(at.arrive.remote())
 
 
-def stream(dataset: Any) -> Any:
+def iter_tables(dataset: Any) -> Any:
     """Yield the dataset's blocks as Arrow tables, in the order in which they are finished."""
     yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 # What a value is called to people; `any` is kept as text, whatever it is.
-WORDS = {
+KIND_LABELS = {
     "text": "text",
     "integer": "whole numbers",
     "number": "numbers",
@@ -21,10 +21,10 @@ WORDS = {
     "any": "other values",
 }
 LARGEST = 2**63
-TRUTHS = {"true": True, "false": False, "1": True, "0": False, "": None}
+BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "": None}
 
 
-def kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The type of one value; `big` is a whole number that no column holds, `none` fits every
     type.
     """
@@ -45,32 +45,32 @@ def kind(value: Any) -> str:
     return "any"
 
 
-def inferred(kinds: Iterable[str]) -> str:
+def infer_kind(kinds: Iterable[str]) -> str:
     """The type that holds all of these: one kind's own, numbers for whole and other numbers, JSON
     for any other mixture.
     """
-    seen = set(kinds) - {"none"}
-    if not seen or (seen <= {"any", "text"} and "any" in seen):
+    distinct = set(kinds) - {"none"}
+    if not distinct or (distinct <= {"any", "text"} and "any" in distinct):
         return "any"
-    if seen == {"integer", "number"}:
+    if distinct == {"integer", "number"}:
         return "number"
-    return seen.pop() if len(seen) == 1 and "big" not in seen else "json"
+    return distinct.pop() if len(distinct) == 1 and "big" not in distinct else "json"
 
 
-def fitting(column: str, wanted: str, declared: bool) -> Callable[[Any], Any]:
+def converter(column: str, target_kind: str, declared: bool) -> Callable[[Any], Any]:
     """Return what turns a value into one of a type.
 
     It raises ValueError with the reason for one that does not fit.
     """
     change = {
-        "text": as_any if declared else only(str),
+        "text": as_any if declared else require_type(str),
         "any": as_any,
         "json": to_json,
-        "binary": only(bytes),
+        "binary": require_type(bytes),
         "integer": as_integer,
         "number": as_number,
         "boolean": as_boolean,
-    }[wanted]
+    }[target_kind]
 
     def fitted(value: Any) -> Any:
         if value is None:
@@ -80,17 +80,21 @@ def fitting(column: str, wanted: str, declared: bool) -> Callable[[Any], Any]:
         except (ValueError, TypeError, OverflowError) as error:
             if isinstance(error, UnicodeError):
                 raise
-            found = "a number too large for 64 bits" if kind(value) == "big" else WORDS[kind(value)]
+            actual = (
+                "a number too large for 64 bits"
+                if kind_of(value) == "big"
+                else KIND_LABELS[kind_of(value)]
+            )
             before = "is declared as" if declared else "the rows before it"
             remedy = "" if declared else f"; say `keep: {{{column}: text}}`"
             raise ValueError(
-                f"column {column} holds {found}, {before} {WORDS[wanted]}{remedy}"
+                f"column {column} holds {actual}, {before} {KIND_LABELS[target_kind]}{remedy}"
             ) from error
 
     return fitted
 
 
-def only(type_: type) -> Callable[[Any], Any]:
+def require_type(type_: type) -> Callable[[Any], Any]:
     def same(value: Any) -> Any:
         if isinstance(value, type_):
             return value
@@ -103,10 +107,10 @@ def as_any(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (bool, int, float, list, tuple, dict, bytes)):
-        said = to_json(value)
-        return json.loads(said) if isinstance(value, bytes) else said
-    said = plain(value)
-    return said if isinstance(said, str) else to_json(said)
+        encoded = to_json(value)
+        return json.loads(encoded) if isinstance(value, bytes) else encoded
+    encoded = json_default(value)
+    return encoded if isinstance(encoded, str) else to_json(encoded)
 
 
 def as_integer(value: Any) -> int | None:
@@ -136,17 +140,17 @@ def as_boolean(value: Any) -> bool | None:
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        word = value.strip().lower()
-        if word in TRUTHS:
-            return TRUTHS[word]
+        text = value.strip().lower()
+        if text in BOOLEANS:
+            return BOOLEANS[text]
     raise TypeError
 
 
 def to_json(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, default=plain)
+    return json.dumps(replace_nonfinite(value), ensure_ascii=False, default=json_default)
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """The same value without NaN and infinities, for which JSON has no word: they become null.
 
     A copy only if need be.
@@ -154,13 +158,13 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): finite(each) for key, each in value.items()}
+        return {str(key): replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(each) for each in value]
+        return [replace_nonfinite(item) for item in value]
     return value
 
 
-def plain(value: Any) -> Any:
+def json_default(value: Any) -> Any:
     """What JSON says for a value that it does not know: numpy's, dates, decimals, bytes (base64).
 
     Raises:
@@ -169,8 +173,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode()
     for method in ("tolist", "item", "isoformat"):
-        if callable(found := getattr(value, method, None)):
-            return finite(found())
+        if callable(convert := getattr(value, method, None)):
+            return replace_nonfinite(convert())
     if type(value).__name__ in ("Decimal", "UUID", "timedelta", "MonthDayNano"):
         return str(value)
     if isinstance(value, (set, frozenset)):
@@ -178,14 +182,14 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} has no form in JSON")
 
 
-def arrow(wanted: str) -> Any:
+def arrow_type(kind: str) -> Any:
     """Pyarrow's type of a column."""
     import pyarrow
 
-    known = {
+    types = {
         "integer": pyarrow.int64,
         "number": pyarrow.float64,
         "boolean": pyarrow.bool_,
         "binary": pyarrow.binary,
     }
-    return known.get(wanted, pyarrow.string)()
+    return types.get(kind, pyarrow.string)()

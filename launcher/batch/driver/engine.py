@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import budget, cluster, lines, order, predict, prompts, source
-from .generation import reason
+from .generation import error_reason
 from .job import Job
 from .manifest import Manifest
 from .progress import Tracker
-from .ray_internals import claim
+from .ray_internals import set_claims
 from .replica import Replica
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more 
 PREPARED = ("_prompt", "_second", "_tokens")  # the columns of a row that is ready for a replica
 # what preparing rows takes long to make, by the job's digest: Ray Data unpickles a stage for each
 # of its tasks, in processes that stay
-MADE: dict[str, tuple[Any, Any]] = {}
+TOOLS: dict[str, tuple[Any, Any]] = {}
 
 
 def run(
@@ -40,24 +40,26 @@ def run(
     """Yield answered and failed rows, in blocks, until every pending row came by."""
     prompts.Prompter(job)  # a template that is wrong in itself is refused here, not on every row
     cluster.connect(logs=False)
-    cluster.settings()
-    rows = source.count(pending)
+    cluster.configure_data()
+    rows = source.count_rows(pending)
     batch = source.batch_rows(job.engine.batch_size, rows, job.engine.replicas[1])
-    at_once = window(job, batch, rows, manifest.row_bytes)
-    data = predict.preprocess(source.dataset(job, manifest, pending, at_once), job)
-    data = prepared(data, job, batch, **preparing(job, rows, at_once))
-    data = inference(data, job, batch, rows)
-    with budget.Watch(job, progress, ACTOR, job.engine.replicas, needs(job)) as watch:
-        for table in cluster.stream(data):
-            found = [result(row) for row in table.to_pylist()]
-            watch.finished(len(found))
-            yield found
+    at_once = window_rows(job, batch, rows, manifest.row_bytes)
+    data = predict.add_preprocess_stage(source.create_dataset(job, manifest, pending, at_once), job)
+    data = add_prepare_stage(data, job, batch, **prepare_options(job, rows, at_once))
+    data = add_inference_stage(data, job, batch, rows)
+    with budget.ReplicaMonitor(
+        job, progress, ACTOR, job.engine.replicas, replica_resources(job)
+    ) as watch:
+        for table in cluster.iter_tables(data):
+            results = [to_result(row) for row in table.to_pylist()]
+            watch.finished(len(results))
+            yield results
 
 
-def needs(job: Job) -> dict[str, float]:
+def replica_resources(job: Job) -> dict[str, float]:
     """Return the Ray resources of one replica."""
-    each = job.engine.tp * job.engine.pp
-    return {"GPU": float(each), "CPU": float(each)}
+    gpus = job.engine.tp * job.engine.pp
+    return {"GPU": float(gpus), "CPU": float(gpus)}
 
 
 def concurrency(args: Mapping[str, Any], batch: int) -> int:
@@ -68,7 +70,7 @@ def concurrency(args: Mapping[str, Any], batch: int) -> int:
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
-def window(job: Job, batch: int, rows: int, size: float) -> int | None:
+def window_rows(job: Job, batch: int, rows: int, size: float) -> int | None:
     """Return how many of so many rows, of `size` bytes, are prepared at once, to be put in order as
     a whole; None for all of them, where they are few and small.
 
@@ -76,12 +78,12 @@ def window(job: Job, batch: int, rows: int, size: float) -> int | None:
     """
     if job.preprocess:
         return batch
-    if rows <= source.FEW and rows * size <= order.BYTES:
+    if rows <= source.FEW_ROWS and rows * size <= order.BYTES:
         return None
-    return order.window(job.engine.order, batch, size)
+    return order.window_rows(job.engine.order, batch, size)
 
 
-def preparing(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
+def prepare_options(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
     """Return how many processes prepare rows, and what they claim: no CPU, for replicas may have
     claimed them all.
 
@@ -89,12 +91,12 @@ def preparing(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
     claims the same: each process takes seconds of a core to start, while engines load.
     """
     if at_once is None:
-        return {"size": 1, "num_cpus": source.LIGHT, **source.where(job.read.sources)}
-    size = max(source.workers(rows), job.engine.replicas[1])
-    return {"size": size, "num_cpus": source.LIGHT}
+        return {"size": 1, "num_cpus": source.TASK_CPUS, **source.task_resources(job.read.sources)}
+    size = max(source.worker_count(rows), job.engine.replicas[1])
+    return {"size": size, "num_cpus": source.TASK_CPUS}
 
 
-def prepared(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> Dataset:
+def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> Dataset:
     """Add the stage that makes prompts of blocks, and cuts what it made into batches."""
     from ray.data import TaskPoolStrategy
 
@@ -106,11 +108,11 @@ def prepared(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> D
     )
     # with the same claims Ray Data makes one stage of both
     data = data.repartition(target_num_rows_per_block=batch)
-    claim(data, pool, **claims)
+    set_claims(data, pool, **claims)
     return data
 
 
-def inference(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
+def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
     """Add the stage of replicas, each with several batches in hand, each of which a thread waits
     for.
     """
@@ -118,19 +120,19 @@ def inference(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
 
     least, most = job.engine.replicas
     concurrent = concurrency(job.engine.args, batch)
-    held = source.in_flight(concurrent + 2, batch, rows, most)
+    in_flight = source.batches_in_flight(concurrent + 2, batch, rows, most)
     pool = ActorPoolStrategy(
         min_size=least,
         max_size=most,
-        max_tasks_in_flight_per_actor=held,
-        max_concurrent_calls_per_actor=min(concurrent, held),
+        max_tasks_in_flight_per_actor=in_flight,
+        max_concurrent_calls_per_actor=min(concurrent, in_flight),
         enable_true_multi_threading=True,
     )
-    made = {
-        "arguments": arguments(job),
+    constructor_args = {
+        "arguments": engine_arguments(job),
         "task": job.task,
         "sampling": dict(job.sampling),
-        "gate": cluster.gate(least),
+        "gate": cluster.create_gate(least),
         "order": job.engine.order,
         "job": job.name,
     }
@@ -140,48 +142,53 @@ def inference(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
         batch_format="pyarrow",
         zero_copy_batch=True,
         compute=pool,
-        fn_constructor_kwargs=made,
-        **claims(job),
+        fn_constructor_kwargs=constructor_args,
+        **replica_claims(job),
     )
 
 
-def arguments(job: Job) -> dict[str, Any]:
+def engine_arguments(job: Job) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`.
 
     An engine on one GPU is one process beside its actor; one on several has a worker of Ray's for
     each, wherever its placement group has its bundles.
     """
-    each = job.engine.tp * job.engine.pp
+    gpus = job.engine.tp * job.engine.pp
     return {
         "model": job.model,
         # how a model for generating becomes one for pooling follows from its architecture
         **({} if job.task == "generate" else {"runner": "pooling"}),
         "tensor_parallel_size": job.engine.tp,
         "pipeline_parallel_size": job.engine.pp,
-        "distributed_executor_backend": "uni" if each == 1 else "ray",
+        "distributed_executor_backend": "uni" if gpus == 1 else "ray",
         **job.engine.args,
     }
 
 
-def claims(job: Job) -> dict[str, Any]:
+def replica_claims(job: Job) -> dict[str, Any]:
     """Return what a replica claims of the cluster: a GPU and a CPU, or a placement group of so many
     of both.
     """
-    each = job.engine.tp * job.engine.pp
-    if each == 1:
+    gpus = job.engine.tp * job.engine.pp
+    if gpus == 1:
         return {"num_gpus": 1, "num_cpus": 1}
-    return {"num_gpus": 0, "ray_remote_args_fn": partial(group, each, job.engine.placement)}
+    return {
+        "num_gpus": 0,
+        "ray_remote_args_fn": partial(create_placement_group, gpus, job.engine.placement),
+    }
 
 
-def group(size: int, placement: str) -> dict[str, Any]:
+def create_placement_group(size: int, placement: str) -> dict[str, Any]:
     """Make the placement group of one replica; its engine finds it, and puts a worker into each
     bundle.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    made = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=placement)
-    strategy = PlacementGroupSchedulingStrategy(made, placement_group_capture_child_tasks=True)
+    placement_group = ray.util.placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=placement)
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group, placement_group_capture_child_tasks=True
+    )
     return {"scheduling_strategy": strategy}
 
 
@@ -198,25 +205,25 @@ class Prepare:
         """Prepare a block."""
         # a tokenizer that cannot be had is no row's error: it would make one of every row
         self.tools()
-        rows = [self.row(row) for row in table.to_pylist()]
+        rows = [self.prepare_row(row) for row in table.to_pylist()]
         if self.job.engine.order == "prefix":
-            rows.sort(key=order.prompt)
-        return source.block(rows, PREPARED)
+            rows.sort(key=order.prompt_key)
+        return source.to_block(rows, PREPARED)
 
-    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+    def prepare_row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row with its prompt; the columns that are no longer needed leave it."""
         data = row.pop("_data")
-        made = {**row, "_prompt": "", "_second": "", "_tokens": b""}
+        prepared = {**row, "_prompt": "", "_second": "", "_tokens": b""}
         if row["_error"]:
-            return made
+            return prepared
         try:
-            made["_raw"] = row["_raw"] or source.shown(data)
-            return made | self.request(pickle.loads(data))  # noqa: S301 - of our own read task
+            prepared["_raw"] = row["_raw"] or source.input_excerpt(data)
+            return prepared | self.build_request(pickle.loads(data))  # noqa: S301 - of our own read task
         # whatever a hostile row does to a template is that row's own error
         except Exception as problem:
-            return {**made, "_stage": "prompt", "_error": lines.shown(reason(problem))}
+            return {**prepared, "_stage": "prompt", "_error": lines.excerpt(error_reason(problem))}
 
-    def request(self, columns: dict[str, Any]) -> dict[str, Any]:
+    def build_request(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return a text, the two texts of a score, or the tokens of a chat (whose template has put
         the special tokens there already).
         """
@@ -235,17 +242,17 @@ class Prepare:
 
     def tools(self) -> tuple[Any, Any]:
         """Return this process's prompter and, for chats, its tokenizer."""
-        if self.job.digest not in MADE:
-            MADE.clear()  # a process of Ray's may have worked for another job
+        if self.job.digest not in TOOLS:
+            TOOLS.clear()  # a process of Ray's may have worked for another job
             chat = self.job.prompt is not None and self.job.prompt.chat
-            MADE[self.job.digest] = (
+            TOOLS[self.job.digest] = (
                 prompts.Prompter(self.job),
-                tokenizer(self.job) if chat else None,
+                load_tokenizer(self.job) if chat else None,
             )
-        return MADE[self.job.digest]
+        return TOOLS[self.job.digest]
 
 
-def tokenizer(job: Job) -> Any:
+def load_tokenizer(job: Job) -> Any:
     """Load the model's tokenizer, of the revision that vLLM takes."""
     from transformers import AutoTokenizer
 
@@ -258,7 +265,7 @@ def tokenizer(job: Job) -> Any:
     )
 
 
-def result(row: dict[str, Any]) -> dict[str, Any]:
+def to_result(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row as the sink takes it."""
     if not row["_error"]:
         return row

@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
-from .job import CACHED
+from .job import CACHED_TOKENS
 
 PULSE = 1.0  # seconds between two looks at whether an engine lives
 
 
-class Engine(Protocol):
+class VllmEngine(Protocol):
     """What is used of `vllm.LLMEngine`."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> Any:
@@ -32,12 +32,12 @@ class Engine(Protocol):
         """Wait for the next outputs; those that are `finished` are whole."""
 
 
-class Call:
+class PendingCall:
     """The prompts of one call, whose outputs come in any order."""
 
     def __init__(self, prompts: int) -> None:
         self.outputs: list[Any] = [None] * prompts
-        self.left = prompts
+        self.remaining = prompts
         self.done = threading.Event()
         if not prompts:
             self.done.set()
@@ -45,19 +45,21 @@ class Call:
     def put(self, index: int, output: Any) -> None:
         """Take an output, or the exception in place of one; of the engine's thread alone."""
         self.outputs[index] = output
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self.done.set()
 
 
-def leave() -> None:
+def exit_process() -> None:
     """End this process, whatever its threads wait for: Ray starts another one, and its rows are
     handed out again.
     """
     os._exit(1)
 
 
-def watch(alive: Callable[[], bool], end: Callable[[], None] = leave) -> threading.Event:
+def watch_process(
+    alive: Callable[[], bool], end: Callable[[], None] = exit_process
+) -> threading.Event:
     """Look from a thread whether an engine lives, and end this process when it does not, until the
     event that is returned is set.
 
@@ -77,7 +79,7 @@ def watch(alive: Callable[[], bool], end: Callable[[], None] = leave) -> threadi
     return over
 
 
-def alive(llm: Any) -> bool:
+def is_alive(llm: Any) -> bool:
     """Tell whether an engine's process lives, as vLLM's client of it has noted; an engine in this
     process has none.
     """
@@ -86,7 +88,7 @@ def alive(llm: Any) -> bool:
 
 def watch_engine(llm: Any) -> threading.Event:
     """End this process when the one of an engine is gone, as `watch` does."""
-    return watch(partial(alive, llm))
+    return watch_process(partial(is_alive, llm))
 
 
 class EngineLoop:
@@ -104,19 +106,21 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VllmEngine,
         params: Any,
         render: Callable[[Any], Any],
         *,
         tokenizing: bool = False,
-        end: Callable[[], None] = leave,
+        end: Callable[[], None] = exit_process,
     ) -> None:
         self.engine, self.params, self.render, self.end = engine, params, render, end
-        self.coming: queue.SimpleQueue[tuple[Call, int, Any] | None] = queue.SimpleQueue()
-        self.inside: dict[str, tuple[Call, int]] = {}  # requests that the engine has, by their ids
-        self.taken = 0
-        self.turn, self.tokenizer = threading.Lock(), threading.Lock()
-        self.adding: AbstractContextManager[Any] = self.tokenizer if tokenizing else nullcontext()
+        self.incoming: queue.SimpleQueue[tuple[PendingCall, int, Any] | None] = queue.SimpleQueue()
+        self.active: dict[
+            str, tuple[PendingCall, int]
+        ] = {}  # requests that the engine has, by their ids
+        self.request_count = 0
+        self.call_lock, self.tokenizer = threading.Lock(), threading.Lock()
+        self.add_lock: AbstractContextManager[Any] = self.tokenizer if tokenizing else nullcontext()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self.thread.start()
 
@@ -125,21 +129,21 @@ class EngineLoop:
 
         Many threads may call it at the same time.
         """
-        call = Call(len(prompts))
-        with self.turn:  # one call after the other: what is in order stays so
+        call = PendingCall(len(prompts))
+        with self.call_lock:  # one call after the other: what is in order stays so
             for index, prompt in enumerate(prompts):
                 try:
                     with self.tokenizer:
                         request = self.render(prompt)
                 except Exception as problem:  # whatever a tokenizer says of a prompt is that row's
                     request = problem
-                self.coming.put((call, index, request))
+                self.incoming.put((call, index, request))
         call.done.wait()
         return call.outputs
 
     def close(self) -> None:
         """End the thread, which must have nothing to do any more."""
-        self.coming.put(None)
+        self.incoming.put(None)
 
     def run(self) -> None:
         """Take steps for as long as there is anything to do, and wait where there is not."""
@@ -147,7 +151,7 @@ class EngineLoop:
             while self.take():
                 for output in self.engine.step():
                     if output.finished:
-                        call, index = self.inside.pop(output.request_id)
+                        call, index = self.active.pop(output.request_id)
                         call.put(index, output)
         # An engine that raises in a step has lost its requests, and with them somebody's rows.
         except BaseException:
@@ -160,40 +164,40 @@ class EngineLoop:
         """
         while True:
             try:
-                came = self.coming.get(block=not self.inside)
+                came = self.incoming.get(block=not self.active)
             except queue.Empty:
                 return True
             if came is None:
                 return False
             self.add(*came)
 
-    def add(self, call: Call, index: int, request: Any) -> None:
+    def add(self, call: PendingCall, index: int, request: Any) -> None:
         if isinstance(request, Exception):
             call.put(index, request)
             return
-        self.taken += 1
-        name = str(self.taken)
+        self.request_count += 1
+        name = str(self.request_count)
         try:
-            with self.adding:
+            with self.add_lock:
                 self.engine.add_request(name, request, self.params)
         except Exception as problem:
-            if dead(problem):
+            if is_engine_dead(problem):
                 raise
             call.put(index, problem)
         else:
-            self.inside[name] = call, index
+            self.active[name] = call, index
 
 
 def prompt_counts(output: Any) -> dict[str, int]:
     """Return how many tokens a prompt has, and how many of them vLLM had in its cache."""
     cached = getattr(output, "num_cached_tokens", None)
-    return {"prompt_tokens": len(output.prompt_token_ids), CACHED: cached or 0}
+    return {"prompt_tokens": len(output.prompt_token_ids), CACHED_TOKENS: cached or 0}
 
 
 class NoAnswer(Exception):
     """Why vLLM gave up a request."""
 
 
-def dead(problem: BaseException) -> bool:
+def is_engine_dead(problem: BaseException) -> bool:
     """Tell whether an exception means that the engine is gone, not that a request was wrong."""
     return type(problem).__name__.startswith("EngineDead")

@@ -23,24 +23,24 @@ NOISE = re.compile(
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
 # What stands before each line of a process of vLLM's, with Ray's own before that.
-SPEAKER = re.compile(
+LOG_PREFIX = re.compile(
     r"^(?:(?:\x1b\[\d*m)*\([^()]*\bpid=[^()]*\)(?:\x1b\[\d*m)* ?)*(?:ERROR \S+ \S+ \[[^\]]*\] ?)?"
 )
 RAISED_FROM = "The above exception was the direct cause"
 # an exception that only tells of another one
 POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
 # what is told of an engine whose process ended, nobody knows how, and left no exception in its log
-WORDLESS = "the engine's process ended without an error in its log"
-VLLM = ("engine", "data-parallel")
-ALL = (*VLLM, "predict")
-HOST = (
+NO_ERROR_LOGGED = "the engine's process ended without an error in its log"
+VLLM_MODES = ("engine", "data-parallel")
+ALL_MODES = (*VLLM_MODES, "predict")
+HOST_MEMORY = (
     r"(?i)OutOfMemoryError: Task was killed|node running low on"
     r" memory|ray\.exceptions\.OutOfMemory|NODE_OUT_OF_MEMORY"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class FailurePattern:
     """A failure that is recognised by a pattern anywhere in its text.
 
     `{0}` is the pattern's first group that matched.
@@ -49,11 +49,11 @@ class Known:
     pattern: str
     message: str
     hint: str
-    modes: tuple[str, ...] = ALL
+    modes: tuple[str, ...] = ALL_MODES
 
 
-KNOWN = (
-    Known(
+FAILURE_PATTERNS = (
+    FailurePattern(
         pattern=rf"(?i){patterns.DISK_FULL}|Errno 28\b|Disk quota exceeded",
         message="the disk is full",
         hint=(
@@ -61,7 +61,7 @@ KNOWN = (
             " goes on"
         ),
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i){patterns.GATED}|401 Client Error.*huggingface",
         message="the model is gated, and this cluster may not download it",
         hint=(
@@ -69,7 +69,7 @@ KNOWN = (
             " inventory's secrets"
         ),
     ),
-    Known(
+    FailurePattern(
         pattern=(
             rf"(?i){patterns.NO_REPOSITORY}|{patterns.NO_MODEL}|{patterns.NOT_CACHED}"
             r"|can't load (?:the )?(?:configuration|model)"
@@ -77,58 +77,58 @@ KNOWN = (
         message="the model is not there: not on this node, and not to be downloaded",
         hint="check `model`: a name that the cluster can download, or a path that every node has",
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i){patterns.KV_CACHE_SHORT}",
         message="the model fits, but there is no room left for its key-value cache",
         hint=(
             "lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set"
             " `engine.tp` higher"
         ),
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
-        pattern=rf"(?i){patterns.GPU_MEMORY_HELD}",
+    FailurePattern(
+        pattern=rf"(?i){patterns.GPU_MEMORY_IN_USE}",
         message="less GPU memory is free than the engine's share of it",
         hint=(
             "lower `engine.args.gpu_memory_utilization`, or see what holds memory: `vlaunch exec"
             " --host -- nvidia-smi`"
         ),
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
-        pattern=rf"(?i){patterns.CPU_MEMORY_HELD}",
+    FailurePattern(
+        pattern=rf"(?i){patterns.CPU_MEMORY_IN_USE}",
         message="less host memory is free than the engine's share of it",
         hint=(
             "lower `engine.args.gpu_memory_utilization`, which on a CPU is the share of host"
             " memory, or set `engine.args.kv_cache_memory_bytes`"
         ),
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?im){patterns.NO_COMPILER}",
         message="this image has no compiler for what vLLM compiles while it starts",
         hint=(
             "use an image with g++ (and nvcc, on GPUs), or compile nothing:"
             " `engine.args.enforce_eager: true`"
         ),
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i){patterns.CONTEXT_TOO_LONG}",
         message="the context is longer than the model takes",
         hint="lower `engine.args.max_model_len`",
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i){patterns.GPU_MEMORY_SHORT}",
         message="a GPU ran out of memory",
         hint=(
             "lower `engine.args.gpu_memory_utilization` or `engine.args.max_model_len`, or set"
             " `engine.tp` higher"
         ),
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i){patterns.GPU_MEMORY_SHORT}",
         message="a GPU ran out of memory",
         hint=(
@@ -136,14 +136,14 @@ KNOWN = (
         ),
         modes=("predict",),
     ),
-    Known(
-        pattern=HOST,
+    FailurePattern(
+        pattern=HOST_MEMORY,
         message="a node ran out of host memory, and Ray ended a replica",
         hint="lower `engine.replicas` or `engine.batch_size`, or use nodes with more memory",
         modes=("engine",),
     ),
-    Known(
-        pattern=HOST,
+    FailurePattern(
+        pattern=HOST_MEMORY,
         message="a node ran out of host memory, and Ray ended a rank",
         hint=(
             "lower `data_parallel.size` or `data_parallel.round_rows`, or use nodes with more"
@@ -151,19 +151,19 @@ KNOWN = (
         ),
         modes=("data-parallel",),
     ),
-    Known(
-        pattern=HOST,
+    FailurePattern(
+        pattern=HOST_MEMORY,
         message="a node ran out of host memory, and Ray ended a replica",
         hint="raise `predict.num_cpus` (fewer replicas on a node), or lower `predict.batch_size`",
         modes=("predict",),
     ),
-    Known(
+    FailurePattern(
         pattern=patterns.UNKNOWN_ARGUMENT,
         message="vLLM has no engine argument `{0}`",
         hint="compare `engine.args` with `vllm serve --help` (with `_` where that has `-`)",
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=(
             r"TypeError: (\S+ (?:got an unexpected keyword|takes no arguments|missing \d+"
             r" required).*)"
@@ -172,23 +172,23 @@ KNOWN = (
         hint="compare `predict.args` with the arguments of its `__init__`",
         modes=("predict",),
     ),
-    Known(
+    FailurePattern(
         pattern=r"ModuleNotFoundError: No module named '([^']+)'",
         message="the code imports `{0}`, which this image does not have",
         hint="use an image that has it, or ship the module with the code",
     ),
-    Known(
+    FailurePattern(
         pattern=r"ImportError: (\S+ has no `.+`)",
         message="{0}",
         hint="compare `predict.class` or `preprocess.function` with the names in that file",
     ),
-    Known(
+    FailurePattern(
         pattern=r"validation errors? for (\w+)",
         message="vLLM refuses these engine arguments (`{0}`)",
         hint="change `engine.args` as the lines above say",
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
-    Known(
+    FailurePattern(
         pattern=rf"(?i)Placement group (?:creation )?timed out|{patterns.NO_PLACEMENT_GROUP}",
         message="replicas of this size cannot be placed on the cluster",
         hint=(
@@ -197,7 +197,7 @@ KNOWN = (
         ),
         modes=("engine",),
     ),
-    Known(
+    FailurePattern(
         pattern=(
             rf"{patterns.GCS_UNREACHABLE}|Could not find any running Ray"
             r"|GCS (?:server )?(?:has )?(?:died|is down)"
@@ -205,46 +205,48 @@ KNOWN = (
         message="the head's Ray cannot be reached",
         hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
     ),
-    Known(
-        pattern=rf"(?i){patterns.ENGINE_KILLED}|{WORDLESS}",
+    FailurePattern(
+        pattern=rf"(?i){patterns.ENGINE_KILLED}|{NO_ERROR_LOGGED}",
         message="an engine was killed while it started, most likely for lack of host memory",
         hint="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
-        modes=VLLM,
+        modes=VLLM_MODES,
     ),
 )
 
 
 def explain(problem: BaseException, mode: str) -> Failed:
     """Return a failure in words for whatever ended the pipeline."""
-    for each in chain(problem):
-        if isinstance(each, Failed):
-            return each
+    for raised in exception_chain(problem):
+        if isinstance(raised, Failed):
+            return raised
     # Within the text of a remote traceback the innermost exception stands first, as in all logs.
-    texts = [full(error) for error in reversed(chain(problem))]
+    texts = [exception_text(error) for error in reversed(exception_chain(problem))]
     text = "\n".join(
         sorted(texts, key=lambda text: "Traceback" not in text and "ray::" not in text)
     )
-    return recognised(text, mode) or unknown(problem, text)
+    return match_failure(text, mode) or describe_unknown(problem, text)
 
 
-def recognised(text: str, mode: str) -> Failed | None:
+def match_failure(text: str, mode: str) -> Failed | None:
     """Return the failure that a text is known for."""
-    for known in KNOWN:
-        found = re.search(known.pattern, text) if mode in known.modes else None
-        if found:
-            groups = [group for group in found.groups() if group is not None]
+    for failure in FAILURE_PATTERNS:
+        match = re.search(failure.pattern, text) if mode in failure.modes else None
+        if match:
+            groups = [group for group in match.groups() if group is not None]
             return Failed(
-                known.message.format(*groups or [""]), evidence(text, found.group(0)), known.hint
+                failure.message.format(*groups or [""]),
+                find_evidence(text, match.group(0)),
+                failure.hint,
             )
     return None
 
 
-def unknown(problem: BaseException, text: str) -> Failed:
+def describe_unknown(problem: BaseException, text: str) -> Failed:
     """Return a failure that nobody has put into words: what was raised first is the message."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
-    raised = [found.group(1) for line in lines if (found := RAISED.match(line))]
+    raised = [match.group(1) for line in lines if (match := RAISED.match(line))]
     last_line = lines[-1].strip() if lines else type(problem).__name__
-    exception = cause.find(text.splitlines())
+    exception = cause.find_exception(text.splitlines())
     message = exception.text if exception else next(iter(raised), last_line)
     where = " on ".join(filter(None, (exception.process, exception.address))) if exception else ""
     hint = (
@@ -255,14 +257,14 @@ def unknown(problem: BaseException, text: str) -> Failed:
     return Failed(f"{message[:300]} ({where})" if where else message[:300], shown, hint)
 
 
-def root(lines: Sequence[str], address: str = "") -> list[str]:
+def root_cause_lines(lines: Sequence[str], address: str = "") -> list[str]:
     """Return what leads to the exception that the failure of a start is about, and that exception
     as the last line, behind the process that raised it on the node with this address.
 
     Only one that was raised from it on purpose says more than it does.
     """
-    bare = [SPEAKER.sub("", line) for line in lines]
-    raised = cause.find(lines)
+    bare = [LOG_PREFIX.sub("", line) for line in lines]
+    raised = cause.find_exception(lines)
     if raised is None:
         return []
     end = raised.last + 1
@@ -272,34 +274,36 @@ def root(lines: Sequence[str], address: str = "") -> list[str]:
                 break
             end = index + 1
     raising = (index for index in range(raised.last, -1, -1) if RAISED.match(bare[index]))
-    words = next(raising, raised.last)
+    raising_index = next(raising, raised.last)
     if raised.process and (raised.address or address):
-        bare[words] = f"({raised.process}, ip={raised.address or address}) {bare[words]}"
+        bare[raising_index] = (
+            f"({raised.process}, ip={raised.address or address}) {bare[raising_index]}"
+        )
     return [line for line in bare[:end] if not NOISE.search(line)][1 - LINES :]
 
 
-def evidence(text: str, found: str) -> str:
+def find_evidence(text: str, matched: str) -> str:
     """Return the line that gave it away, with those below it that say more."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
-    first = found.splitlines()[0] if found else ""
+    first = matched.splitlines()[0] if matched else ""
     at = next((index for index, line in enumerate(lines) if first and first in line), None)
     shown = lines[-4:] if at is None else lines[at : at + 3]
     return "\n".join(line[:400] for line in shown)
 
 
-def chain(problem: BaseException) -> list[BaseException]:
+def exception_chain(problem: BaseException) -> list[BaseException]:
     """Return an exception with everything it was raised from; Ray keeps the original in `cause`."""
     out: list[BaseException] = []
     todo: list[Any] = [problem]
     while todo:
-        each = todo.pop(0)
-        if isinstance(each, BaseException) and each not in out:
-            out.append(each)
-            todo += [getattr(each, "cause", None), each.__cause__, each.__context__]
+        error = todo.pop(0)
+        if isinstance(error, BaseException) and error not in out:
+            out.append(error)
+            todo += [getattr(error, "cause", None), error.__cause__, error.__context__]
     return out
 
 
-def full(problem: BaseException) -> str:
+def exception_text(problem: BaseException) -> str:
     """Return what an exception says, with its name; Ray's own say the remote traceback."""
     text = str(problem)
     return text if "Traceback" in text else f"{type(problem).__name__}: {text}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PLAIN = ("PromptError", "NoAnswer", "VLLMValidationError")
 
 
-def parameters(sampling: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
     """Make vLLM's sampling parameters, once, before the model is loaded: what is wrong in them is
     wrong for every row.
 
@@ -30,12 +30,12 @@ def parameters(sampling: Mapping[str, Any]) -> SamplingParams:
     plain = dict(sampling)
     structured = plain.pop("structured_outputs", None)
     try:
-        made = StructuredOutputsParams(**structured) if structured else None
-        params = SamplingParams(**plain, structured_outputs=made)
+        structured_params = StructuredOutputsParams(**structured) if structured else None
+        params = SamplingParams(**plain, structured_outputs=structured_params)
     except Exception as problem:
         raise Failed(
             "vLLM refuses these sampling parameters",
-            reason(problem),
+            error_reason(problem),
             "change `sampling` as that says",
         ) from problem
     # Else vLLM hands out every row at every token.
@@ -45,7 +45,7 @@ def parameters(sampling: Mapping[str, Any]) -> SamplingParams:
     return params
 
 
-def generated(output: Any) -> dict[str, Any]:
+def answer_columns(output: Any) -> dict[str, Any]:
     """Return what vLLM answered; a request that it gave up has no answer, however much there is.
 
     Raises:
@@ -63,7 +63,7 @@ def generated(output: Any) -> dict[str, Any]:
     }
 
 
-def reason(problem: BaseException) -> str:
+def error_reason(problem: BaseException) -> str:
     """Return what to write into an error row for this exception."""
     if isinstance(problem, UnicodeEncodeError):
         return "the prompt holds half of a surrogate pair, which is not text"

@@ -8,34 +8,34 @@ from collections.abc import Iterable, Iterator
 Run = tuple[int, int]  # first and last
 
 
-def runs(numbers: Iterable[int]) -> list[Run]:
+def to_runs(numbers: Iterable[int]) -> list[Run]:
     """The intervals that some numbers, in ascending order, make up."""
-    found: list[Run] = []
+    runs: list[Run] = []
     first = last = None
     for number in numbers:
         if last is not None and number == last + 1:
             last = number
             continue
         if first is not None and last is not None:
-            found.append((first, last))
+            runs.append((first, last))
         first = last = number
     if first is not None and last is not None:
-        found.append((first, last))
-    return found
+        runs.append((first, last))
+    return runs
 
 
-def total(found: Iterable[Run]) -> int:
+def count_numbers(runs: Iterable[Run]) -> int:
     """How many numbers are in some intervals."""
-    return sum(last - first + 1 for first, last in found)
+    return sum(last - first + 1 for first, last in runs)
 
 
 class Intervals:
     """Disjoint intervals that do not touch, in ascending order."""
 
-    def __init__(self, found: Iterable[Run] = ()) -> None:
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
-        for first, last in found:
+        for first, last in runs:
             self.add(first, last)
 
     def __iter__(self) -> Iterator[Run]:
@@ -46,8 +46,8 @@ class Intervals:
         return len(self.firsts)
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_right(self.firsts, number) - 1
-        return at >= 0 and number <= self.lasts[at]
+        index = bisect_right(self.firsts, number) - 1
+        return index >= 0 and number <= self.lasts[index]
 
     def add(self, first: int, last: int) -> None:
         """Add an interval; it melts together with those that it meets."""
@@ -58,21 +58,21 @@ class Intervals:
         self.firsts[low:high] = [first]
         self.lasts[low:high] = [last]
 
-    def meets(self, first: int, last: int) -> bool:
+    def overlaps(self, first: int, last: int) -> bool:
         """Whether any of these numbers is in the set."""
         low = bisect_left(self.lasts, first)
         return low < len(self.firsts) and self.firsts[low] <= last
 
     def missing(self, first: int, last: int) -> list[Run]:
         """Those of these numbers that are not in the set."""
-        found = []
-        at = bisect_left(self.lasts, first)
+        runs = []
+        index = bisect_left(self.lasts, first)
         while first <= last:
-            if at == len(self.firsts) or self.firsts[at] > last:
-                found.append((first, last))
+            if index == len(self.firsts) or self.firsts[index] > last:
+                runs.append((first, last))
                 break
-            if self.firsts[at] > first:
-                found.append((first, self.firsts[at] - 1))
-            first = self.lasts[at] + 1
-            at += 1
-        return found
+            if self.firsts[index] > first:
+                runs.append((first, self.firsts[index] - 1))
+            first = self.lasts[index] + 1
+            index += 1
+        return runs

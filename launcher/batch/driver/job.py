@@ -24,22 +24,22 @@ Order = Literal["prefix", "given"]
 ColumnType = Literal["text", "integer", "number", "boolean", "json"]
 # Of a field that `job.json` has only where it says something: a job that does not need it stays the
 # same to the byte.
-LATER = {"left out": True}
+OMIT_DEFAULT = {"left out": True}
 # What a row of answers has besides the kept columns, of a model; a class has columns of its own.
-ANSWER: Mapping[str, ColumnType] = {
+ANSWER_COLUMNS: Mapping[str, ColumnType] = {
     "answer": "text",
     "finish_reason": "text",
     "prompt_tokens": "integer",
     "output_tokens": "integer",
 }
 # The same for what a pooling model makes of a row; a vector has as many numbers as the model says.
-RESULTS: Mapping[Task, Mapping[str, str]] = {
-    "generate": ANSWER,
+RESULT_COLUMNS: Mapping[Task, Mapping[str, str]] = {
+    "generate": ANSWER_COLUMNS,
     "embed": {"embedding": "vector", "prompt_tokens": "integer"},
     "score": {"score": "number", "prompt_tokens": "integer"},
 }
 # Of a row's prompt, the tokens that vLLM had in its cache: counted, not written.
-CACHED = "_cached"
+CACHED_TOKENS = "_cached"
 
 
 class Failed(Exception):
@@ -91,7 +91,7 @@ class Prompt:
     column: str | None = None
     template: str | None = None
     chat: tuple[Message, ...] = ()
-    pair: tuple[str, ...] = field(default=(), metadata=LATER)
+    pair: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
     chat_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,11 +108,11 @@ class Engine:
     replicas: tuple[int, int] = (1, 1)
     batch_size: int = 256
     placement: str = "PACK"
-    order: Order = field(default="prefix", metadata=LATER)
+    order: Order = field(default="prefix", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RankHost:
     """A node that ranks may run on; the head is the first."""
 
     ip: str
@@ -131,7 +131,7 @@ class DataParallel:
     timeout: float = 600.0
     round_rows: int = 256
     port: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[RankHost, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class Job:
     identity: Mapping[str, Any] = field(default_factory=dict, metadata={"key": "meaning"})
     digest: str = ""
     model: str = ""
-    task: Task = field(default="generate", metadata=LATER)
+    task: Task = field(default="generate", metadata=OMIT_DEFAULT)
     read: Read
     prompt: Prompt | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -212,10 +212,10 @@ class Job:
     @property
     def results(self) -> Mapping[str, str]:
         """The columns that a row of answers has besides the kept ones, of a model."""
-        return RESULTS[self.task]
+        return RESULT_COLUMNS[self.task]
 
     @property
-    def kept_columns(self) -> tuple[str, ...] | None:
+    def columns_to_keep(self) -> tuple[str, ...] | None:
         """The columns that go into the answers, the rows' ids among them; None for all."""
         if self.keep is None:
             return None
@@ -223,7 +223,7 @@ class Job:
         return tuple(dict.fromkeys((*self.keep, *ids)))
 
 
-def read(work: str) -> Job:
+def read_job(work: str) -> Job:
     """Read WORK/job.json.
 
     Raises:
@@ -232,90 +232,99 @@ def read(work: str) -> Job:
     path = os.path.join(work, "job.json")
     try:
         with open(path, encoding="utf-8") as file:
-            asked = json.load(file)
-        if not isinstance(asked, dict) or asked.get("version") != VERSION:
-            found = asked.get("version") if isinstance(asked, dict) else type(asked).__name__
+            content = json.load(file)
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            version = (
+                content.get("version") if isinstance(content, dict) else type(content).__name__
+            )
             raise Refused(
-                f"{path} is of version {found}, this driver understands {VERSION}",
+                f"{path} is of version {version}, this driver understands {VERSION}",
                 hint="run `vlaunch batch` again",
             )
-        return job({**asked, "work": os.path.abspath(work)})
+        return parse_job({**content, "work": os.path.abspath(work)})
     except OSError as error:
         raise Refused(
             f"{path} cannot be read", str(error), "run `vlaunch batch` again: it writes this file"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = f"{type(error).__name__}: {error}"
+        evidence = f"{type(error).__name__}: {error}"
         raise Refused(
             f"{path} does not describe a job",
-            said,
+            evidence,
             "run `vlaunch batch` again: it writes this file",
         ) from error
 
 
-def job(asked: Mapping[str, Any]) -> Job:
+def parse_job(content: Mapping[str, Any]) -> Job:
     """Make a job of what `job.json` holds; keys that this version does not know are left out."""
-    found: Job = typed(Job, asked)
-    return found
+    parsed: Job = from_json(Job, content)
+    return parsed
 
 
 def to_json(job: Job) -> dict[str, Any]:
     """Return what `job.json` holds, of which `read` makes the same job; what a subclass adds stays
     out of it.
     """
-    return {"version": VERSION, **said(job, Job)}
+    return {"version": VERSION, **to_fields(job, Job)}
 
 
-def said(value: Any, shape: Any) -> dict[str, Any]:
+def to_fields(value: Any, shape: Any) -> dict[str, Any]:
     """Return the fields of `shape` as JSON has them."""
-    told = {each: getattr(value, each.name) for each in dataclasses.fields(shape)}
+    values = {attribute: getattr(value, attribute.name) for attribute in dataclasses.fields(shape)}
     return {
-        key(each): untyped(found)
-        for each, found in told.items()
-        if not (each.metadata.get("left out") and found == each.default)
+        json_key(attribute): to_plain(item)
+        for attribute, item in values.items()
+        if not (attribute.metadata.get("left out") and item == attribute.default)
     }
 
 
-def key(each: dataclasses.Field[Any]) -> str:
+def json_key(attribute: dataclasses.Field[Any]) -> str:
     """Return what a field is called in `job.json`."""
-    return str(each.metadata.get("key", each.name))
+    return str(attribute.metadata.get("key", attribute.name))
 
 
-def typed(kind: Any, value: Any) -> Any:
+def from_json(kind: Any, value: Any) -> Any:
     """Make a value of the type `kind` of what JSON has in its place."""
     if dataclasses.is_dataclass(kind):
         kinds = typing.get_type_hints(kind)
-        fields = [each for each in dataclasses.fields(kind) if key(each) in value]
+        fields = [
+            attribute for attribute in dataclasses.fields(kind) if json_key(attribute) in value
+        ]
         make: Any = kind
-        return make(**{each.name: typed(kinds[each.name], value[key(each)]) for each in fields})
+        return make(
+            **{
+                attribute.name: from_json(kinds[attribute.name], value[json_key(attribute)])
+                for attribute in fields
+            }
+        )
     inner = typing.get_args(kind)
     if type(None) in inner:
-        return None if value is None else typed(inner[0], value)
+        return None if value is None else from_json(inner[0], value)
     if typing.get_origin(kind) is tuple:
-        each_kind = inner[:1] * len(value) if inner[-1] is ... else inner
-        return tuple(typed(*each) for each in zip(each_kind, value, strict=True))
+        item_kinds = inner[:1] * len(value) if inner[-1] is ... else inner
+        return tuple(from_json(*attribute) for attribute in zip(item_kinds, value, strict=True))
     return value
 
 
-def untyped(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as JSON has it."""
     if dataclasses.is_dataclass(value):
-        return said(value, value)
+        return to_fields(value, value)
     if isinstance(value, Mapping):
-        return {name: untyped(each) for name, each in value.items()}
-    return [untyped(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: to_plain(item) for name, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two identities of a job, a line each."""
     return [
-        f"{key}: {brief(before, key)} → {brief(now, key)}"
+        f"{key}: {brief_value(before, key)} → {brief_value(now, key)}"
         for key in sorted({*before, *now})
         if before.get(key, ...) != now.get(key, ...)
     ]
 
 
-def brief(values: Mapping[str, Any], key: str) -> str:
+def brief_value(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "(nothing)"
     text = json.dumps(values[key], ensure_ascii=False, default=str)

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .intervals import Intervals, Run, runs, total
-from .job import Job, Refused, changes
+from .intervals import Intervals, Run, count_numbers, to_runs
+from .job import Job, Refused, identity_changes
 from .manifest import Manifest, Split
-from .places import Place, brief, masked, opened
+from .places import Location, brief_error, mask_secrets, open_location
 
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
-AT_ONCE = 32  # ledger entries that are read at once: each is a request to an object store
-RESTART = "start over with `--discard-results`, which deletes what this job wrote there"
+PARALLEL_READS = 32  # ledger entries that are read at once: each is a request to an object store
+RESTART_HINT = "start over with `--discard-results`, which deletes what this job wrote there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """What is committed in one file."""
 
     number: int
@@ -45,52 +45,54 @@ class Ledger:
     `done` and `errors` count them, over all runs.
     """
 
-    def __init__(self, out: Place, rows: int) -> None:
+    def __init__(self, out: Location, rows: int) -> None:
         self.out, self.rows = out, rows
-        self.taken = Intervals()
+        self.accounted = Intervals()
         self.done = self.errors = 0
-        self.next = 1
+        self.next_number = 1
 
     def pending(self, split: Split) -> list[Run]:
         """First and last numbers of the rows of a split that are not accounted for."""
-        return self.taken.missing(split.first, split.last)
+        return self.accounted.missing(split.first, split.last)
 
     def all_pending(self, manifest: Manifest) -> dict[int, list[Run]]:
         """What `run(job, manifest, pending, progress)` takes: splits with rows left, by their
         index.
         """
-        return {split.index: left for split in manifest.splits if (left := self.pending(split))}
+        return {
+            split.index: pending for split in manifest.splits if (pending := self.pending(split))
+        }
 
     def add(self, kind: str, rows: Iterable[int]) -> list[int]:
         """Account for rows (`rows` or `errors`); return the new ones in the order given."""
-        given = list(rows)
-        found = runs(sorted(given))
-        if self.free(found) and total(found) == len(given) and distinct(found):
-            for first, last in found:
-                self.taken.add(first, last)
-            new = given
+        numbers = list(rows)
+        runs = to_runs(sorted(numbers))
+        if self.are_pending(runs) and count_numbers(runs) == len(numbers) and are_disjoint(runs):
+            for first, last in runs:
+                self.accounted.add(first, last)
+            new = numbers
         else:
-            new = [number for number in given if self.take(number)]
+            new = [number for number in numbers if self.add_row(number)]
         if kind == "rows":
             self.done += len(new)
         else:
             self.errors += len(new)
         return new
 
-    def free(self, found: Iterable[Run]) -> bool:
+    def are_pending(self, runs: Iterable[Run]) -> bool:
         """Whether all of these are rows of the job that are not accounted for."""
         return all(
-            first >= 0 and last < self.rows and not self.taken.meets(first, last)
-            for first, last in found
+            first >= 0 and last < self.rows and not self.accounted.overlaps(first, last)
+            for first, last in runs
         )
 
-    def take(self, number: int) -> bool:
-        if number in self.taken or not 0 <= number < self.rows:
+    def add_row(self, number: int) -> bool:
+        if number in self.accounted or not 0 <= number < self.rows:
             return False
-        self.taken.add(number, number)
+        self.accounted.add(number, number)
         return True
 
-    def turned(self, count: int) -> None:
+    def move_to_errors(self, count: int) -> None:
         """So many rows that were answers are errors after all: they could not be written as
         answers.
         """
@@ -102,46 +104,46 @@ class Ledger:
 
         It counts wholly or not at all.
         """
-        number, self.next = self.next, self.next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         name = f"part-{number:06d}"
-        found = runs(rows)
+        runs = to_runs(rows)
         entry = {
             "part": f"{kind}/{name}.{ending}",
             "kind": kind,
-            "rows": found,
-            "count": total(found),
+            "rows": runs,
+            "count": count_numbers(runs),
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         folder = self.out.child("ledger")
-        appear = self.out.child(kind).child(f"{name}.{ending}").staged(data, folder)
+        appear = self.out.child(kind).child(f"{name}.{ending}").stage_file(data, folder)
         folder.child(f"{name}.json").write_atomic(json.dumps(entry).encode())
         appear()
 
-    def recall(self, entry: Entry) -> None:
+    def count_entry(self, entry: LedgerEntry) -> None:
         """Count what an earlier run committed.
 
         Raises:
             Refused: some of it is counted already, or is no row of this job.
         """
         for first, last in entry.rows:
-            if self.taken.meets(first, last) or not 0 <= first <= last < self.rows:
-                where = f"{masked(self.out.where)}: {entry.part}"
+            if self.accounted.overlaps(first, last) or not 0 <= first <= last < self.rows:
+                where = f"{mask_secrets(self.out.address)}: {entry.part}"
                 raise Refused(
                     f"{where} has rows that are counted elsewhere",
                     f"rows {first} to {last}",
-                    RESTART,
+                    RESTART_HINT,
                 )
-            self.taken.add(first, last)
+            self.accounted.add(first, last)
         if entry.kind == "rows":
             self.done += entry.count
         else:
             self.errors += entry.count
 
 
-def distinct(found: list[Run]) -> bool:
+def are_disjoint(runs: list[Run]) -> bool:
     """Whether intervals of sorted numbers came of numbers that differ."""
-    return all(one[1] < other[0] for one, other in pairwise(found))
+    return all(run[1] < following[0] for run, following in pairwise(runs))
 
 
 def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
@@ -154,46 +156,48 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         Refused: the folder holds something else, or was begun by a job of another identity or
             input.
     """
-    out = opened(job.out)
+    out = open_location(job.out)
     try:
         if job.restart:
-            erase(job)
-        claim(job, manifest, out)
-        return recovered(out, manifest, retry_errors)
+            erase_output(job)
+        claim_output(job, manifest, out)
+        return load_ledger(out, manifest, retry_errors)
     except OSError as error:
         hint = (
             "see that it is a folder, that the head's container may write there, and that there is"
             " space"
         )
-        raise Refused(f"{masked(out.where)} cannot be written", brief(error), hint) from error
+        raise Refused(
+            f"{mask_secrets(out.address)} cannot be written", brief_error(error), hint
+        ) from error
 
 
-def recovered(out: Place, manifest: Manifest, retry_errors: bool) -> Ledger:
+def load_ledger(out: Location, manifest: Manifest, retry_errors: bool) -> Ledger:
     ledger = Ledger(out, manifest.rows)
     if retry_errors:
         delete_errors(out)
-    tidy(out)
+    remove_hidden_files(out)
     entries = read_entries(out)
     sizes = {
         f"{kind}/{name}": size for kind in KINDS for name, size in out.child(kind).sizes().items()
     }
-    refuse_unknown(out, sizes, {each.part for each in entries})
-    ledger.next = 1 + max((entry.number for entry in entries), default=0)
+    refuse_unlisted_files(out, sizes, {entry.part for entry in entries})
+    ledger.next_number = 1 + max((entry.number for entry in entries), default=0)
     for entry in entries:
         if sizes.get(entry.part) == entry.bytes:
-            ledger.recall(entry)
+            ledger.count_entry(entry)
             continue
         # Not whole, or not there: its rows are to be done again. The last number stays, so that no
         # number comes twice.
         if entry.part in sizes:
             kind, _, name = entry.part.partition("/")
             out.child(kind).child(name).delete()
-        if entry.number != ledger.next - 1:
+        if entry.number != ledger.next_number - 1:
             out.child("ledger").child(f"part-{entry.number:06d}.json").delete()
     return ledger
 
 
-def delete_errors(out: Place) -> None:
+def delete_errors(out: Location) -> None:
     """Delete the error files: their rows are to be done again."""
     folder = out.child("errors")
     for name in folder.names():
@@ -201,30 +205,30 @@ def delete_errors(out: Place) -> None:
             folder.child(name).delete()
 
 
-def refuse_unknown(out: Place, present: Iterable[str], known: set[str]) -> None:
+def refuse_unlisted_files(out: Location, present: Iterable[str], listed: set[str]) -> None:
     """See that all files of answers and errors that are there have entries.
 
     Raises:
         Refused: some have none.
     """
     unknown = sorted(
-        name for name in present if name not in known and PART.fullmatch(name.partition("/")[2])
+        name for name in present if name not in listed and PART.fullmatch(name.partition("/")[2])
     )
     if unknown:
         raise Refused(
-            f"{masked(out.where)} has files that the ledger does not know",
+            f"{mask_secrets(out.address)} has files that the ledger does not know",
             "\n".join(unknown[:10]),
-            f"move them away, or {RESTART}",
+            f"move them away, or {RESTART_HINT}",
         )
 
 
-def claim(job: Job, manifest: Manifest, out: Place) -> None:
+def claim_output(job: Job, manifest: Manifest, out: Location) -> None:
     """Make the output folder this job's, or see that it is.
 
     Raises:
         Refused: it is not, or it was begun with other settings or another input.
     """
-    shown = masked(out.where)
+    shown = mask_secrets(out.address)
     mark = out.child("ledger").child("job.json")
     origin = manifest.fingerprint()
     mine = {
@@ -234,9 +238,9 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
         "input": origin,
     }
     if mark.exists():
-        refuse_other(job, origin, mark, shown)
+        check_mark(job, origin, mark, shown)
     else:
-        refuse_strangers(out, shown)
+        refuse_foreign_files(out, shown)
         for folder in (out, out.child("ledger")):
             folder.make_folder()
         mark.write_atomic(json.dumps(mine, ensure_ascii=False).encode("utf-8", "surrogateescape"))
@@ -244,18 +248,18 @@ def claim(job: Job, manifest: Manifest, out: Place) -> None:
         out.child(kind).make_folder()
 
 
-def refuse_other(job: Job, origin: str, mark: Place, shown: str) -> None:
+def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
     """See that a mark is this job's, as it is now, over the input of this fingerprint.
 
     Raises:
         Refused: it is not.
     """
     try:
-        found = json.loads(mark.read())
-        owner, identity, begun = (
-            (found["job"], found["cluster"]),
-            dict(found["meaning"]),
-            found["input"],
+        content = json.loads(mark.read())
+        owner, identity, input_fingerprint = (
+            (content["job"], content["cluster"]),
+            dict(content["meaning"]),
+            content["input"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
@@ -268,32 +272,32 @@ def refuse_other(job: Job, origin: str, mark: Place, shown: str) -> None:
             f"{shown} belongs to the job `{owner[0]}` of `{owner[1]}`",
             hint="name another folder to write to",
         )
-    if different := changes(identity, job.identity):
-        hint = f"undo the change, or {RESTART}"
+    if different := identity_changes(identity, job.identity):
+        hint = f"undo the change, or {RESTART_HINT}"
         raise Refused(
             f"{shown} was begun by this job with other settings", "\n".join(different), hint
         )
-    if begun != origin:
-        hint = f"put the input back as it was, or {RESTART}"
+    if input_fingerprint != origin:
+        hint = f"put the input back as it was, or {RESTART_HINT}"
         raise Refused(f"{shown} was begun by this job with another input", hint=hint)
 
 
-def refuse_strangers(out: Place, shown: str) -> None:
+def refuse_foreign_files(out: Location, shown: str) -> None:
     """See that a folder without a mark is empty.
 
     Raises:
         Refused: it is not.
     """
-    if names := strangers(out):
-        said = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
+    if names := foreign_files(out):
+        evidence = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
         raise Refused(
             f"{shown} is not empty, and not this job's",
-            said,
+            evidence,
             "name another folder to write to, or empty it",
         )
 
 
-def strangers(out: Place) -> list[str]:
+def foreign_files(out: Location) -> list[str]:
     """What lies in a folder without a mark; the empty folders that a crash leaves before the mark
     is written are nothing.
     """
@@ -311,7 +315,7 @@ def strangers(out: Place) -> list[str]:
     ] + inside
 
 
-def read_entries(out: Place) -> list[Entry]:
+def read_entries(out: Location) -> list[LedgerEntry]:
     """The ledger in the order of its numbers.
 
     Raises:
@@ -319,46 +323,46 @@ def read_entries(out: Place) -> list[Entry]:
     """
     folder = out.child("ledger")
     names = [
-        name for name in folder.names() if (found := PART.fullmatch(name)) and found[2] == "json"
+        name for name in folder.names() if (match := PART.fullmatch(name)) and match[2] == "json"
     ]
 
-    def one(name: str) -> Entry:
+    def read_entry(name: str) -> LedgerEntry:
         try:
-            return entry(name, json.loads(folder.child(name).read()))
+            return parse_entry(name, json.loads(folder.child(name).read()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(
-                f"{masked(folder.where)}/{name} is damaged", str(error), RESTART
+                f"{mask_secrets(folder.address)}/{name} is damaged", str(error), RESTART_HINT
             ) from error
 
     if out.local:
-        return sorted(map(one, names), key=lambda each: each.number)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return sorted(pool.map(one, names), key=lambda each: each.number)
+        return sorted(map(read_entry, names), key=lambda entry: entry.number)
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
+        return sorted(pool.map(read_entry, names), key=lambda entry: entry.number)
 
 
-def entry(name: str, said: dict[str, Any]) -> Entry:
-    part = PART.fullmatch(said["part"].partition("/")[2])
+def parse_entry(name: str, payload: dict[str, Any]) -> LedgerEntry:
+    part = PART.fullmatch(payload["part"].partition("/")[2])
     if (
-        said["kind"] not in KINDS
-        or not said["part"].startswith(said["kind"] + "/")
+        payload["kind"] not in KINDS
+        or not payload["part"].startswith(payload["kind"] + "/")
         or not part
         or part[1] != name[5:-5]
     ):
-        raise ValueError(f"it speaks of {said['part']}")
-    rows = tuple((int(first), int(last)) for first, last in said["rows"])
-    if total(rows) != said["count"]:
+        raise ValueError(f"it speaks of {payload['part']}")
+    rows = tuple((int(first), int(last)) for first, last in payload["rows"])
+    if count_numbers(rows) != payload["count"]:
         raise ValueError("its count is not that of its rows")
-    return Entry(
+    return LedgerEntry(
         number=int(part[1]),
-        part=said["part"],
-        kind=said["kind"],
+        part=payload["part"],
+        kind=payload["kind"],
         rows=rows,
-        count=int(said["count"]),
-        bytes=int(said["bytes"]),
+        count=int(payload["count"]),
+        bytes=int(payload["bytes"]),
     )
 
 
-def tidy(out: Place) -> None:
+def remove_hidden_files(out: Location) -> None:
     """Remove the hidden files of a writer that did not come to their renaming."""
     folder = out.child("ledger")
     for name in folder.names():
@@ -366,28 +370,28 @@ def tidy(out: Place) -> None:
             folder.child(name).delete()
 
 
-def erase(job: Job) -> None:
+def erase_output(job: Job) -> None:
     """Delete what this job wrote to its output folder, its mark last; nothing else.
 
     Raises:
         Refused: the folder is not this job's.
     """
-    out = opened(job.out)
+    out = open_location(job.out)
     mark = out.child("ledger").child("job.json")
     if not mark.exists():
         return
     try:
-        found = dict(json.loads(mark.read()))
+        content = dict(json.loads(mark.read()))
     except (ValueError, TypeError) as error:
-        where = f"{masked(out.where)}/ledger/job.json"
+        where = f"{mask_secrets(out.address)}/ledger/job.json"
         raise Refused(
             f"{where} is not this program's",
             str(error),
             "name another folder to write to, or empty it",
         ) from error
-    if (found.get("job"), found.get("cluster")) != (job.name, job.cluster):
+    if (content.get("job"), content.get("cluster")) != (job.name, job.cluster):
         raise Refused(
-            f"{masked(out.where)} belongs to the job `{found.get('job')}`",
+            f"{mask_secrets(out.address)} belongs to the job `{content.get('job')}`",
             hint="name another folder to write to",
         )
     for kind in (*KINDS, "ledger"):

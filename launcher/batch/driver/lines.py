@@ -8,29 +8,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .places import Place
+from .places import Location
 
-SHOWN = 4096  # as much of a row as an error row shows
+EXCERPT_LENGTH = 4096  # as much of a row as an error row shows
 BLOCK = 1 << 20
 FAR_BLOCK = 8 << 20  # each read of an object store is a request of its own
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Long:
+class LongLine:
     """A line over the limit: how it begins, and its length."""
 
     head: bytes
     length: int
 
 
-def compression(path: str) -> str | None:
+def compression_codec(path: str) -> str | None:
     """The codec of a file by its ending, as pyarrow names it."""
     bare = path.partition("?")[0] if "://" in path else path
     return {"gz": "gzip", "zst": "zstd"}.get(bare.rpartition(".")[2].lower())
 
 
-def blocks(place: Place, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+def read_blocks(place: Location, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the bytes of a file, decompressed by its ending, or those from `start` to `end` of a
     plain one.
 
@@ -38,7 +38,7 @@ def blocks(place: Place, start: int = 0, end: int | None = None) -> Iterator[byt
         OSError: it cannot be read, or is not compressed as its ending says.
     """
     size = BLOCK if place.local else FAR_BLOCK
-    codec = compression(place.where)
+    codec = compression_codec(place.address)
     if codec is not None:
         with place.filesystem.open_input_stream(
             place.path, compression=codec, buffer_size=BLOCK
@@ -47,20 +47,20 @@ def blocks(place: Place, start: int = 0, end: int | None = None) -> Iterator[byt
         return
     with place.open_input() as file:
         file.seek(start)
-        left = (file.size() if end is None else end) - start
-        while left > 0 and (block := file.read(min(size, left))):
-            left -= len(block)
+        remaining = (file.size() if end is None else end) - start
+        while remaining > 0 and (block := file.read(min(size, remaining))):
+            remaining -= len(block)
             yield block
 
 
-def unmarked(parts: Iterator[bytes]) -> Iterator[bytes]:
+def strip_bom(parts: Iterator[bytes]) -> Iterator[bytes]:
     """Leave out the mark with which some programs begin UTF-8 files."""
     first = next(parts, b"")
     yield first.removeprefix(BOM)
     yield from parts
 
 
-def lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | Long]:
+def split_lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | LongLine]:
     """Yield lines without their newline; a last one without a newline counts, an empty rest does
     not.
     """
@@ -71,30 +71,30 @@ def lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | Long]:
             pieces = (rest + following).split(b"\n")
             rest, following = pieces.pop(), b""
             for piece in pieces:
-                yield piece if len(piece) <= limit else Long(piece[:SHOWN], len(piece))
+                yield piece if len(piece) <= limit else LongLine(piece[:EXCERPT_LENGTH], len(piece))
             if len(rest) > limit:
-                long, following = passed(rest, parts)
+                long, following = skip_line(rest, parts)
                 rest = b""
                 yield long
     if rest:
-        yield rest if len(rest) <= limit else Long(rest[:SHOWN], len(rest))
+        yield rest if len(rest) <= limit else LongLine(rest[:EXCERPT_LENGTH], len(rest))
 
 
-def passed(begun: bytes, parts: Iterator[bytes]) -> tuple[Long, bytes]:
+def skip_line(start: bytes, parts: Iterator[bytes]) -> tuple[LongLine, bytes]:
     """Read past the end of a long line, keeping only its beginning; return it and what follows in
     the last block.
     """
-    head, length = begun[:SHOWN], len(begun)
+    head, length = start[:EXCERPT_LENGTH], len(start)
     for part in parts:
-        at = part.find(b"\n")
-        if at >= 0:
-            return Long(head, length + at), part[at + 1 :]
+        newline = part.find(b"\n")
+        if newline >= 0:
+            return LongLine(head, length + newline), part[newline + 1 :]
         length += len(part)
-    return Long(head, length), b""
+    return LongLine(head, length), b""
 
 
-def shown(raw: Any) -> str:
+def excerpt(raw: Any) -> str:
     """A row as an error row shows it: cut, and with escapes for what is not UTF-8."""
     if isinstance(raw, bytes):
-        return raw[:SHOWN].decode("utf-8", "backslashreplace")[:SHOWN]
-    return str(raw)[:SHOWN].encode("utf-8", "backslashreplace").decode()[:SHOWN]
+        return raw[:EXCERPT_LENGTH].decode("utf-8", "backslashreplace")[:EXCERPT_LENGTH]
+    return str(raw)[:EXCERPT_LENGTH].encode("utf-8", "backslashreplace").decode()[:EXCERPT_LENGTH]

@@ -68,30 +68,34 @@ class Manifest:
 
     def fingerprint(self) -> str:
         """A digest of the input alone: which rows have which numbers."""
-        found = [[file.path, file.rows, file.bytes, file.mark] for file in self.files]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        files = [[file.path, file.rows, file.bytes, file.mark] for file in self.files]
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-def dumped(manifest: Manifest, identity: Mapping[str, Any]) -> bytes:
-    splits = [[each.file, each.start, each.end, each.first, each.rows] for each in manifest.splits]
-    said = {**asdict(manifest), "splits": splits, "meaning": dict(identity)}
-    return json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogateescape")
+def dump_manifest(manifest: Manifest, identity: Mapping[str, Any]) -> bytes:
+    splits = [
+        [split.file, split.start, split.end, split.first, split.rows] for split in manifest.splits
+    ]
+    payload = {**asdict(manifest), "splits": splits, "meaning": dict(identity)}
+    return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
-def loaded(data: bytes) -> tuple[Manifest, dict[str, Any]]:
+def load_manifest(data: bytes) -> tuple[Manifest, dict[str, Any]]:
     """Read a manifest and the identity of the job that it was made for."""
-    said = json.loads(data.decode("utf-8", "surrogateescape"))
-    files = tuple(File(**{**each, "columns": tuple(each["columns"])}) for each in said["files"])
+    payload = json.loads(data.decode("utf-8", "surrogateescape"))
+    files = tuple(
+        File(**{**entry, "columns": tuple(entry["columns"])}) for entry in payload["files"]
+    )
     splits = tuple(
         Split(index=index, file=file, start=start, end=end, first=first, rows=rows)
-        for index, (file, start, end, first, rows) in enumerate(said["splits"])
+        for index, (file, start, end, first, rows) in enumerate(payload["splits"])
     )
     manifest = Manifest(
         files=files,
         splits=splits,
-        rows=said["rows"],
-        columns=tuple(said["columns"]),
-        types=said["types"],
-        digest=said["digest"],
+        rows=payload["rows"],
+        columns=tuple(payload["columns"]),
+        types=payload["types"],
+        digest=payload["digest"],
     )
-    return manifest, said["meaning"]
+    return manifest, payload["meaning"]

@@ -32,44 +32,44 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def window(order: Order, batch: int, size: float) -> int:
+def window_rows(order: Order, batch: int, size: float) -> int:
     """Return how many rows, of `size` bytes each on average, are put in order at once, before
     they are cut into batches.
     """
     return max(min(WINDOW, int(BYTES / max(size, 1))), batch) if order == "prefix" else batch
 
 
-def prompt(row: Mapping[str, Any]) -> bytes:
+def prompt_key(row: Mapping[str, Any]) -> bytes:
     """Return a prepared row's prompt as it is compared with others: its tokens, or its text; empty
     for a row that has none.
     """
     return bytes(row["_tokens"]) + f"{row['_prompt']}{row['_second']}".encode()
 
 
-def long_early(prompts: Sequence[bytes]) -> list[int]:
+def query_order(prompts: Sequence[bytes]) -> list[int]:
     """Return the places of prompts in the order in which to ask them: those that begin alike one
     after the other, and of what parts the longest first.
     """
-    return arranged(prompts, sorted(range(len(prompts)), key=prompts.__getitem__), PARTINGS)
+    return arrange(prompts, sorted(range(len(prompts)), key=prompts.__getitem__), PARTINGS)
 
 
-def arranged(prompts: Sequence[bytes], places: list[int], partings: int) -> list[int]:
+def arrange(prompts: Sequence[bytes], places: list[int], partings: int) -> list[int]:
     """Arrange the places of prompts, which are sorted by their bytes."""
     if len(places) < 2 or not partings:
         return places
-    begin = shared(prompts[places[0]], prompts[places[-1]]) + BLOCK
+    begin = common_prefix(prompts[places[0]], prompts[places[-1]]) + BLOCK
     alike = [list(group) for _, group in groupby(places, lambda place: prompts[place][:begin])]
     alike.sort(key=lambda group: max(len(prompts[place]) for place in group), reverse=True)
-    return list(chain.from_iterable(arranged(prompts, group, partings - 1) for group in alike))
+    return list(chain.from_iterable(arrange(prompts, group, partings - 1) for group in alike))
 
 
-def shared(one: bytes, other: bytes) -> int:
+def common_prefix(first: bytes, second: bytes) -> int:
     """Return how many bytes two texts have in common from their begin on."""
-    lengths = range(1, min(len(one), len(other)) + 1)
-    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])
+    lengths = range(1, min(len(first), len(second)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
 
-def in_order(
+def ask_in_order(
     ask: Callable[[list[P]], Sequence[R]],
     prompts: Sequence[P],
     order: Order,
@@ -88,7 +88,7 @@ def in_order(
     """
     if order == "given":
         return list(ask(list(prompts)))
-    places = long_early([compared(each) for each in prompts])
+    places = query_order([compared(prompt) for prompt in prompts])
     answers = ask([prompts[place] for place in places])
-    found = dict(zip(places, answers, strict=True))
-    return [found[place] for place in range(len(prompts))]
+    by_place = dict(zip(places, answers, strict=True))
+    return [by_place[place] for place in range(len(prompts))]

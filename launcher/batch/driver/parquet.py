@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .places import Place, brief
+from .places import Location, brief_error
 
 BATCH = 8 << 20  # bytes of a batch, about
 
 
-def groups(place: Place) -> tuple[list[int], list[str]]:
+def row_groups(place: Location) -> tuple[list[int], list[str]]:
     """Rows of each row group, and the names of the columns.
 
     Raises:
@@ -21,13 +21,16 @@ def groups(place: Place) -> tuple[list[int], list[str]]:
     import pyarrow.parquet
 
     with place.open_input() as file:
-        found = pyarrow.parquet.ParquetFile(file)
+        parquet_file = pyarrow.parquet.ParquetFile(file)
         return [
-            found.metadata.row_group(each).num_rows for each in range(found.num_row_groups)
-        ], found.schema_arrow.names
+            parquet_file.metadata.row_group(group).num_rows
+            for group in range(parquet_file.num_row_groups)
+        ], parquet_file.schema_arrow.names
 
 
-def rows(place: Place, group: int, count: int, row_bytes: int) -> Iterator[dict[str, Any] | str]:
+def read_rows(
+    place: Location, group: int, count: int, row_bytes: int
+) -> Iterator[dict[str, Any] | str]:
     """Yield the rows of a row group as dicts, or the reason why a row cannot be read.
 
     Raises:
@@ -39,15 +42,15 @@ def rows(place: Place, group: int, count: int, row_bytes: int) -> Iterator[dict[
     done = 0
     try:
         with place.open_input() as file:
-            found = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
-            size = found.metadata.row_group(group).total_byte_size / max(
-                1, found.metadata.row_group(group).num_rows
+            parquet_file = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
+            size = parquet_file.metadata.row_group(group).total_byte_size / max(
+                1, parquet_file.metadata.row_group(group).num_rows
             )
-            batches = found.iter_batches(
+            batches = parquet_file.iter_batches(
                 max(1, min(1024, int(BATCH / max(1, size)))), row_groups=[group], use_threads=False
             )
             for batch in batches:
-                for row in of_batch(batch, row_bytes):
+                for row in batch_rows(batch, row_bytes):
                     done += 1
                     yield row
     except (OSError, ValueError) as error:
@@ -58,27 +61,28 @@ def rows(place: Place, group: int, count: int, row_bytes: int) -> Iterator[dict[
         ):
             raise
         reason = (
-            f"row group {group} of the file cannot be decoded from here on: {brief(error)[:300]}"
+            f"row group {group} of the file cannot be decoded from here on:"
+            f" {brief_error(error)[:300]}"
         )
         for _ in range(count - done):
             yield reason
 
 
-def of_batch(batch: Any, row_bytes: int) -> Iterator[dict[str, Any] | str]:
-    batch = in_microseconds(batch)
+def batch_rows(batch: Any, row_bytes: int) -> Iterator[dict[str, Any] | str]:
+    batch = cast_to_microseconds(batch)
     try:
-        found: list[dict[str, Any] | str] = list(batch.to_pylist())
+        rows: list[dict[str, Any] | str] = list(batch.to_pylist())
     except (ValueError, OverflowError, TypeError, KeyError):
-        found = [alone(batch.slice(index, 1)) for index in range(batch.num_rows)]
+        rows = [decode_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
     large = batch.nbytes > row_bytes
-    for row in found:
-        if large and isinstance(row, dict) and (size := weight(row)) > row_bytes:
+    for row in rows:
+        if large and isinstance(row, dict) and (size := value_size(row)) > row_bytes:
             yield f"the row is larger than {row_bytes:,} bytes: {size:,}; see `row_bytes`"
         else:
             yield row
 
 
-def alone(row: Any) -> dict[str, Any] | str:
+def decode_row(row: Any) -> dict[str, Any] | str:
     """One row, or why Python has no values for it: text that is not UTF-8, a date after the year
     9999.
     """
@@ -88,10 +92,10 @@ def alone(row: Any) -> dict[str, Any] | str:
         kind = (
             "not UTF-8" if isinstance(error, UnicodeDecodeError) else "a value that cannot be read"
         )
-        return f"{kind}: {brief(error)[:300]}"
+        return f"{kind}: {brief_error(error)[:300]}"
 
 
-def in_microseconds(batch: Any) -> Any:
+def cast_to_microseconds(batch: Any) -> Any:
     """Python's times have no nanoseconds; without this a whole column of them needs another
     library.
     """
@@ -99,27 +103,27 @@ def in_microseconds(batch: Any) -> Any:
 
     types = pyarrow.types
     for index, field in enumerate(batch.schema):
-        to: Any = None
+        target: Any = None
         if getattr(field.type, "unit", "") == "ns":
             if types.is_timestamp(field.type):
-                to = pyarrow.timestamp("us", field.type.tz)
+                target = pyarrow.timestamp("us", field.type.tz)
             elif types.is_duration(field.type):
-                to = pyarrow.duration("us")
+                target = pyarrow.duration("us")
             elif types.is_time(field.type):
-                to = pyarrow.time64("us")
-        if to is not None:
+                target = pyarrow.time64("us")
+        if target is not None:
             batch = batch.set_column(
-                index, field.with_type(to), batch.column(index).cast(to, safe=False)
+                index, field.with_type(target), batch.column(index).cast(target, safe=False)
             )
     return batch
 
 
-def weight(value: Any) -> int:
+def value_size(value: Any) -> int:
     """Bytes of a value, about."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + weight(each) for key, each in value.items())
+        return sum(len(key) + value_size(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return sum(map(weight, value))
+        return sum(map(value_size, value))
     return 8

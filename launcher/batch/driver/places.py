@@ -29,24 +29,24 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """A file or folder: pyarrow's filesystem and the path inside it; `where` is the path or address
     it was opened by.
     """
 
     filesystem: Any
     path: str
-    where: str
+    address: str
     local: bool
 
-    def child(self, name: str) -> Place:
-        path, where = f"{self.path.rstrip('/')}/{name}", joined(self.where, name)
-        return Place(filesystem=self.filesystem, path=path, where=where, local=self.local)
+    def child(self, name: str) -> Location:
+        path, where = f"{self.path.rstrip('/')}/{name}", join_address(self.address, name)
+        return Location(filesystem=self.filesystem, path=path, address=where, local=self.local)
 
-    def found(self) -> StoredFile | None:
+    def stat(self) -> StoredFile | None:
         """Return the file that is there, or None."""
         info = self.filesystem.get_file_info(self.path)
-        return noted(info, self.where) if info.is_file else None
+        return stored_file(info, self.address) if info.is_file else None
 
     def exists(self) -> bool:
         return str(self.filesystem.get_file_info(self.path).type.name) != "NotFound"
@@ -69,7 +69,7 @@ class Place:
         with self.open_input() as file:
             return bytes(file.read())
 
-    def staged(self, data: bytes, aside: Place | None = None) -> Callable[[], None]:
+    def stage_file(self, data: bytes, aside: Location | None = None) -> Callable[[], None]:
         """Bring a whole file as far as it goes unseen; the function that is returned makes it
         appear, whole, under its name.
 
@@ -88,7 +88,7 @@ class Place:
 
     def write_atomic(self, data: bytes) -> None:
         """Write a whole file: a reader sees the old content or the new, also after a power cut."""
-        self.staged(data)()
+        self.stage_file(data)()
 
     def put(self, path: str, data: bytes) -> None:
         # One write and one close: were there anything between that could fail, closing would
@@ -119,7 +119,7 @@ class Place:
             self.filesystem.create_dir(self.path, recursive=True)
 
 
-def opened(where: str) -> Place:
+def open_location(where: str) -> Location:
     """Open a path or an address (`s3://…`, `gs://…`, `hdfs://…`).
 
     Raises:
@@ -131,30 +131,34 @@ def opened(where: str) -> Place:
         from pyarrow import fs
 
         path = os.path.abspath(where)
-        return Place(filesystem=fs.LocalFileSystem(), path=path, where=path, local=True)
+        return Location(filesystem=fs.LocalFileSystem(), path=path, address=path, local=True)
     scheme, _, rest = where.partition("://")
     rest, _, query = rest.partition("?")
     host, _, path = rest.partition("/")
     try:
         root = "" if scheme in ("s3", "gs") else "/"
-        filesystem, base = connect(f"{scheme}://{host}{root}{'?' + query if query else ''}")
+        filesystem, base = connect_filesystem(
+            f"{scheme}://{host}{root}{'?' + query if query else ''}"
+        )
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
         hint = (
             "see that the image has the library for it and that the job's secrets and"
             " environment fit"
         )
-        raise Refused(f"{masked(where)} cannot be opened", brief(error), hint) from error
+        raise Refused(
+            f"{mask_secrets(where)} cannot be opened", brief_error(error), hint
+        ) from error
     # Not parsed as part of the address: a path may hold spaces, `%` and `*`.
-    return Place(
+    return Location(
         filesystem=filesystem,
         path=f"{base.rstrip('/')}/{path}".rstrip("/") or "/",
-        where=where,
+        address=where,
         local=False,
     )
 
 
 @functools.lru_cache(maxsize=64)
-def connect(address: str) -> tuple[Any, str]:
+def connect_filesystem(address: str) -> tuple[Any, str]:
     """Pyarrow's filesystem for a bucket or host, and the path in it at which the address begins.
 
     Kept: connecting is slow.
@@ -165,7 +169,7 @@ def connect(address: str) -> tuple[Any, str]:
     return filesystem_and_path
 
 
-def files(where: str) -> list[StoredFile]:
+def list_files(where: str) -> list[StoredFile]:
     """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and
     `_…` are left out.
 
@@ -173,56 +177,57 @@ def files(where: str) -> list[StoredFile]:
         Refused: there is none.
     """
     try:
-        place = opened(where)
+        place = open_location(where)
         info = place.filesystem.get_file_info(place.path)
         if info.is_file:
-            return [noted(info, place.where)]
+            return [stored_file(info, place.address)]
         if info.type.name == "Directory":
-            found = [
-                noted(each, joined(place.where, below)) for each, below in inside(place, deep=True)
+            stored = [
+                stored_file(entry, join_address(place.address, below))
+                for entry, below in walk_files(place, deep=True)
             ]
         else:
-            found = list(matching(place))
+            stored = list(glob_files(place))
     except OSError as error:
         raise Refused(
-            f"{masked(where)} cannot be listed",
-            brief(error),
+            f"{mask_secrets(where)} cannot be listed",
+            brief_error(error),
             "see that the path is right and may be read",
         ) from error
-    if not found:
+    if not stored:
         raise Refused(
-            f"{masked(where)}: no such file",
+            f"{mask_secrets(where)}: no such file",
             hint="see that the path is right, and that the head's container sees it",
         )
-    return sorted(found, key=lambda each: each.path)
+    return sorted(stored, key=lambda file: file.path)
 
 
-def matching(place: Place) -> Iterator[StoredFile]:
+def glob_files(place: Location) -> Iterator[StoredFile]:
     """The files that a glob names: `*` and `?` stay within a name, `**` goes through folders."""
     parts = place.path.split("/")
     plain = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
     if plain is None:
         return
-    pattern = globbed("/".join(parts[plain:]))
+    pattern = glob_regex("/".join(parts[plain:]))
     root = "/".join(parts[:plain]) or "/"
-    start = re.search(r"/[^/]*[*?\[]", place.where)  # where the first name with a wildcard begins
-    above = place.where[: start.start()] if start else place.where
-    base = Place(filesystem=place.filesystem, path=root, where=above, local=place.local)
+    start = re.search(r"/[^/]*[*?\[]", place.address)  # where the first name with a wildcard begins
+    above = place.address[: start.start()] if start else place.address
+    base = Location(filesystem=place.filesystem, path=root, address=above, local=place.local)
     query = address_query(place)
-    for info, below in inside(base, deep=len(parts) - plain > 1 or "**" in parts[-1]):
+    for info, below in walk_files(base, deep=len(parts) - plain > 1 or "**" in parts[-1]):
         if pattern.fullmatch(below):
-            yield noted(info, f"{above}/{below}{query}")
+            yield stored_file(info, f"{above}/{below}{query}")
 
 
-def address_query(place: Place) -> str:
+def address_query(place: Location) -> str:
     """The `?…` at the end of an address, or nothing; in a path, `?` is a wildcard."""
     if place.local:
         return ""
-    _, mark, query = place.where.partition("?")
+    _, mark, query = place.address.partition("?")
     return mark + query
 
 
-def inside(place: Place, deep: bool) -> Iterator[tuple[Any, str]]:
+def walk_files(place: Location, deep: bool) -> Iterator[tuple[Any, str]]:
     """Files in a folder with their paths relative to it."""
     from pyarrow import fs
 
@@ -238,13 +243,13 @@ def inside(place: Place, deep: bool) -> Iterator[tuple[Any, str]]:
             yield info, below
 
 
-def globbed(pattern: str) -> re.Pattern[str]:
+def glob_regex(pattern: str) -> re.Pattern[str]:
     """Turn a glob into a regular expression."""
     out = ""
     for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", pattern, re.S):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        if piece in known:
-            out += known[piece]
+        wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if piece in wildcards:
+            out += wildcards[piece]
         elif len(piece) > 1:
             out += "[" + piece[1:-1].replace("\\", "\\\\").replace("!", "^", piece[1] == "!") + "]"
         else:
@@ -252,7 +257,7 @@ def globbed(pattern: str) -> re.Pattern[str]:
     return re.compile(out, re.S)
 
 
-def joined(where: str, name: str) -> str:
+def join_address(where: str, name: str) -> str:
     """A name below a path or an address; an address keeps its query at the end."""
     if "://" not in where:
         return f"{where.rstrip('/')}/{name}"
@@ -260,20 +265,20 @@ def joined(where: str, name: str) -> str:
     return f"{address.rstrip('/')}/{name}{mark}{query}"
 
 
-def noted(info: Any, where: str) -> StoredFile:
+def stored_file(info: Any, where: str) -> StoredFile:
     return StoredFile(
         path=where, bytes=info.size or 0, mark=f"{info.size or 0}-{info.mtime_ns or 0}"
     )
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """A text without the keys and passwords of the addresses in it."""
     return re.sub(r"://[^/@\s]*@", "://", text)
 
 
-def brief(error: BaseException) -> str:
+def brief_error(error: BaseException) -> str:
     """The first lines of what a library says: pyarrow lists every folder it looked in."""
-    return masked("\n".join(str(error).splitlines()[:5])[:1000])
+    return mask_secrets("\n".join(str(error).splitlines()[:5])[:1000])
 
 
 def write_synced(path: str, data: bytes) -> None:

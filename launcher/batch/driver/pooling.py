@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import batches
-from .engine_loop import NoAnswer, dead, leave, prompt_counts
+from .engine_loop import NoAnswer, exit_process, is_engine_dead, prompt_counts
 
 if TYPE_CHECKING:
     from vllm import LLM, PoolingParams
 
 
-def parameters() -> PoolingParams:
+def pooling_params() -> PoolingParams:
     """Make vLLM's parameters of a request for a vector; all else is the model's own default, as of
     `/v1/embeddings`.
     """
@@ -22,26 +22,26 @@ def parameters() -> PoolingParams:
     return PoolingParams(task="embed")
 
 
-def embedded(output: Any) -> dict[str, Any]:
+def embedding_columns(output: Any) -> dict[str, Any]:
     """Return a text's vector, as the bytes of numbers of 32 bits.
 
     Raises:
         NoAnswer: vLLM gave the request up, or the model has no vector for a whole text.
     """
-    given(output)
+    check_output(output)
     vector = output.outputs.data.float().cpu().numpy()
     if vector.ndim != 1:
         raise NoAnswer("the model has a vector for each token, not one for the text")
     return {"embedding": vector.tobytes(), **prompt_counts(output)}
 
 
-def given(output: Any) -> None:
+def check_output(output: Any) -> None:
     """Raise NoAnswer with the reason for which vLLM gave a request up, if it did."""
     if output.error is not None:
         raise NoAnswer(f"vLLM ended this request: {output.error.message}")
 
 
-class Scores:
+class Scorer:
     """`LLM.score`, for one batch at a time: how two texts are compared, by one prompt or by two
     vectors, follows from the model, and is vLLM's to know.
 
@@ -50,36 +50,36 @@ class Scores:
         end: is called when the engine cannot go on.
     """
 
-    def __init__(self, llm: LLM, end: Callable[[], None] = leave) -> None:
+    def __init__(self, llm: LLM, end: Callable[[], None] = exit_process) -> None:
         self.llm, self.end = llm, end
-        self.one = threading.Lock()
+        self.lock = threading.Lock()
 
     def answer(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
         """Return each pair's columns, or the reason why it has none; a batch that vLLM refuses is
         halved down to the pairs at fault.
         """
-        with self.one:
-            return batches.halved(prompts, self.scores, [])
+        with self.lock:
+            return batches.bisect_failures(prompts, self.score_prompts, [])
 
-    def scores(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
+    def score_prompts(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
         first = [prompt["prompt"] for prompt in prompts]
         second = [prompt["second"] for prompt in prompts]
         try:
             outputs = self.llm.score(first, second, use_tqdm=False)
         except Exception as problem:
-            if dead(problem):
+            if is_engine_dead(problem):
                 self.end()
             raise
-        return [score(output) for output in outputs]
+        return [score_columns(output) for output in outputs]
 
     def close(self) -> None:
         """Nothing of it outlives a batch."""
 
 
-def score(output: Any) -> batches.Answer:
+def score_columns(output: Any) -> batches.Answer:
     """Return the columns of one output of `LLM.score`, or the reason why it has none."""
     try:
-        given(output)
+        check_output(output)
     except NoAnswer as problem:
         return str(problem)
     return {
@@ -88,7 +88,7 @@ def score(output: Any) -> batches.Answer:
     }
 
 
-def scored(answer: batches.Answer) -> dict[str, Any]:
+def require_columns(answer: batches.Answer) -> dict[str, Any]:
     """Return a pair's columns.
 
     Raises:

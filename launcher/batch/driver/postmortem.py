@@ -10,24 +10,31 @@ from collections.abc import Mapping, Sequence
 from ...agent import cause
 
 LINES = 20  # of a log, in a failure
-SEEN = 400  # of a log, among which a known cause is looked for
+SEARCHED_LINES = 400  # of a log, among which a known cause is looked for
 CRASH = (re.compile(r"(Fatal Python error: .*)"),)
-DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)
-PLACES = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
+WORKER_DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)
+TRACE_LINE = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
 # What a rank says that lost another one.
-PEER = re.compile(
+PEER_LOST = re.compile(
     r"(Connection closed by peer|Connection reset by peer|NCCL.*remote process exited)"
 )
 
 
-def blamed(lost: Mapping[int, BaseException], logs: Mapping[int, Sequence[str]]) -> int:
+def first_failed(lost: Mapping[int, BaseException], logs: Mapping[int, Sequence[str]]) -> int:
     """Return the rank that failed first, as far as can be told: one that is gone explains those
     that lost it.
     """
-    return min(lost, key=lambda rank: (not died(lost[rank]), bool(find(PEER, logs[rank])), rank))
+    return min(
+        lost,
+        key=lambda rank: (
+            not is_process_gone(lost[rank]),
+            bool(last_match(PEER_LOST, logs[rank])),
+            rank,
+        ),
+    )
 
 
-def died(problem: BaseException) -> bool:
+def is_process_gone(problem: BaseException) -> bool:
     """Tell whether an exception means that the rank's process or node is gone."""
     import ray
 
@@ -41,7 +48,7 @@ def died(problem: BaseException) -> bool:
     )
 
 
-def said(problem: BaseException) -> str:
+def describe_exception(problem: BaseException) -> str:
     """Return an exception of Ray's as one line: the cause in the rank, or how its process ended."""
     inner = getattr(problem, "cause", None)
     if isinstance(inner, BaseException):
@@ -50,56 +57,56 @@ def said(problem: BaseException) -> str:
     if detail := re.search(r"Worker exit detail: (.*)", text):
         return detail[1].strip()
     lines = text.splitlines()
-    return cause.root(lines, reports=True) or lines[0][:400]
+    return cause.root_cause(lines, reports=True) or lines[0][:400]
 
 
-def how(problem: BaseException, lines: Sequence[str]) -> str:
+def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
     """Say how a rank failed, as far as Ray and its log tell: Ray does not learn the status of a
     process that was killed.
     """
-    text = said(problem)
-    if not died(problem):
-        return (why(lines) if points(text) else "") or text
+    text = describe_exception(problem)
+    if not is_process_gone(problem):
+        return (log_cause(lines) if points_to_log(text) else "") or text
     if re.search(r"(?i)node.*(?:died|dead)", text):
         return "its node is gone"
-    if crash := first_found(CRASH, lines):
+    if crash := first_match(CRASH, lines):
         return crash
     if code := re.search(r"exit code (-?\d+)", text):
         return f"exit status {code[1]}"
     return "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
 
 
-def points(text: str) -> bool:
+def points_to_log(text: str) -> bool:
     """True for what a rank says of an engine whose processes told it only that they are gone; why
     is in the log.
     """
     return text.startswith("EngineDead") or "ngine core" in text
 
 
-def why(lines: Sequence[str]) -> str:
+def log_cause(lines: Sequence[str]) -> str:
     """Return what a rank's log says of its engine's end, or nothing."""
-    return first_found(CRASH, lines) or cause.root(lines) or first_found(DIED, lines)
+    return first_match(CRASH, lines) or cause.root_cause(lines) or first_match(WORKER_DIED, lines)
 
 
-def first_found(patterns: Sequence[re.Pattern[str]], lines: Sequence[str]) -> str:
+def first_match(patterns: Sequence[re.Pattern[str]], lines: Sequence[str]) -> str:
     """Return what the first pattern that is in the log finds there, or nothing."""
-    return next(filter(None, (find(pattern, lines) for pattern in patterns)), "")
+    return next(filter(None, (last_match(pattern, lines) for pattern in patterns)), "")
 
 
-def find(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
+def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
     """Return what a pattern's group is in the last line that has it, or nothing."""
-    return next((found[1] for line in reversed(lines) if (found := pattern.search(line))), "")
+    return next((match[1] for line in reversed(lines) if (match := pattern.search(line))), "")
 
 
-def evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
+def log_evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
     """Return the end of a log, without what only places the lines of a traceback, and what else is
     known.
     """
-    kept = [line for line in lines if not PLACES.search(line)]
-    return "\n".join([*(line[:300] for line in kept[-LINES:]), *notes])
+    messages = [line for line in lines if not TRACE_LINE.search(line)]
+    return "\n".join([*(line[:300] for line in messages[-LINES:]), *notes])
 
 
-def tail(path: str, lines: int, begin: int = 0) -> list[str]:
+def read_tail(path: str, lines: int, begin: int = 0) -> list[str]:
     """Return the last lines of a file, from byte `begin` on, without Ray's own marks.
 
     Runs on the node that has the file.
@@ -108,5 +115,5 @@ def tail(path: str, lines: int, begin: int = 0) -> list[str]:
         file.seek(max(begin, file.seek(0, 2) - 64 * 1024))
         text = file.read().decode(errors="backslashreplace")
     marks = (":job_id:", ":actor_name:", ":task_name:")
-    kept = [line for line in text.splitlines() if line.strip() and not line.startswith(marks)]
-    return [line[:400] for line in kept[-lines:]]
+    messages = [line for line in text.splitlines() if line.strip() and not line.startswith(marks)]
+    return [line[:400] for line in messages[-lines:]]

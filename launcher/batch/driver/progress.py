@@ -16,15 +16,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .job import Job, said
+from .job import Job, to_fields
 
 VERSION = 1
 WINDOW = 30.0  # seconds over which rates are taken
 WARNINGS = 50
 TEXT, EVIDENCE = 1000, 8000  # characters that are written
-LONGEST = 4000  # characters of a text that are read
-ENDLESS = 1e18  # of what is counted or timed
-OVER = ("done", "failed", "refused", "stopped")
+MAX_CHARS = 4000  # characters of a text that are read
+MAX_NUMBER = 1e18  # of what is counted or timed
+FINAL_STATES = ("done", "failed", "refused", "stopped")
 # of prompts, of answers, and of prompts as far as vLLM had them in its cache
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 CONTROL = re.compile(
@@ -33,7 +33,7 @@ CONTROL = re.compile(
 
 
 @dataclass(kw_only=True)
-class Trouble:
+class JobFailure:
     """The error that ended a driver, in its own words."""
 
     message: str
@@ -67,12 +67,12 @@ class Progress:
     wanted: int = 0
     restarts: int = 0
     warnings: tuple[str, ...] = ()
-    error: Trouble | None = None
+    error: JobFailure | None = None
 
     @property
     def over(self) -> bool:
         """True when the driver wrote down its own end."""
-        return self.state in OVER
+        return self.state in FINAL_STATES
 
     @property
     def accounted(self) -> int:
@@ -81,7 +81,7 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Return what `progress.json` holds of it."""
-        fields = said(self, Progress)
+        fields = to_fields(self, Progress)
         replicas = {name: fields.pop(name) for name in ("ready", "wanted")}
         return {"version": VERSION, **fields, "replicas": replicas}
 
@@ -96,38 +96,38 @@ def parse_progress(raw: object) -> Progress:
     fields = {**fields, "ready": replicas.get("ready"), "wanted": replicas.get("wanted")}
     kinds = typing.get_type_hints(Progress)
     del kinds["error"], kinds["warnings"]
-    given = {name: fitting(kind, fields.get(name)) for name, kind in kinds.items()}
+    values = {name: coerce(kind, fields.get(name)) for name, kind in kinds.items()}
     if isinstance(warnings, list):
-        texts = (sentence(text) for text in warnings if isinstance(text, str))
-        given["warnings"] = tuple(texts)[-WARNINGS:]
+        texts = (to_line(text) for text in warnings if isinstance(text, str))
+        values["warnings"] = tuple(texts)[-WARNINGS:]
     if isinstance(error, dict):
         evidence, hint = (error.get(key) for key in ("evidence", "hint"))
-        given["error"] = Trouble(
-            message=sentence(error.get("message")), evidence=lines(evidence), hint=lines(hint)
+        values["error"] = JobFailure(
+            message=to_line(error.get("message")), evidence=to_text(evidence), hint=to_text(hint)
         )
-    return Progress(**given)
+    return Progress(**values)
 
 
-def fitting(kind: Any, value: Any) -> Any:
+def coerce(kind: Any, value: Any) -> Any:
     """Return a value of the given type within bounds, else the empty value of that type."""
     if options := typing.get_args(kind):
-        return None if value is None else fitting(options[0], value)
+        return None if value is None else coerce(options[0], value)
     if kind is str:
-        return sentence(value)
-    return kind(value) if type(value) in (int, kind) and 0 <= value < ENDLESS else kind()
+        return to_line(value)
+    return kind(value) if type(value) in (int, kind) and 0 <= value < MAX_NUMBER else kind()
 
 
-def sentence(value: object) -> str:
+def to_line(value: object) -> str:
     """Return a text as one line of bounded length."""
-    return " ".join(value.split())[:LONGEST] if isinstance(value, str) else ""
+    return " ".join(value.split())[:MAX_CHARS] if isinstance(value, str) else ""
 
 
-def lines(value: object) -> str:
+def to_text(value: object) -> str:
     """Return a text of bounded length."""
-    return value[:LONGEST].strip() if isinstance(value, str) else ""
+    return value[:MAX_CHARS].strip() if isinstance(value, str) else ""
 
 
-def plain(text: object, limit: int = TEXT) -> str:
+def to_plain(text: object, limit: int = TEXT) -> str:
     """Text that a terminal shows as it is: no control characters but line ends and tabs, and not
     too long.
     """
@@ -155,10 +155,10 @@ class Tracker(Progress):
         self.path = os.path.join(job.work, "progress.json")
         self.lock = threading.RLock()
         self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._each_second, name="progress", daemon=True)
-        self.begun = time.monotonic()
+        self.thread = threading.Thread(target=self._write_loop, name="progress", daemon=True)
+        self.start_time = time.monotonic()
         self.done_before = self.errors_before = 0
-        self.lost = lost(self.path)
+        self.lost = lost_runs(self.path)
         # when, rows of this run, output tokens
         self.window: deque[tuple[float, int, int]] = deque()
         self.first_result: float | None = None
@@ -179,7 +179,7 @@ class Tracker(Progress):
         with self.lock:
             if self.over:
                 return  # how it ended stays: threads of a pipeline that was given up still speak
-            self.state, self.text = state, plain(text)
+            self.state, self.text = state, to_plain(text)
             if state == "running" and not self.window:
                 self.window.append((time.monotonic(), 0, 0))
         self.write()
@@ -187,7 +187,7 @@ class Tracker(Progress):
     def say(self, text: str) -> None:
         """Change the detail alone; the file follows within a second."""
         with self.lock:
-            self.text = plain(text)
+            self.text = to_plain(text)
 
     def begin(self, rows: int, done: int, errors: int) -> None:
         """Say how many rows there are and how many earlier runs accounted for."""
@@ -217,9 +217,9 @@ class Tracker(Progress):
             self.tokens_out += tokens_out
             self.tokens_cached += tokens_cached
 
-    def replicas(self, ready: int, wanted: int) -> None:
+    def replicas(self, ready: int, target_count: int) -> None:
         with self.lock:
-            self.ready, self.wanted = ready, wanted
+            self.ready, self.wanted = ready, target_count
 
     def restarted(self, restarts: int) -> None:
         """Set how many restarts there were so far."""
@@ -229,16 +229,18 @@ class Tracker(Progress):
     def warn(self, text: str) -> None:
         """Add a warning, once."""
         with self.lock:
-            warning = plain(text)
+            warning = to_plain(text)
             if warning not in self.warnings and len(self.warnings) < WARNINGS:
                 self.warnings += (warning,)
 
     def fail(self, message: str, evidence: str = "", hint: str = "", state: str = "failed") -> None:
         """End with an error; writes the file."""
         with self.lock:
-            self.state, self.text = state, plain(message)
-            self.error = Trouble(
-                message=plain(message), evidence=plain(evidence, EVIDENCE), hint=plain(hint)
+            self.state, self.text = state, to_plain(message)
+            self.error = JobFailure(
+                message=to_plain(message),
+                evidence=to_plain(evidence, EVIDENCE),
+                hint=to_plain(hint),
             )
         self.write()
 
@@ -246,7 +248,7 @@ class Tracker(Progress):
         """Rows and output tokens in a second, and the seconds that are left at that rate."""
         with self.lock:
             now = time.monotonic()
-            made = self.done + self.errors - self.before
+            finished = self.done + self.errors - self.before
             while len(self.window) > 1 and self.window[1][0] <= now - WINDOW:
                 self.window.popleft()
             if not self.window:
@@ -254,12 +256,14 @@ class Tracker(Progress):
             when, rows, tokens = self.window[0]
             seconds = max(now - when, 1e-9)
             if self.window[-1][0] <= now - 0.5:
-                self.window.append((now, made, self.tokens_out))
+                self.window.append((now, finished, self.tokens_out))
             if seconds < 0.5:
                 return 0.0, 0.0, None  # a rate over an instant is noise
-            rate = (made - rows) / seconds
-            left = None if self.rows is None else self.rows - self.done - self.errors
-            eta = None if left is None or rate <= 0 or self.over else round(left / rate, 1)
+            rate = (finished - rows) / seconds
+            remaining = None if self.rows is None else self.rows - self.done - self.errors
+            eta = (
+                None if remaining is None or rate <= 0 or self.over else round(remaining / rate, 1)
+            )
             return round(rate, 3), round((self.tokens_out - tokens) / seconds, 3), eta
 
     def shown(self) -> dict[str, Any]:
@@ -286,7 +290,7 @@ class Tracker(Progress):
                     os.unlink(hidden)
                 sys.stderr.write(f"{self.path} cannot be written: {error}\n")
 
-    def _each_second(self) -> None:
+    def _write_loop(self) -> None:
         while not self.ended.wait(1.0):
             try:
                 self.write()
@@ -294,7 +298,7 @@ class Tracker(Progress):
                 sys.stderr.write(f"progress: {type(error).__name__}: {error}\n")
 
 
-def lost(path: str) -> list[dict[str, Any]]:
+def lost_runs(path: str) -> list[dict[str, Any]]:
     """Runs that ended without a word, by the progress that the last of them left: a killed driver
     writes no summary.
     """

@@ -13,7 +13,7 @@ from .job import Job, Refused
 
 LARGEST = 64 * 2**20  # characters that a template may make of one row
 PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # methods of texts that take a width
-A_VALUE = {
+VALUE_LABELS = {
     type(None): "null",
     bool: "true or false",
     int: "a number",
@@ -67,15 +67,15 @@ class Prompter:
             PromptError: this row has none.
         """
         if self.messages:
-            made = [
+            messages = [
                 {"role": role, "content": template(columns)} for role, template in self.messages
             ]
             if not any(
-                message["content"].strip() for message in made if message["role"] != "system"
+                message["content"].strip() for message in messages if message["role"] != "system"
             ):
                 raise PromptError("the prompt is empty")
-            return made
-        text = self.template(columns) if self.template is not None else self.of_column(columns)
+            return messages
+        text = self.template(columns) if self.template is not None else self.column_text(columns)
         if not text.strip():
             raise PromptError("the prompt is empty")
         return text
@@ -86,18 +86,19 @@ class Prompter:
         Raises:
             PromptError: this row lacks one.
         """
-        made = [template(columns) for template in self.pair]
-        if not all(text.strip() for text in made):
+        texts = [template(columns) for template in self.pair]
+        if not all(text.strip() for text in texts):
             raise PromptError("one of the two texts is empty")
-        return made
+        return texts
 
-    def of_column(self, columns: Mapping[str, Any]) -> str:
+    def column_text(self, columns: Mapping[str, Any]) -> str:
         if self.column is None or self.column not in columns:
             raise PromptError(f"the prompt is column `{self.column}`, which this row lacks")
         value = columns[self.column]
         if not isinstance(value, str):
             raise PromptError(
-                f"column `{self.column}` holds {A_VALUE.get(type(value), type(value).__name__)},"
+                f"column `{self.column}` holds"
+                f" {VALUE_LABELS.get(type(value), type(value).__name__)},"
                 " not text"
             )
         return value
@@ -112,11 +113,13 @@ class Prompter:
         Raises:
             PromptError: the template refuses these messages.
         """
-        asked = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
+        options = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
         try:
-            return str(tokenizer.apply_chat_template(messages, **asked))
+            return str(tokenizer.apply_chat_template(messages, **options))
         except Exception as error:  # a model's template raises what it likes
-            raise PromptError(f"the model's chat template refuses it: {said(error)}") from error
+            raise PromptError(
+                f"the model's chat template refuses it: {describe_error(error)}"
+            ) from error
 
 
 class Template:
@@ -130,7 +133,8 @@ class Template:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
             raise Refused(
-                f"{where} is not a template", f"{f'line {line}: ' if line else ''}{said(error)}"
+                f"{where} is not a template",
+                f"{f'line {line}: ' if line else ''}{describe_error(error)}",
             ) from error
 
     def __call__(self, columns: Mapping[str, Any]) -> str:
@@ -145,7 +149,7 @@ class Template:
                     raise PromptError(f"the template makes more than {LARGEST:,} characters of it")
                 parts.append(part)
         except jinja2.UndefinedError as error:
-            raise PromptError(lacking(str(error))) from error
+            raise PromptError(undefined_reason(str(error))) from error
         except PromptError:
             raise
         except RecursionError as error:
@@ -153,15 +157,15 @@ class Template:
         except MemoryError as error:
             raise PromptError("the template needs more memory than there is") from error
         except Exception as error:  # a filter on a value that it cannot take raises anything
-            raise PromptError(f"the template fails on this row: {said(error)}") from error
+            raise PromptError(f"the template fails on this row: {describe_error(error)}") from error
         return "".join(parts)
 
 
-def lacking(error: str) -> str:
+def undefined_reason(error: str) -> str:
     """Say what a template missed in jinja2's words: 'title' is undefined."""
-    found = re.fullmatch(r"'(.+)' is undefined", error)
-    if found:
-        return f"the template names `{found[1]}`, which this row lacks"
+    undefined = re.fullmatch(r"'(.+)' is undefined", error)
+    if undefined:
+        return f"the template names `{undefined[1]}`, which this row lacks"
     inner = re.fullmatch(r"'(.+) object' has no attribute '(.+)'", error)
     return (
         f"the template asks {inner[1]} for `{inner[2]}`, which it lacks"
@@ -170,7 +174,7 @@ def lacking(error: str) -> str:
     )
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
@@ -186,15 +190,15 @@ def sandbox() -> Any:
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "%":
-                narrow(left)
+                check_format(left)
             if operator == "**" and (abs(right) > 1000 or abs(left) > 10**6):
                 raise OverflowError("the power is too large")
             if operator == "*":
-                for one, other in ((left, right), (right, left)):
+                for value, count in ((left, right), (right, left)):
                     if (
-                        isinstance(one, (str, bytes, list, tuple))
-                        and isinstance(other, int)
-                        and len(one) * other > LARGEST
+                        isinstance(value, (str, bytes, list, tuple))
+                        and isinstance(count, int)
+                        and len(value) * count > LARGEST
                     ):
                         raise OverflowError("the text is too large")
             return super().call_binop(context, operator, left, right)
@@ -203,18 +207,18 @@ def sandbox() -> Any:
             if getattr(called, "__name__", "") in PADDING and isinstance(
                 getattr(called, "__self__", None), (str, bytes)
             ):
-                small(*args, *named.values())
+                check_widths(*args, *named.values())
             return super().call(context, called, *args, **named)
 
     environment = Environment(undefined=jinja2.StrictUndefined, autoescape=False, loader=None)
     filters = environment.filters
     for name in ("center", "indent"):
-        filters[name] = bounded(filters[name])
-    filters["format"] = narrowed(filters["format"])
+        filters[name] = limit_width(filters[name])
+    filters["format"] = limit_format(filters["format"])
     return environment
 
 
-def narrow(text: Any) -> None:
+def check_format(text: Any) -> None:
     """Refuse a format that makes a huge text: a width of five digits, or one that comes from a
     value.
     """
@@ -222,27 +226,27 @@ def narrow(text: Any) -> None:
         raise OverflowError("a width in the format is too large")
 
 
-def narrowed(form: Callable[..., Any]) -> Callable[..., Any]:
+def limit_format(form: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that makes no text of huge width."""
 
     def checked(text: Any, *args: Any, **named: Any) -> Any:
-        narrow(text)
+        check_format(text)
         return form(text, *args, **named)
 
     return checked
 
 
-def bounded(change: Callable[..., Any]) -> Callable[..., Any]:
+def limit_width(change: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that makes no huge text of a small one."""
 
     def checked(value: Any, *args: Any, **named: Any) -> Any:
-        small(*args, *named.values())
+        check_widths(*args, *named.values())
         return change(value, *args, **named)
 
     return checked
 
 
-def small(*widths: Any) -> None:
+def check_widths(*widths: Any) -> None:
     """Refuse to pad a text to a width of five digits and more."""
     for width in widths:
         if isinstance(width, int) and width > 10_000:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import cluster, order
-from .engine_loop import dead, watch_engine
-from .generation import generated, parameters, reason
+from .engine_loop import is_engine_dead, watch_engine
+from .generation import answer_columns, error_reason, sampling_params
 from .job import Job
 from .prompts import Prompter, PromptError
 from .ray_internals import log_paths
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # An engine has processes of its own, which a killed actor would leave behind with the device memory
 # that they hold. This one has neither parent nor group in common with them: it waits for the
 # actor's end, of any kind, and ends the rest of the group.
-_AFTER = """
+_REAPER = """
 import os, select, signal, sys
 leader = int(sys.argv[1])
 if os.fork():
@@ -54,7 +54,7 @@ class RankProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RankSettings:
     """How a rank loads: environment variables that vLLM reads, and arguments of `vllm.LLM`."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RowAnswer:
     """What became of one row: output columns, or an error and the stage it happened in."""
 
     row: int
@@ -89,10 +89,10 @@ class Rank:
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)
-        subprocess.run([sys.executable, "-c", _AFTER, str(os.getpid())], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", _REAPER, str(os.getpid())], check=True, timeout=60)
         return RankProcess(pid=os.getpid(), log=log_paths()[0])
 
-    def load(self, setting: Setting) -> None:
+    def load(self, setting: RankSettings) -> None:
         """Load the model.
 
         What another run left of the variables in this environment does not count.
@@ -103,28 +103,30 @@ class Rank:
         cluster.label_log(self.job.name)
         from vllm import LLM
 
-        self.params = parameters(self.job.sampling)
+        self.params = sampling_params(self.job.sampling)
         self.prompter = Prompter(self.job)
         self.llm = LLM(**setting.arguments)
         watch_engine(self.llm)
         self.tokenizer = self.llm.get_tokenizer()
 
-    def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[Answer]:
+    def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[RowAnswer]:
         """Answer rows (their numbers and pickled columns), each exactly once and in their order."""
-        asked: list[list[int]] = []
-        found: list[Answer] = []
+        token_ids: list[list[int]] = []
+        answers: list[RowAnswer] = []
         for row, data in rows:
             try:
-                asked.append(self.tokens(pickle.loads(data)))  # noqa: S301 - the driver's own
-                found.append(Answer(row=row))
+                token_ids.append(self.encode_prompt(pickle.loads(data)))  # noqa: S301 - the driver's own
+                answers.append(RowAnswer(row=row))
             # whatever a hostile row does to a template is that row's own error
             except Exception as problem:
-                found.append(Answer(row=row, error=reason(problem), stage="prompt"))
-        ask = self.step if self.together else self.alone
-        outputs = iter(order.in_order(ask, asked, self.job.engine.order, compared))
-        return [each if each.error else finished(each.row, next(outputs)) for each in found]
+                answers.append(RowAnswer(row=row, error=error_reason(problem), stage="prompt"))
+        ask = self.step if self.together else self.generate_alone
+        outputs = iter(order.ask_in_order(ask, token_ids, self.job.engine.order, prompt_key))
+        return [
+            answer if answer.error else to_answer(answer.row, next(outputs)) for answer in answers
+        ]
 
-    def tokens(self, columns: Mapping[str, Any]) -> list[int]:
+    def encode_prompt(self, columns: Mapping[str, Any]) -> list[int]:
         """Make a row's prompt.
 
         Everything that vLLM would refuse is refused here: it takes a batch as a whole or not at
@@ -154,7 +156,7 @@ class Rank:
             )
         return ids
 
-    def step(self, asked: list[list[int]]) -> list[Any]:
+    def step(self, token_ids: list[list[int]]) -> list[Any]:
         """Generate in step with the other ranks: exactly once in each round, never without a
         prompt.
 
@@ -167,42 +169,44 @@ class Rank:
         from vllm import SamplingParams
 
         self.llm.sleep(level=0, mode="keep")
-        given = asked or [list(self.tokenizer.encode("placeholder")) or [0]]
+        batch = token_ids or [list(self.tokenizer.encode("placeholder")) or [0]]
         self.llm.enqueue(
-            prompts(given), self.params if asked else SamplingParams(max_tokens=1), use_tqdm=False
+            token_prompts(batch),
+            self.params if token_ids else SamplingParams(max_tokens=1),
+            use_tqdm=False,
         )
         self.llm.wake_up(tags=["scheduling"])
         outputs = list(self.llm.wait_for_completion(use_tqdm=False))
-        if len(outputs) != len(given):
+        if len(outputs) != len(batch):
             raise RuntimeError(
-                f"vLLM was given {len(given)} prompts and returned {len(outputs)} answers"
+                f"vLLM was given {len(batch)} prompts and returned {len(outputs)} answers"
             )
-        return outputs if asked else []
+        return outputs if token_ids else []
 
-    def alone(self, asked: list[list[int]]) -> list[Any]:
+    def generate_alone(self, token_ids: list[list[int]]) -> list[Any]:
         """Generate; when vLLM refuses the batch, ask row by row, so that only the row it means is
         an error.
         """
-        if not asked:
+        if not token_ids:
             return []
         try:
-            return self.generate(asked, self.params)
+            return self.generate(token_ids, self.params)
         except Exception as problem:
-            if dead(problem):
+            if is_engine_dead(problem):
                 raise
         outputs: list[Any] = []
-        for ids in asked:
+        for ids in token_ids:
             try:
                 outputs.extend(self.generate([ids], self.params))
             except Exception as problem:
-                if dead(problem):
+                if is_engine_dead(problem):
                     raise
                 outputs.append(problem)
         return outputs
 
     def generate(self, token_ids: list[list[int]], params: SamplingParams) -> list[Any]:
         """Let the engine answer prompts of token ids, in their order."""
-        outputs = list(self.llm.generate(prompts(token_ids), params, use_tqdm=False))
+        outputs = list(self.llm.generate(token_prompts(token_ids), params, use_tqdm=False))
         if len(outputs) != len(token_ids):  # answers could not be matched with prompts
             raise RuntimeError(
                 f"vLLM was given {len(token_ids)} prompts and returned {len(outputs)} answers"
@@ -210,21 +214,21 @@ class Rank:
         return outputs
 
 
-def compared(ids: list[int]) -> bytes:
+def prompt_key(ids: list[int]) -> bytes:
     """Return a prompt as it is compared with others."""
     return array.array(order.TOKENS, ids).tobytes()
 
 
-def prompts(asked: list[list[int]]) -> list[dict[str, list[int]]]:
+def token_prompts(token_ids: list[list[int]]) -> list[dict[str, list[int]]]:
     """Return prompts as vLLM takes those that are tokens already."""
-    return [{"prompt_token_ids": ids} for ids in asked]
+    return [{"prompt_token_ids": ids} for ids in token_ids]
 
 
-def finished(row: int, output: Any) -> Answer:
+def to_answer(row: int, output: Any) -> RowAnswer:
     """Turn an output of vLLM, or the exception in place of one, into an answer."""
     try:
         if isinstance(output, Exception):
             raise output
-        return Answer(row=row, columns=generated(output))
+        return RowAnswer(row=row, columns=answer_columns(output))
     except Exception as problem:
-        return Answer(row=row, error=reason(problem), stage="inference")
+        return RowAnswer(row=row, error=error_reason(problem), stage="inference")

@@ -13,16 +13,25 @@ from typing import Any
 
 from ...agent import cause
 from . import failures
-from .budget import QUEUE
+from .budget import QUEUE_TIMEOUT
 from .job import Failed, Job
-from .postmortem import SEEN, blamed, died, evidence, how, points, said, tail
+from .postmortem import (
+    SEARCHED_LINES,
+    describe_exception,
+    describe_failure,
+    first_failed,
+    is_process_gone,
+    log_evidence,
+    points_to_log,
+    read_tail,
+)
 from .progress import Tracker
-from .rank import Rank, RankProcess, Setting
+from .rank import Rank, RankProcess, RankSettings
 
 # seconds in which the rank at fault may show itself before another one, which lost it, is blamed
 GRACE = 10.0
-PORTS = 8  # vLLM uses a few from the one it is given
-ENDING = 20.0  # seconds for the processes of all ranks to be gone
+PORT_COUNT = 8  # vLLM uses a few from the one it is given
+END_TIMEOUT = 20.0  # seconds for the processes of all ranks to be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,7 @@ class RankSlot:
 
 
 @dataclass(slots=True, kw_only=True)
-class Task:
+class RankTask:
     """Work that a rank has; `doing` names it, `tag` is the caller's."""
 
     ref: Any
@@ -65,7 +74,7 @@ class RankPool:
         self.actors: list[Any] = []
         self.nodes: list[str] = []
         self.processes: dict[int, RankProcess] = {}
-        self.tasks: dict[int, deque[Task]] = {slot.rank: deque() for slot in slots}
+        self.tasks: dict[int, deque[RankTask]] = {slot.rank: deque() for slot in slots}
 
     def __enter__(self) -> RankPool:
         return self
@@ -73,27 +82,31 @@ class RankPool:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self, settings: Sequence[Setting], text: str) -> None:
+    def start(self, settings: Sequence[RankSettings], text: str) -> None:
         """Start the ranks on their nodes and load the model; `text` says what they are."""
         import ray
 
         self.locate()
-        each = self.job.engine.tp * self.job.engine.pp
+        gpus = self.job.engine.tp * self.job.engine.pp
         stall = self.job.limits.stall
         actor = ray.remote(Rank)
         for node in self.nodes:
             options = actor.options(
-                num_gpus=each, num_cpus=0, max_restarts=0, scheduling_strategy=pinned(node)
+                num_gpus=gpus, num_cpus=0, max_restarts=0, scheduling_strategy=node_affinity(node)
             )
             self.actors.append(options.remote(self.job, self.together))
         self.progress.replicas(0, len(self.slots))
         self.progress.set(
-            "waiting", f"{text}: waiting for {each} free accelerator{'s' * (each > 1)} for each"
+            "waiting", f"{text}: waiting for {gpus} free accelerator{'s' * (gpus > 1)} for each"
         )
         hint = "`vlaunch jobs` shows what holds accelerators"
         for slot, actor in zip(self.slots, self.actors, strict=True):
             self.put(
-                slot.rank, actor.hello.remote(), doing="has not started", limit=QUEUE, hint=hint
+                slot.rank,
+                actor.hello.remote(),
+                doing="has not started",
+                limit=QUEUE_TIMEOUT,
+                hint=hint,
             )
         while self.busy:
             self.processes.update((rank, process) for rank, _, process in self.finished())
@@ -119,12 +132,12 @@ class RankPool:
         import ray
 
         self.locate()
-        found = int(ray.get(self.there(0, free_port, first), timeout=60))
-        if found != first:
+        free = int(ray.get(self.call_on_node(0, free_port, first), timeout=60))
+        if free != first:
             self.progress.warn(
-                f"port {first} on {self.slots[0].ip} is taken: the ranks meet at {found}"
+                f"port {first} on {self.slots[0].ip} is taken: the ranks meet at {free}"
             )
-        return found
+        return free
 
     def node(self, slot: RankSlot) -> str:
         """Find Ray's name for a rank's node."""
@@ -134,19 +147,19 @@ class RankPool:
             node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]
         }
         if slot.ip not in alive:
-            there = f"Ray's nodes: {', '.join(sorted(alive))}"
+            node_list = f"Ray's nodes: {', '.join(sorted(alive))}"
             raise Failed(
                 f"{slot}: Ray has no such node",
-                there,
+                node_list,
                 "run `vlaunch up`: it starts what is missing",
             )
         return alive[slot.ip]
 
-    def give(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
+    def submit(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
         """Let a rank answer rows (their numbers and pickled columns), after what it has in hand."""
         parallel = self.job.data_parallel
         assert parallel is not None  # noqa: S101 - the mode says so
-        said = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
+        doing = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
         hint = (
             "a larger `data_parallel.timeout` or a smaller `data_parallel.round_rows` gives each"
             " round longer"
@@ -154,7 +167,7 @@ class RankPool:
         self.put(
             rank,
             self.actors[rank].answer.remote(rows),
-            doing=said,
+            doing=doing,
             limit=parallel.timeout,
             hint=hint,
             tag=tag,
@@ -164,7 +177,7 @@ class RankPool:
         self, rank: int, ref: Any, *, doing: str, limit: float, hint: str, tag: Any = None
     ) -> None:
         """Note that a rank has something to do."""
-        self.tasks[rank].append(Task(ref=ref, doing=doing, limit=limit, hint=hint, tag=tag))
+        self.tasks[rank].append(RankTask(ref=ref, doing=doing, limit=limit, hint=hint, tag=tag))
 
     @property
     def busy(self) -> bool:
@@ -181,7 +194,7 @@ class RankPool:
         """
         first = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks}
         ready = finished_refs(list(first.values()))
-        found, lost = [], {}
+        results, lost = [], {}
         for rank, task in first.items():
             if task.ref not in ready:
                 continue
@@ -190,11 +203,11 @@ class RankPool:
                 lost[rank] = result
             else:
                 self.advance(rank)
-                found.append((rank, task.tag, result))
+                results.append((rank, task.tag, result))
         if lost:
-            self.blame(lost)
+            self.raise_failure(lost)
         self.check_limits({rank: task for rank, task in first.items() if task.ref not in ready})
-        return found
+        return results
 
     def advance(self, rank: int) -> None:
         """Take a rank's first task off its list; the time of the next one begins."""
@@ -202,7 +215,7 @@ class RankPool:
         if self.tasks[rank]:
             self.tasks[rank][0].began = time.monotonic()
 
-    def check_limits(self, unfinished: dict[int, Task]) -> None:
+    def check_limits(self, unfinished: dict[int, RankTask]) -> None:
         """Raise Failed if any of the ranks' first tasks has taken longer than it may."""
         late = [
             rank for rank, task in unfinished.items() if time.monotonic() >= task.began + task.limit
@@ -211,9 +224,9 @@ class RankPool:
             task = unfinished[late[0]]
             notes = [f"nor has {self.slots[rank]}" for rank in late[1:]]
             message = f"{self.slots[late[0]]} {task.doing} within {task.limit:g} s"
-            raise Failed(message, evidence(self.log(late[0]), notes), task.hint)
+            raise Failed(message, log_evidence(self.log(late[0]), notes), task.hint)
 
-    def result(self, task: Task) -> Any:
+    def result(self, task: RankTask) -> Any:
         """Return what a finished task returned or raised."""
         import ray
 
@@ -222,37 +235,48 @@ class RankPool:
         except Exception as problem:  # of any kind: it is judged by whom it blames
             return problem
 
-    def blame(self, lost: dict[int, BaseException]) -> None:
+    def raise_failure(self, lost: dict[int, BaseException]) -> None:
         """Raise Failed for the rank that failed first, with the end of its log."""
-        lost = {**lost, **self.lost_meanwhile(lost)}
+        lost = {**lost, **self.other_failures(lost)}
         logs = {rank: self.log(rank) for rank in lost}
-        rank = blamed(lost, logs)
+        rank = first_failed(lost, logs)
         problem, lines = lost[rank], logs[rank]
-        gone = died(problem)
-        known = failures.recognised("\n".join([said(problem), *lines]), self.job.mode)
-        told = {number: how(lost[number], logs[number]) for number in lost}
-        if known:
-            what, hint = known.message, known.hint
+        gone = is_process_gone(problem)
+        failure = failures.match_failure(
+            "\n".join([describe_exception(problem), *lines]), self.job.mode
+        )
+        reasons = {number: describe_failure(lost[number], logs[number]) for number in lost}
+        if failure:
+            cause_text, hint = failure.message, failure.hint
         else:
-            what = told[rank]
+            cause_text = reasons[rank]
             hint = "run the job again once the cause is gone: it goes on where it stopped"
-        notes = [f"Ray: {said(problem)}"[:400]] if gone else []
-        raised = cause.find(lines) if not gone and points(said(problem)) else None
-        if known and not gone:
-            who = raised.process if raised else ""
-            notes.append(f"{who or self.slots[rank]}: {raised.text if raised else said(problem)}")
+        notes = [f"Ray: {describe_exception(problem)}"[:400]] if gone else []
+        raised = (
+            cause.find_exception(lines)
+            if not gone and points_to_log(describe_exception(problem))
+            else None
+        )
+        if failure and not gone:
+            process = raised.process if raised else ""
+            notes.append(
+                f"{process or self.slots[rank]}:"
+                f" {raised.text if raised else describe_exception(problem)}"
+            )
         notes += [
             f"{self.slots[other]} failed with the same error"
-            if words == told[rank]
-            else f"{self.slots[other]} then failed too: {words}"
-            for other, words in told.items()
+            if reason == reasons[rank]
+            else f"{self.slots[other]} then failed too: {reason}"
+            for other, reason in reasons.items()
             if other != rank
         ]
-        end = lines if gone or (points(said(problem)) and raised is None) else []
-        message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {what}"
-        raise Failed(message, evidence(end, notes), hint) from problem
+        end = (
+            lines if gone or (points_to_log(describe_exception(problem)) and raised is None) else []
+        )
+        message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {cause_text}"
+        raise Failed(message, log_evidence(end, notes), hint) from problem
 
-    def lost_meanwhile(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
+    def other_failures(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
         """Return what other ranks fail with within `GRACE` seconds."""
         import ray
 
@@ -264,7 +288,9 @@ class RankPool:
         refs = [task.ref for task in others.values()]
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=GRACE)
         results = {rank: self.result(task) for rank, task in others.items() if task.ref in ready}
-        return {rank: each for rank, each in results.items() if isinstance(each, BaseException)}
+        return {
+            rank: result for rank, result in results.items() if isinstance(result, BaseException)
+        }
 
     def log(self, rank: int) -> list[str]:
         """Return the last lines of a rank's log, or why there are none."""
@@ -273,16 +299,28 @@ class RankPool:
         if rank not in self.processes or not self.processes[rank].log:
             return []
         try:
-            return list(ray.get(self.there(rank, tail, self.processes[rank].log, SEEN), timeout=15))
+            return list(
+                ray.get(
+                    self.call_on_node(rank, read_tail, self.processes[rank].log, SEARCHED_LINES),
+                    timeout=15,
+                )
+            )
         except Exception as problem:  # the failure itself matters more
-            return [f"(its log {self.processes[rank].log} cannot be read: {said(problem)})"]
+            return [
+                f"(its log {self.processes[rank].log} cannot be read:"
+                f" {describe_exception(problem)})"
+            ]
 
-    def there(self, rank: int, what: Any, *args: Any) -> Any:
+    def call_on_node(self, rank: int, function: Any, *args: Any) -> Any:
         """Call a function on a rank's node, beside the rank."""
         import ray
 
-        options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": pinned(self.nodes[rank])}
-        return ray.remote(what).options(**options).remote(*args)
+        options = {
+            "num_cpus": 0,
+            "max_retries": 0,
+            "scheduling_strategy": node_affinity(self.nodes[rank]),
+        }
+        return ray.remote(function).options(**options).remote(*args)
 
     def end(self) -> None:
         """End all ranks at once, and wait until their engines' processes are gone: a run after this
@@ -293,24 +331,27 @@ class RankPool:
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
         refs = [
-            self.there(rank, sweep, process.pid, ENDING / 2)
+            self.call_on_node(rank, kill_group, process.pid, END_TIMEOUT / 2)
             for rank, process in self.processes.items()
         ]
         self.actors, self.processes = [], {}
-        done, late = ray.wait(refs, num_returns=len(refs), timeout=ENDING) if refs else ([], [])
+        done, late = (
+            ray.wait(refs, num_returns=len(refs), timeout=END_TIMEOUT) if refs else ([], [])
+        )
         for ref in done:
             try:
                 for line in ray.get(ref, timeout=5):
                     self.progress.warn(line)
             except Exception as problem:  # a node that is gone has no processes left
                 self.progress.warn(
-                    f"a node was not looked at for what its rank left behind: {said(problem)}"
+                    f"a node was not looked at for what its rank left behind:"
+                    f" {describe_exception(problem)}"
                 )
         if late:
             self.progress.warn("a node has not said whether its rank's processes are gone")
 
 
-def finished_refs(tasks: Sequence[Task]) -> list[Any]:
+def finished_refs(tasks: Sequence[RankTask]) -> list[Any]:
     """Wait until a task is finished or too late; return the references of all that are finished."""
     import ray
 
@@ -322,7 +363,7 @@ def finished_refs(tasks: Sequence[Task]) -> list[Any]:
     return ready
 
 
-def pinned(node: str) -> Any:
+def node_affinity(node: str) -> Any:
     """Return the scheduling strategy for this node and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -339,21 +380,21 @@ def free_port(first: int) -> int:
     """
     import socket
 
-    for start in range(first, min(first + 100 * PORTS, 65536 - PORTS), PORTS):
-        with contextlib.ExitStack() as held:
+    for start in range(first, min(first + 100 * PORT_COUNT, 65536 - PORT_COUNT), PORT_COUNT):
+        with contextlib.ExitStack() as sockets:
             try:
-                for port in range(start, start + PORTS):
-                    listener = held.enter_context(socket.socket())
+                for port in range(start, start + PORT_COUNT):
+                    listener = sockets.enter_context(socket.socket())
                     # what an ended run left counts as free
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     listener.bind(("", port))
                 return start
             except OSError:
                 continue
-    raise OSError(f"no {PORTS} free ports in a row from {first} on")
+    raise OSError(f"no {PORT_COUNT} free ports in a row from {first} on")
 
 
-def sweep(group: int, seconds: float) -> list[str]:
+def kill_group(group: int, seconds: float) -> list[str]:
     """End what is left of a rank's process group; return a line when some of it does not go.
 
     Runs on the rank's node.
@@ -362,28 +403,28 @@ def sweep(group: int, seconds: float) -> list[str]:
     import signal
 
     end = time.monotonic() + seconds
-    while left := members(group):
+    while remaining := group_members(group):
         try:
             os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:
             return []
         if time.monotonic() > end:
-            return [f"processes of a rank are still there: {' '.join(map(str, left))}"]
+            return [f"processes of a rank are still there: {' '.join(map(str, remaining))}"]
         time.sleep(0.05)  # they are not this process's children, so there is nothing to wait for
     return []
 
 
-def members(group: int) -> list[int]:
+def group_members(group: int) -> list[int]:
     """Return the processes of a group that still run; what is only not reaped yet holds nothing."""
     import os
 
-    found = []
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as file:
-                state, _, of = file.read().rpartition(")")[2].split()[:3]
+                state, _, process_group = file.read().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
-        if int(of) == group and state not in "ZX":
-            found.append(int(name))
-    return found
+        if int(process_group) == group and state not in "ZX":
+            pids.append(int(name))
+    return pids

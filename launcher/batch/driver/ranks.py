@@ -22,18 +22,20 @@ from .job import DataParallel, Failed, Job, Refused
 from .manifest import Manifest
 from .progress import Tracker
 from .prompts import Prompter
-from .rank import Answer, Setting
+from .rank import RankSettings, RowAnswer
 from .rank_pool import RankPool, RankSlot
-from .source import count, shown
+from .source import count_rows, input_excerpt
 
 # rows of one rank's slice, however few they are: they are held here and travel
 SLICE_BYTES = 32 * 2**20
-IN_HAND = 2  # slices that a rank of a dense model has: the next one is there when it finishes one
+QUEUED_SLICES = (
+    2  # slices that a rank of a dense model has: the next one is there when it finishes one
+)
 # slices per rank between the first unfinished and the last handed out: what waits for its turn is
 # held here
-AHEAD = 4
+MAX_AHEAD = 4
 # as vLLM looks for them
-EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 Row = dict[str, Any]
 
@@ -43,11 +45,11 @@ class Slice:
     """Neighbouring rows of one rank, and what became of those that were not errors before."""
 
     rows: list[Row]
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, RowAnswer] = field(default_factory=dict)
     done: bool = False
 
     @property
-    def asked(self) -> list[tuple[int, bytes]]:
+    def pending(self) -> list[tuple[int, bytes]]:
         """Numbers and columns of the rows that need an answer."""
         return [(row["_row"], row["_data"]) for row in self.rows if not row["_error"]]
 
@@ -72,39 +74,42 @@ def run(
         )
     Prompter(job)  # what is wrong with a template is said before any rank starts
     slots = rank_slots(parallel, job.engine.tp * job.engine.pp)
-    moe = experts(configuration(job)) > 0
+    moe = count_experts(read_configuration(job)) > 0
     if parallel.expert_parallel and not moe:
         progress.warn(
             "expert parallelism was asked for, but the model has no experts: each rank has all"
             " of it"
         )
     together = moe and parallel.size > 1
-    size = share(count(pending), parallel)
+    size = slice_rows(count_rows(pending), parallel)
     cluster.connect(logs=False)
     with RankPool(job, slots, progress, together=together) as pool:
         meet = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
-        pool.start([setting(job, slot, meet, moe=moe) for slot in slots], told(job, meet, moe=moe))
-        rows = read(job, manifest, pending)
+        pool.start(
+            [rank_settings(job, slot, meet, moe=moe) for slot in slots],
+            describe_ranks(job, meet, moe=moe),
+        )
+        rows = read_pending(job, manifest, pending)
         yield from (
-            in_step(rows, pool, len(slots), size)
+            run_in_step(rows, pool, len(slots), size)
             if together
-            else apart(rows, pool, len(slots), size)
+            else run_apart(rows, pool, len(slots), size)
         )
 
 
-def rank_slots(parallel: DataParallel, each: int) -> list[RankSlot]:
+def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
     """Hand ranks to nodes in their order, as many to each as have `each` accelerators there.
 
     Raises:
         Refused: they do not fit.
     """
-    places = [node.ip for node in parallel.nodes for _ in range(node.gpus // each)]
+    places = [node.ip for node in parallel.nodes for _ in range(node.gpus // gpus)]
     if len(places) < parallel.size:
         room = ", ".join(
-            f"{node.ip}: {node.gpus // each} of {node.gpus} accelerators" for node in parallel.nodes
+            f"{node.ip}: {node.gpus // gpus} of {node.gpus} accelerators" for node in parallel.nodes
         )
         raise Refused(
-            f"{parallel.size} ranks of {each} accelerator{'s' * (each > 1)} do not fit: the nodes"
+            f"{parallel.size} ranks of {gpus} accelerator{'s' * (gpus > 1)} do not fit: the nodes"
             f" have room for {len(places)}",
             f"ranks that fit: {room}",
             "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
@@ -112,7 +117,7 @@ def rank_slots(parallel: DataParallel, each: int) -> list[RankSlot]:
     return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(places[: parallel.size])]
 
 
-def configuration(job: Job) -> Mapping[str, Any]:
+def read_configuration(job: Job) -> Mapping[str, Any]:
     """Read the model's configuration, of a folder or of what the hub's cache has.
 
     Raises:
@@ -124,11 +129,11 @@ def configuration(job: Job) -> Mapping[str, Any]:
         path = os.path.join(name, "config.json")
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as file:
-                found = dict(json.load(file))
+                config = dict(json.load(file))
         else:
             from transformers import PretrainedConfig
 
-            found, _ = PretrainedConfig.get_config_dict(name, revision=args.get("revision"))
+            config, _ = PretrainedConfig.get_config_dict(name, revision=args.get("revision"))
     except Exception as problem:
         raise Refused(
             f"the configuration of {name} cannot be read: it says whether the ranks must run"
@@ -137,20 +142,20 @@ def configuration(job: Job) -> Mapping[str, Any]:
             "`vlaunch check` tells which nodes have the model",
         ) from problem
     overrides = args.get("hf_overrides")
-    return {**found, **overrides} if isinstance(overrides, Mapping) else found
+    return {**config, **overrides} if isinstance(overrides, Mapping) else config
 
 
-def experts(config: Mapping[str, Any]) -> int:
+def count_experts(config: Mapping[str, Any]) -> int:
     """Return how many experts a model's configuration, or that of the language model in it, speaks
     of; 0 for a dense model.
     """
-    counts = [config.get(name) for name in EXPERTS] + block_experts(config.get("block_configs"))
+    counts = [config.get(name) for name in EXPERT_KEYS] + block_experts(config.get("block_configs"))
     inner = [
         value
         for name, value in config.items()
         if isinstance(value, Mapping) and not name.startswith(("vision", "audio"))
     ]
-    return max([0, *map(most, counts), *map(experts, inner)])
+    return max([0, *map(largest_count, counts), *map(count_experts, inner)])
 
 
 def block_experts(blocks: Any) -> list[Any]:
@@ -164,7 +169,7 @@ def block_experts(blocks: Any) -> list[Any]:
     ]
 
 
-def most(count: Any) -> int:
+def largest_count(count: Any) -> int:
     """Return a number of experts, or the largest where there is one for each layer; 0 for anything
     else.
     """
@@ -173,7 +178,7 @@ def most(count: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def setting(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> Setting:
+def rank_settings(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> RankSettings:
     """Return how a rank loads; `meet` is the first one's address and port.
 
     vLLM refuses its data-parallel variables for dense models, so those are engines of their own.
@@ -192,7 +197,7 @@ def setting(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> Se
     if moe:
         arguments["enable_expert_parallel"] = parallel.expert_parallel is not False
     if not together:
-        return Setting(arguments=arguments)
+        return RankSettings(arguments=arguments)
     environment = {
         "VLLM_DP_RANK": str(slot.rank),
         "VLLM_DP_RANK_LOCAL": "0",
@@ -200,31 +205,31 @@ def setting(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> Se
         "VLLM_DP_MASTER_IP": meet[0],
         "VLLM_DP_MASTER_PORT": str(meet[1]),
     }
-    return Setting(environment=environment, arguments=arguments)
+    return RankSettings(environment=environment, arguments=arguments)
 
 
-def told(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
+def describe_ranks(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
     """Say what the model made of the ranks."""
     parallel = job.data_parallel
     assert parallel is not None  # noqa: S101 - the mode says so
-    many = parallel.size
-    if not moe or many == 1:
+    rank_count = parallel.size
+    if not moe or rank_count == 1:
         return (
-            f"{'mixture of experts' if moe else 'dense model'}: {many} independent"
-            f" engine{'s' * (many > 1)}"
+            f"{'mixture of experts' if moe else 'dense model'}: {rank_count} independent"
+            f" engine{'s' * (rank_count > 1)}"
         )
-    how = (
+    sharing = (
         "the experts in each of them" if parallel.expert_parallel is False else "expert parallelism"
     )
-    return f"mixture of experts: {many} ranks with {how} over {meet[0]}:{meet[1]}"
+    return f"mixture of experts: {rank_count} ranks with {sharing} over {meet[0]}:{meet[1]}"
 
 
-def share(rows: int, parallel: DataParallel) -> int:
+def slice_rows(rows: int, parallel: DataParallel) -> int:
     """Return the rows of one rank's slice: few rows are spread over all ranks."""
     return max(1, min(parallel.round_rows, -(-rows // parallel.size)))
 
 
-def read(
+def read_pending(
     job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]]
 ) -> Iterator[Row]:
     """Yield the pending rows in the order of the input."""
@@ -233,21 +238,21 @@ def read(
             yield from rows.read_split(job, manifest, split, list(pending[split.index]))
 
 
-def slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
+def cut_slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
     """Cut rows into slices of `size`, shorter ones where rows are large."""
     part: list[Row] = []
-    held = 0
+    size_bytes = 0
     for row in rows:
         part.append(row)
-        held += len(row["_data"]) + len(row["_raw"]) + len(row["_keep"])
-        if len(part) >= size or held >= SLICE_BYTES:
+        size_bytes += len(row["_data"]) + len(row["_raw"]) + len(row["_keep"])
+        if len(part) >= size or size_bytes >= SLICE_BYTES:
             yield Slice(rows=part)
-            part, held = [], 0
+            part, size_bytes = [], 0
     if part:
         yield Slice(rows=part)
 
 
-def in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
+def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
     """Run rounds: a slice for each rank, and one call of every rank's engine in every round, if
     only with a placeholder.
 
@@ -255,62 +260,62 @@ def in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Itera
     round out, or did one more, would leave the others waiting: all of them are called in the same
     rounds, in the same order, and no call is repeated.
     """
-    cut = slices(rows, size)
-    parts = rounds(cut, ranks)
-    call(parts, pool, ranks)
+    cut = cut_slices(rows, size)
+    parts = take_round(cut, ranks)
+    start_round(parts, pool, ranks)
     while parts:
-        following = rounds(cut, ranks)  # read while the ranks are at work
+        following = take_round(cut, ranks)  # read while the ranks are at work
         while pool.busy:
             settle_finished(pool)
-        call(following, pool, ranks)
+        start_round(following, pool, ranks)
         for part in parts:
-            yield merged(part)
+            yield merge_answers(part)
         parts = following
 
 
-def call(parts: list[Slice], pool: RankPool, ranks: int) -> None:
+def start_round(parts: list[Slice], pool: RankPool, ranks: int) -> None:
     """Give every rank its part of a round, an empty one where there is none; no rank at all when no
     row needs an answer.
     """
-    if any(part.asked for part in parts):
+    if any(part.pending for part in parts):
         for rank in range(ranks):
             part = parts[rank] if rank < len(parts) else Slice(rows=[])
-            pool.give(rank, part, part.asked)
+            pool.submit(rank, part, part.pending)
 
 
-def rounds(cut: Iterator[Slice], ranks: int) -> list[Slice]:
+def take_round(cut: Iterator[Slice], ranks: int) -> list[Slice]:
     """Take the slices of one round; fewer at the end of the input."""
     return list(islice(cut, ranks))
 
 
-def apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
+def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
     """Hand the next slice to whichever rank has least in hand; yield slices in their order.
 
     A slow rank holds back what others finished after its slice, at most `AHEAD` slices of each, and
     takes fewer of the next.
     """
-    cut = slices(rows, size)
+    cut = cut_slices(rows, size)
     window: deque[Slice] = deque()
-    more = True
-    while more or window:
+    has_input = True
+    while has_input or window:
         rank = min(range(ranks), key=pool.load)
-        if more and pool.load(rank) < IN_HAND and len(window) < AHEAD * ranks:
+        if has_input and pool.load(rank) < QUEUED_SLICES and len(window) < MAX_AHEAD * ranks:
             part = next(cut, None)
-            more = part is not None
+            has_input = part is not None
             if part is not None:
                 window.append(part)
                 hand_out(part, pool, rank)
         elif not window[0].done:
             settle_finished(pool)
         while window and window[0].done:
-            yield merged(window.popleft())
+            yield merge_answers(window.popleft())
 
 
 def hand_out(part: Slice, pool: RankPool, rank: int) -> None:
     """Give a slice to a rank; one without rows that need an answer is done."""
-    part.done = not part.asked
+    part.done = not part.pending
     if not part.done:
-        pool.give(rank, part, part.asked)
+        pool.submit(rank, part, part.pending)
 
 
 def settle_finished(pool: RankPool) -> None:
@@ -319,39 +324,39 @@ def settle_finished(pool: RankPool) -> None:
         settle(part, answers, rank)
 
 
-def settle(part: Slice, answers: Sequence[Answer], rank: int) -> None:
+def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
     """Take a rank's answers to a slice.
 
     Raises:
         Failed: they are not for the rows that it was asked for, each once and in order.
     """
-    asked = [row for row, _ in part.asked]
-    if [answer.row for answer in answers] != asked:
+    numbers = [row for row, _ in part.pending]
+    if [answer.row for answer in answers] != numbers:
         raise Failed(
-            f"rank {rank} was asked for {len(asked)} rows and answered others",
-            f"asked: {asked[:5]}…",
+            f"rank {rank} was asked for {len(numbers)} rows and answered others",
+            f"asked: {numbers[:5]}…",
         )
     part.answers = {answer.row: answer for answer in answers}
     part.done = True
 
 
-def merged(part: Slice) -> list[Row]:
+def merge_answers(part: Slice) -> list[Row]:
     """Return a slice's rows as the sink takes them."""
-    return [result(row, part.answers.get(row["_row"])) for row in part.rows]
+    return [to_result(row, part.answers.get(row["_row"])) for row in part.rows]
 
 
-def result(row: Row, answer: Answer | None) -> Row:
+def to_result(row: Row, answer: RowAnswer | None) -> Row:
     """Return one row: answered, failed in its rank, or bad from the beginning (no rank was
     asked).
     """
-    kept = {"_row": row["_row"], "_keep": row["_keep"]}
+    carried = {"_row": row["_row"], "_keep": row["_keep"]}
     if answer is None:
-        return {**kept, "_error": row["_error"], "_stage": row["_stage"], "_raw": row["_raw"]}
+        return {**carried, "_error": row["_error"], "_stage": row["_stage"], "_raw": row["_raw"]}
     if answer.error:
         return {
-            **kept,
+            **carried,
             "_error": answer.error,
             "_stage": answer.stage,
-            "_raw": row["_raw"] or shown(row["_data"]),
+            "_raw": row["_raw"] or input_excerpt(row["_data"]),
         }
-    return {**kept, "_error": "", "_stage": "", "_raw": "", **answer.columns}
+    return {**carried, "_error": "", "_stage": "", "_raw": "", **answer.columns}

@@ -23,7 +23,9 @@ USED = (
     # the last operator of a dataset, whose claims nothing documented changes
     "Dataset._logical_plan",
 )
-HEAD = {"node:__internal_head__": 0.001}  # the resources of something that must be on the head
+HEAD_RESOURCES = {
+    "node:__internal_head__": 0.001
+}  # the resources of something that must be on the head
 WORKER_LOGGER = "ray._private.worker"
 
 
@@ -52,16 +54,16 @@ def log_paths() -> tuple[str, str]:
     return str(worker.get_out_file_path()), str(worker.get_err_file_path())
 
 
-def actors() -> dict[str, Actor]:
+def query_actors() -> dict[str, Actor]:
     """Ask the head for this job's actors: one request to the store, not to the dashboard."""
     import ray
 
     worker = ray._private.worker.global_worker
     table = ray._private.state.state.actor_table(None, job_id=worker.current_job_id)
-    return {name: actor(row) for name, row in table.items()}
+    return {name: parse_actor(row) for name, row in table.items()}
 
 
-def actor(row: Mapping[str, Any]) -> Actor:
+def parse_actor(row: Mapping[str, Any]) -> Actor:
     """Read a row of the table."""
     node = row["Address"]["NodeID"]
     return Actor(
@@ -70,29 +72,29 @@ def actor(row: Mapping[str, Any]) -> Actor:
         restarts=int(row["NumRestarts"]),
         node=node if node.strip("f") else "",  # a node whose name is all f is none
         pid=int(row["Pid"]),
-        death=death(row.get("DeathCause")),
+        death=death_reason(row.get("DeathCause")),
     )
 
 
-def death(cause: Any) -> str:
+def death_reason(cause: Any) -> str:
     """Return why Ray says that an actor died, as one line."""
     for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
         context = getattr(cause, name, None)
         if context is not None and context.ByteSize():
-            said = getattr(context, "error_message", "") or getattr(
+            message = getattr(context, "error_message", "") or getattr(
                 context, "formatted_exception_string", ""
             )
-            if said:
-                return " ".join(said.split())
+            if message:
+                return " ".join(message.split())
     return ""
 
 
-def claim(dataset: Any, compute: Any, **claims: Any) -> None:
+def set_claims(dataset: Any, compute: Any, **claims: Any) -> None:
     """Set what the tasks of a dataset's last step claim, for a step that has no arguments for it,
     such as `repartition`, which would claim a whole CPU to cut a block.
     """
     last = dataset._logical_plan.dag
-    known = getattr(last, "ray_remote_args", None)
-    if isinstance(known, dict):
-        known.update(claims)
+    remote_args = getattr(last, "ray_remote_args", None)
+    if isinstance(remote_args, dict):
+        remote_args.update(claims)
         object.__setattr__(last, "compute", compute)

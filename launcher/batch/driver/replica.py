@@ -14,15 +14,15 @@ from typing import Any
 
 from . import cluster, failures, lines, order, pooling, postmortem, source
 from .engine_loop import EngineLoop, watch_engine
-from .generation import generated, parameters, reason
-from .job import CACHED, RESULTS, Order, Task
+from .generation import answer_columns, error_reason, sampling_params
+from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, Task
 from .ray_internals import log_paths
 
 # how vLLM tells of a process that ended so lately that its exit code is not known yet (0.32,
 # v1/engine/utils.py)
-UNKNOWN = "Failed core proc(s): {}"
-ENDED = "vlaunch: the engine did not start"  # in the log, after all that was printed
-MANY = 10_000  # lines of a log, of which no more than the last 64 KiB are read
+UNKNOWN_EXIT = "Failed core proc(s): {}"
+NOT_STARTED = "vlaunch: the engine did not start"  # in the log, after all that was printed
+LOG_LINES = 10_000  # lines of a log, of which no more than the last 64 KiB are read
 CARRIED = ("_row", "_keep")
 # what of sampling parameters vLLM turns into tokens, or into a grammar over them, with each request
 TOKENIZED = ("bad_words", "structured_outputs")
@@ -45,39 +45,39 @@ class Replica:
         job: str = "",
     ) -> None:
         cluster.label_log(job)
-        params = parameters(sampling) if task == "generate" else pooling.parameters()
-        with explained():
+        params = sampling_params(sampling) if task == "generate" else pooling.pooling_params()
+        with explain_start():
             from vllm import LLM
 
             self.llm = LLM(**arguments)
         self.over = watch_engine(self.llm)
         self.task, self.order = task, order
-        self.engine: EngineLoop | pooling.Scores
+        self.engine: EngineLoop | pooling.Scorer
         if task == "score":
-            self.engine = pooling.Scores(self.llm)
+            self.engine = pooling.Scorer(self.llm)
         else:
             self.engine = EngineLoop(
                 self.llm.llm_engine,
                 params,
-                partial(rendered, self.llm),
+                partial(render_prompt, self.llm),
                 tokenizing=any(name in sampling for name in TOKENIZED),
             )
-        cluster.arrive(gate)
+        cluster.wait_at_gate(gate)
 
     def __call__(self, table: Any) -> Any:
         """Answer a block; rows that failed before pass by."""
         rows = table.to_pylist()
-        columns = COLUMNS[self.task]
-        results = {**RESULTS[self.task], CACHED: "integer"}
+        columns = COLUMN_BUILDERS[self.task]
+        results = {**RESULT_COLUMNS[self.task], CACHED_TOKENS: "integer"}
         good = [row for row in rows if not row["_error"]]
-        outputs = iter(order.in_order(self.ask, good, self.order, order.prompt))
-        done = [row if row["_error"] else answered(row, next(outputs), columns) for row in rows]
-        nothing = {name: NOTHING[type_] for name, type_ in results.items()}
-        return source.block([{**nothing, **row} for row in done], tuple(results))
+        outputs = iter(order.ask_in_order(self.ask_engine, good, self.order, order.prompt_key))
+        done = [row if row["_error"] else with_output(row, next(outputs), columns) for row in rows]
+        nothing = {name: EMPTY_VALUES[type_] for name, type_ in results.items()}
+        return source.to_block([{**nothing, **row} for row in done], tuple(results))
 
-    def ask(self, rows: list[dict[str, Any]]) -> list[Any]:
+    def ask_engine(self, rows: list[dict[str, Any]]) -> list[Any]:
         """Let the engine answer prepared rows; return an output, or an exception, for each."""
-        return list(self.engine.answer([prompt(row) for row in rows]))
+        return list(self.engine.answer([vllm_prompt(row) for row in rows]))
 
     def __del__(self) -> None:
         """End the engine's processes with the actor, as Ray Data ends it."""
@@ -88,10 +88,10 @@ class Replica:
 
 
 # what stands in the columns of a row that has none of them, by their types
-NOTHING: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
+EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
 
 
-def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a prepared row's prompt as vLLM takes it: tokens where it has them, else text; the
     second text of a pair beside it.
     """
@@ -102,7 +102,7 @@ def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": row["_prompt"]}
 
 
-def rendered(llm: Any, prompt: Any) -> Any:
+def render_prompt(llm: Any, prompt: Any) -> Any:
     """Return what an engine takes of a prompt: its tokens, of which there are not too many.
 
     For models that encode before they decode, the engine makes two prompts of one itself.
@@ -110,7 +110,7 @@ def rendered(llm: Any, prompt: Any) -> Any:
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
 
 
-def answered(
+def with_output(
     row: Mapping[str, Any], output: Any, columns: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a row with what vLLM made of it: the columns of an output, or why there are none; what
@@ -122,14 +122,18 @@ def answered(
             raise output
         return {**carried, "_error": "", "_stage": "", "_raw": "", **columns(output)}
     except Exception as problem:
-        said = {"_error": lines.shown(reason(problem)), "_stage": "inference", "_raw": row["_raw"]}
-        return {**carried, **said}
+        failure = {
+            "_error": lines.excerpt(error_reason(problem)),
+            "_stage": "inference",
+            "_raw": row["_raw"],
+        }
+        return {**carried, **failure}
 
 
-COLUMNS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
-    "generate": generated,
-    "embed": pooling.embedded,
-    "score": pooling.scored,
+COLUMN_BUILDERS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
+    "generate": answer_columns,
+    "embed": pooling.embedding_columns,
+    "score": pooling.require_columns,
 }
 
 
@@ -140,7 +144,7 @@ class NotStarted(Exception):
     """
 
 
-def logs() -> dict[str, int]:
+def log_sizes() -> dict[str, int]:
     """Return the files with what this process and its children print, with their lengths; vLLM's
     log comes first, on stdout.
     """
@@ -149,14 +153,14 @@ def logs() -> dict[str, int]:
 
 def await_output(path: str, seconds: float = 2.0) -> None:
     """Wait until all that was printed so far is in the log: Ray passes it on."""
-    mark = f"{ENDED} ({time.monotonic_ns()})"
+    mark = f"{NOT_STARTED} ({time.monotonic_ns()})"
     os.write(1, f"\n{mark}\n".encode())
     end = time.monotonic() + seconds
-    while mark not in postmortem.tail(path, 20) and time.monotonic() < end:
+    while mark not in postmortem.read_tail(path, 20) and time.monotonic() < end:
         time.sleep(0.01)
 
 
-def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
+def start_failure(problem: BaseException, before: Mapping[str, int]) -> list[str]:
     """Return what an engine's own processes said, since the logs were so long, of what `problem`
     only points to; or nothing.
     """
@@ -165,21 +169,23 @@ def cause(problem: BaseException, before: Mapping[str, int]) -> list[str]:
     try:
         for path in list(before)[:1]:
             await_output(path)
-        tails = [postmortem.tail(path, MANY, size) for path, size in before.items()]
+        tails = [postmortem.read_tail(path, LOG_LINES, size) for path, size in before.items()]
     except OSError:  # what it says only explains
         return []
-    lines = [line for tail in tails for line in tail if ENDED not in line]
-    wordless = [failures.WORDLESS, *lines[-2:]] if lines and UNKNOWN in str(problem) else []
-    return failures.root(lines, cluster.node_address()) or wordless
+    lines = [line for tail in tails for line in tail if NOT_STARTED not in line]
+    wordless = (
+        [failures.NO_ERROR_LOGGED, *lines[-2:]] if lines and UNKNOWN_EXIT in str(problem) else []
+    )
+    return failures.root_cause_lines(lines, cluster.node_address()) or wordless
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_start() -> Iterator[None]:
     """Say why an engine does not start in its own words, where its logs have them."""
-    before = logs()
+    before = log_sizes()
     try:
         yield
     except Exception as problem:
-        if not (found := cause(problem, before)):
+        if not (cause_lines := start_failure(problem, before)):
             raise
-        raise NotStarted("\n".join(["the engine did not start:", *found])) from problem
+        raise NotStarted("\n".join(["the engine did not start:", *cause_lines])) from problem

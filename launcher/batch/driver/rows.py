@@ -13,17 +13,17 @@ from typing import Any
 from . import columns, lines, parquet, table
 from .job import Failed, Job
 from .manifest import File, Manifest, Split
-from .places import Place, brief, masked, opened
+from .places import Location, brief_error, mask_secrets, open_location
 
 DIGITS = 4300  # Python's own limit; its 3.10 may have none, and takes quadratic time
 
 
-class Bad(Exception):
+class BadRow(Exception):
     """Why a row cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """A row of a file: how to get its columns (raises when it is bad), and how it looks."""
 
     columns: Callable[[], dict[str, Any]]
@@ -44,50 +44,52 @@ def read_split(
     """
     packer = Packer(job, manifest)
     file = manifest.files[split.file]
-    left = [[first, last] for first, last in pending]
+    remaining = [[first, last] for first, last in pending]
     number = split.first - 1
-    for number, row in enumerate(guarded(job, file, split), split.first):
-        while left and left[0][1] < number:
-            left.pop(0)
-        if not left:
+    for number, row in enumerate(open_rows(job, file, split), split.first):
+        while remaining and remaining[0][1] < number:
+            remaining.pop(0)
+        if not remaining:
             return
-        if left[0][0] <= number:
+        if remaining[0][0] <= number:
             yield packer.packed(number, row)
         if number == split.last:
             return
-    if left and left[-1][1] > number:
-        raise changed(file, f"it holds {split.last - number} rows less")
+    if remaining and remaining[-1][1] > number:
+        raise changed_error(file, f"it holds {split.last - number} rows less")
 
 
-def guarded(job: Job, file: File, split: Split) -> Iterator[Row]:
+def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
     """The rows of a split; every way in which a file can fail to be read is one exception."""
-    shown = masked(file.path)
+    shown = mask_secrets(file.path)
     try:
-        place = opened(file.path)
-        found = place.found()
-        if found is None:
+        place = open_location(file.path)
+        info = place.stat()
+        if info is None:
             raise Failed(
                 f"{shown} is gone",
                 hint="put it back and run `vlaunch batch` again, which goes on where it stopped",
             )
-        if found.bytes != file.bytes or (found.mark != file.mark and file.mark):
-            raise changed(file, f"{file.bytes} bytes then, {found.bytes} now")
+        if info.bytes != file.bytes or (info.mark != file.mark and file.mark):
+            raise changed_error(file, f"{file.bytes} bytes then, {info.bytes} now")
         yield from islice(READERS[job.read.format](job, place, file, split), split.rows)
     except FileNotFoundError as error:
         raise Failed(
-            f"{shown} is gone", brief(error), "put it back and run `vlaunch batch` again"
+            f"{shown} is gone", brief_error(error), "put it back and run `vlaunch batch` again"
         ) from error
     except (OSError, EOFError) as error:
         hint = (
             "see that the head's container can read it, then run `vlaunch batch` again, which goes"
             " on where it stopped"
         )
-        raise Failed(f"{shown} cannot be read", brief(error), hint) from error
+        raise Failed(f"{shown} cannot be read", brief_error(error), hint) from error
 
 
-def changed(file: File, how: str) -> Failed:
+def changed_error(file: File, evidence: str) -> Failed:
     hint = "put the file back as it was, or start over with `--discard-results`"
-    return Failed(f"{masked(file.path)} is not what it was when the job began", how, hint)
+    return Failed(
+        f"{mask_secrets(file.path)} is not what it was when the job began", evidence, hint
+    )
 
 
 class Packer:
@@ -97,57 +99,57 @@ class Packer:
 
     def __init__(self, job: Job, manifest: Manifest) -> None:
         self.all = job.keep is None
-        self.kept = job.kept_columns or ()
+        self.column_names = job.columns_to_keep or ()
         declared = job.keep or {}
-        self.fitting = {
-            name: columns.fitting(name, type_, bool(declared.get(name)))
+        self.converters = {
+            name: columns.converter(name, type_, bool(declared.get(name)))
             for name, type_ in manifest.types.items()
-            if self.all or name in self.kept
+            if self.all or name in self.column_names
         }
 
-    def packed(self, number: int, row: Row) -> dict[str, Any]:
+    def packed(self, number: int, row: InputRow) -> dict[str, Any]:
         raw = row.raw
         try:
             data = row.columns()
             packed = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
             keep = self.keep(data)
-            kept = packed if keep is data else pickled(keep)
-        except Bad as error:
-            return bad(number, str(error), raw)
+            keep_bytes = packed if keep is data else pickle_columns(keep)
+        except BadRow as error:
+            return error_row(number, str(error), raw)
         except RecursionError:
-            return bad(number, "not JSON that can be read: nested too deep", raw)
+            return error_row(number, "not JSON that can be read: nested too deep", raw)
         except ValueError as error:  # UnicodeDecodeError is one, json's error too
-            return bad(number, str(error), raw)
+            return error_row(number, str(error), raw)
         except Exception as error:  # whatever a hostile row provokes is that row's error
-            return bad(number, f"cannot be read: {type(error).__name__}: {error}", raw)
+            return error_row(number, f"cannot be read: {type(error).__name__}: {error}", raw)
         return {
             "_row": number,
             "_error": "",
             "_stage": "",
             "_raw": "",
-            "_keep": kept,
+            "_keep": keep_bytes,
             "_data": packed,
         }
 
     def keep(self, data: dict[str, Any]) -> dict[str, Any]:
         """The kept columns, as their types have them; `data` itself when nothing differs."""
-        kept = data if self.all else {name: data.get(name) for name in self.kept}
-        fitted = {name: fit(data[name]) for name, fit in self.fitting.items() if name in data}
+        selected = data if self.all else {name: data.get(name) for name in self.column_names}
+        fitted = {name: fit(data[name]) for name, fit in self.converters.items() if name in data}
         if all(fitted[name] is data[name] for name in fitted):
-            return kept
-        return {**kept, **fitted}
+            return selected
+        return {**selected, **fitted}
 
 
-def pickled(keep: dict[str, Any]) -> bytes:
+def pickle_columns(keep: dict[str, Any]) -> bytes:
     """Kept columns as they travel: nothing where there are none."""
     return pickle.dumps(keep, pickle.HIGHEST_PROTOCOL) if keep else b""
 
 
-def bad(number: int, reason: str, raw: Any) -> dict[str, Any]:
-    shown = lines.shown(raw)
+def error_row(number: int, reason: str, raw: Any) -> dict[str, Any]:
+    shown = lines.excerpt(raw)
     return {
         "_row": number,
-        "_error": lines.shown(reason)[:1000],
+        "_error": lines.excerpt(reason)[:1000],
         "_stage": "read",
         "_raw": shown,
         "_keep": b"",
@@ -155,91 +157,93 @@ def bad(number: int, reason: str, raw: Any) -> dict[str, Any]:
     }
 
 
-def from_text(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
-    for line in of_lines(job, place, split):
-        yield Row(partial(of_text, line, job.read.row_bytes), head(line))
+def from_text(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for line in read_lines(job, place, split):
+        yield InputRow(partial(parse_text, line, job.read.row_bytes), line_head(line))
 
 
-def from_jsonl(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
-    for line in of_lines(job, place, split):
-        yield Row(partial(parsed, line, job.read.row_bytes), head(line))
+def from_jsonl(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for line in read_lines(job, place, split):
+        yield InputRow(partial(parse_json, line, job.read.row_bytes), line_head(line))
 
 
-def of_lines(job: Job, place: Place, split: Split) -> Iterator[bytes | lines.Long]:
-    parts = lines.blocks(place, split.start, split.end)
-    return lines.lines(lines.unmarked(parts) if split.start == 0 else parts, job.read.row_bytes)
+def read_lines(job: Job, place: Location, split: Split) -> Iterator[bytes | lines.LongLine]:
+    parts = lines.read_blocks(place, split.start, split.end)
+    return lines.split_lines(
+        lines.strip_bom(parts) if split.start == 0 else parts, job.read.row_bytes
+    )
 
 
-def head(line: bytes | lines.Long) -> bytes:
-    return line.head if isinstance(line, lines.Long) else line
+def line_head(line: bytes | lines.LongLine) -> bytes:
+    return line.head if isinstance(line, lines.LongLine) else line
 
 
-def whole(line: bytes | lines.Long, limit: int) -> bytes:
+def check_line(line: bytes | lines.LongLine, limit: int) -> bytes:
     """A line without its ending.
 
     Raises:
         Bad: it is too large, empty, or not UTF-8.
     """
-    if isinstance(line, lines.Long):
-        raise Bad(f"the row is larger than {limit:,} bytes: {line.length:,}; see `row_bytes`")
+    if isinstance(line, lines.LongLine):
+        raise BadRow(f"the row is larger than {limit:,} bytes: {line.length:,}; see `row_bytes`")
     line = line.removesuffix(b"\r")
     if not line or line.isspace():
-        raise Bad("the line is empty")
+        raise BadRow("the line is empty")
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        raise Bad(f"not UTF-8: {error.reason} at byte {error.start} of the line") from error
+        raise BadRow(f"not UTF-8: {error.reason} at byte {error.start} of the line") from error
     return line
 
 
-def of_text(line: bytes | lines.Long, limit: int) -> dict[str, Any]:
-    return {"text": whole(line, limit).decode()}
+def parse_text(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
+    return {"text": check_line(line, limit).decode()}
 
 
-def parsed(line: bytes | lines.Long, limit: int) -> dict[str, Any]:
+def parse_json(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
     """One JSON object; of a key that comes twice, the last counts, as in most readers of JSON.
 
     Raises:
         Bad: it is not one.
     """
-    data = whole(line, limit)
+    data = check_line(line, limit)
     try:
         value = DECODER.decode(data.decode())
     except json.JSONDecodeError as error:
-        raise Bad(f"not JSON: {error.msg} at character {error.pos + 1}") from error
+        raise BadRow(f"not JSON: {error.msg} at character {error.pos + 1}") from error
     if not isinstance(value, dict):
-        raise Bad(f"not a JSON object but {A_JSON[type(value)]}")
+        raise BadRow(f"not a JSON object but {JSON_LABELS[type(value)]}")
     if b"\\u" in data:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise Bad(
+            raise BadRow(
                 "not UTF-8: it has half of a surrogate pair (`\\ud800` to `\\udfff`)"
             ) from error
     return value
 
 
-def no_constant(word: str) -> Any:
-    raise Bad(f"not JSON: it has no word {word}")
+def refuse_constant(constant: str) -> Any:
+    raise BadRow(f"not JSON: it has no word {constant}")
 
 
-def small_integer(digits: str) -> int:
+def parse_integer(digits: str) -> int:
     if len(digits) > DIGITS:
-        raise Bad(f"not JSON that can be read: a number of {len(digits)} digits")
+        raise BadRow(f"not JSON that can be read: a number of {len(digits)} digits")
     return int(digits)
 
 
-def small_float(digits: str) -> float:
+def parse_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise Bad(f"not JSON that can be read: the number {digits[:30]} is too large")
+        raise BadRow(f"not JSON that can be read: the number {digits[:30]} is too large")
     return number
 
 
 DECODER = json.JSONDecoder(
-    parse_constant=no_constant, parse_int=small_integer, parse_float=small_float
+    parse_constant=refuse_constant, parse_int=parse_integer, parse_float=parse_float
 )
-A_JSON = {
+JSON_LABELS = {
     list: "a list",
     str: "text",
     int: "a number",
@@ -249,45 +253,47 @@ A_JSON = {
 }
 
 
-def from_csv(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
-    parts = lines.blocks(place, split.start, split.end)
-    found = table.records(
-        lines.lines(lines.unmarked(parts) if split.start == 0 else parts, job.read.row_bytes),
+def from_csv(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
+    parts = lines.read_blocks(place, split.start, split.end)
+    records = table.read_records(
+        lines.split_lines(
+            lines.strip_bom(parts) if split.start == 0 else parts, job.read.row_bytes
+        ),
         file.delimiter,
         job.read.row_bytes,
     )
-    if split.start == 0 and lines.compression(file.path):
+    if split.start == 0 and lines.compression_codec(file.path):
         # a plain file's first split begins after the header; a compressed file's cannot
-        next(found, None)
-    for record in found:
-        yield Row(partial(named, record, file.columns), record.raw)
+        next(records, None)
+    for record in records:
+        yield InputRow(partial(name_cells, record, file.columns), record.raw)
 
 
-def named(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
+def name_cells(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
     """The cells of a record by the header's names.
 
     Raises:
         Bad: they are not as many, or the record is broken.
     """
     if record.error:
-        raise Bad(record.error)
+        raise BadRow(record.error)
     if len(record.cells) != len(names):
-        raise Bad(f"{len(record.cells)} cells where the header has {len(names)}")
+        raise BadRow(f"{len(record.cells)} cells where the header has {len(names)}")
     return dict(zip(names, record.cells, strict=True))
 
 
-def from_parquet(job: Job, place: Place, file: File, split: Split) -> Iterator[Row]:
-    for row in parquet.rows(place, split.start, split.rows, job.read.row_bytes):
-        yield Row(partial(sound, row), row if isinstance(row, (dict, str)) else "")
+def from_parquet(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for row in parquet.read_rows(place, split.start, split.rows, job.read.row_bytes):
+        yield InputRow(partial(check_row, row), row if isinstance(row, (dict, str)) else "")
 
 
-def sound(row: dict[str, Any] | str) -> dict[str, Any]:
+def check_row(row: dict[str, Any] | str) -> dict[str, Any]:
     if isinstance(row, str):
-        raise Bad(row)
+        raise BadRow(row)
     return row
 
 
-READERS: dict[str, Callable[[Job, Place, File, Split], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Job, Location, File, Split], Iterator[InputRow]]] = {
     "text": from_text,
     "jsonl": from_jsonl,
     "csv": from_csv,

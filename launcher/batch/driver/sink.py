@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .encode import Encoder, Row, error_lines, kept, outputs
-from .job import CACHED, Failed, Job
+from .encode import Encoder, Row, error_lines, output_columns, unpack_keep
+from .job import CACHED_TOKENS, Failed, Job
 from .ledger import Ledger
-from .lines import SHOWN
+from .lines import EXCERPT_LENGTH
 from .manifest import Manifest
-from .places import brief, masked
+from .places import brief_error, mask_secrets
 from .progress import Tracker
 
 # bytes of rows, about, after which a file is committed whatever `rows_per_file` says
 LARGEST = 64 << 20
-SMALL = frozenset((int, float, bool, type(None)))
-FULL = (errno.ENOSPC, errno.EDQUOT)
+SCALARS = frozenset((int, float, bool, type(None)))
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Buffer:
@@ -36,16 +36,16 @@ class Buffer:
         if not self.rows:
             self.since = time.monotonic()
         self.rows += rows
-        self.bytes += weight(rows)
+        self.bytes += estimate_bytes(rows)
 
     def take(self, count: int) -> list[Row]:
         """Take the first rows out."""
         self.bytes = self.bytes * (len(self.rows) - count) // len(self.rows)
-        taken, self.rows = self.rows[:count], self.rows[count:]
-        return taken
+        first_rows, self.rows = self.rows[:count], self.rows[count:]
+        return first_rows
 
 
-def weight(rows: list[Row]) -> int:
+def estimate_bytes(rows: list[Row]) -> int:
     """Bytes of rows, about."""
     total = 64 * len(rows)
     for row in rows:
@@ -53,7 +53,7 @@ def weight(rows: list[Row]) -> int:
             kind = type(value)
             if kind is str or kind is bytes:
                 total += len(value)
-            elif kind not in SMALL:
+            elif kind not in SCALARS:
                 total += 8 * len(value) if hasattr(value, "__len__") else 64
     return total
 
@@ -71,7 +71,7 @@ class Sink:
         self.buffers = {"rows": Buffer(), "errors": Buffer()}
         self.broken: Failed | None = None
         self.warned: set[str] = set()
-        with self.explained():
+        with self.explain_errors():
             self.encoder = Encoder(job, manifest, ledger.out)
         self.check()
 
@@ -82,15 +82,15 @@ class Sink:
         """
         if self.broken:
             raise self.broken
-        good = self.new("rows", [row for row in rows if not row["_error"]])
-        bad = self.new("errors", [row for row in rows if row["_error"]])
-        self.progress.count(len(good), len(bad), *self.tokens(good))
-        self.hold("rows", good)
-        self.hold("errors", bad)
+        good = self.select_new("rows", [row for row in rows if not row["_error"]])
+        bad = self.select_new("errors", [row for row in rows if row["_error"]])
+        self.progress.count(len(good), len(bad), *self.count_tokens(good))
+        self.buffer_rows("rows", good)
+        self.buffer_rows("errors", bad)
         self.check()
         return len(good) + len(bad)
 
-    def tokens(self, answers: list[Row]) -> tuple[int, int, int]:
+    def count_tokens(self, answers: list[Row]) -> tuple[int, int, int]:
         """Tokens of prompts, of answers, and of prompts as far as vLLM had them in its cache;
         columns of a class may have these names, and count nothing.
         """
@@ -98,9 +98,9 @@ class Sink:
             return 0, 0, 0
         read = sum(row.get("prompt_tokens") or 0 for row in answers)
         written = sum(row.get("output_tokens") or 0 for row in answers)
-        return read, written, sum(row.get(CACHED) or 0 for row in answers)
+        return read, written, sum(row.get(CACHED_TOKENS) or 0 for row in answers)
 
-    def hold(self, kind: str, rows: list[Row]) -> None:
+    def buffer_rows(self, kind: str, rows: list[Row]) -> None:
         """Keep rows for their file, and commit the files that are full."""
         if not rows:
             return
@@ -138,16 +138,16 @@ class Sink:
         self.check()
         self.broken = Failed("the output is closed")
 
-    def new(self, kind: str, rows: list[Row]) -> list[Row]:
+    def select_new(self, kind: str, rows: list[Row]) -> list[Row]:
         """Those rows that were not accounted for."""
         numbers = self.ledger.add(kind, [row["_row"] for row in rows])
         if len(numbers) == len(rows):
             return rows
-        wanted = set(numbers)
+        new_numbers = set(numbers)
         first = []
         for row in rows:
-            if row["_row"] in wanted:
-                wanted.discard(row["_row"])
+            if row["_row"] in new_numbers:
+                new_numbers.discard(row["_row"])
                 first.append(row)
         return first
 
@@ -157,32 +157,37 @@ class Sink:
         They leave the buffer first: were this to end in between, they would be done again by the
         next run, never written twice.
         """
-        with self.explained(), unstopped():
-            taken = self.buffers[kind].take(count)
+        with self.explain_errors(), defer_signals():
+            rows = self.buffers[kind].take(count)
             if kind == "errors":
-                taken.sort(key=lambda row: row["_row"])
+                rows.sort(key=lambda row: row["_row"])
                 self.ledger.commit(
-                    kind, [row["_row"] for row in taken], error_lines(self.job, taken), "jsonl"
+                    kind, [row["_row"] for row in rows], error_lines(self.job, rows), "jsonl"
                 )
                 return
-            encoded = self.encoder.encode(taken)
+            encoded = self.encoder.encode(rows)
             if encoded.numbers:
                 self.ledger.commit(kind, encoded.numbers, encoded.data, self.encoder.ending)
             if encoded.misfits:
-                self.turn(encoded.misfits)
-            for name in self.encoder.left_out - self.warned:
+                self.move_to_errors(encoded.misfits)
+            for name in self.encoder.skipped_columns - self.warned:
                 self.warned.add(name)
                 self.progress.warn(
                     f"column {name} is not kept: the first rows lack it; name it under `keep`"
                 )
 
-    def turn(self, misfits: list[tuple[Row, str]]) -> None:
+    def move_to_errors(self, misfits: list[tuple[Row, str]]) -> None:
         """Answers that cannot be written become error rows."""
-        self.ledger.turned(len(misfits))
+        self.ledger.move_to_errors(len(misfits))
         self.progress.count(-len(misfits), len(misfits))
         rows = [
-            {**row, "_error": why, "_stage": "write", "_raw": row.get("_raw") or shown(row)}
-            for row, why in misfits
+            {
+                **row,
+                "_error": reason,
+                "_stage": "write",
+                "_raw": row.get("_raw") or answer_excerpt(row),
+            }
+            for row, reason in misfits
         ]
         self.buffers["errors"].add(rows)
 
@@ -196,7 +201,7 @@ class Sink:
         if limit is None or self.ledger.errors <= limit:
             return
         self.flush()
-        folder = masked(self.ledger.out.child("errors").where)
+        folder = mask_secrets(self.ledger.out.child("errors").address)
         raise Failed(
             f"{self.ledger.errors} rows have failed, and `limits.errors` is {limit}",
             f"reasons are in {folder}",
@@ -204,7 +209,7 @@ class Sink:
         )
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """What a filesystem raises is said in words; after it, this sink writes nothing more.
 
         A file whose commit failed may exist all the same (an answer of an object store may be
@@ -216,22 +221,22 @@ class Sink:
             self.broken = failed
             raise
         except OSError as error:
-            self.broken = told(error, masked(self.ledger.out.where))
+            self.broken = explain_error(error, mask_secrets(self.ledger.out.address))
             raise self.broken from error
         except BaseException as error:
             self.broken = Failed(
-                "the output could not be written", f"{type(error).__name__}: {brief(error)}"
+                "the output could not be written", f"{type(error).__name__}: {brief_error(error)}"
             )
             raise
 
 
-def told(error: OSError, folder: str) -> Failed:
+def explain_error(error: OSError, folder: str) -> Failed:
     """Say what a filesystem's error means for the job."""
     again = "then run `vlaunch batch` again, which goes on where it stopped"
-    if error.errno in FULL or "No space left" in str(error) or "quota" in str(error).lower():
+    if error.errno in DISK_FULL or "No space left" in str(error) or "quota" in str(error).lower():
         return Failed(
             f"no space is left for answers in {folder}",
-            brief(error),
+            brief_error(error),
             f"free some there (`df -h {folder}`), {again}",
         )
     if (
@@ -241,27 +246,27 @@ def told(error: OSError, folder: str) -> Failed:
     ):
         return Failed(
             f"{folder} may not be written",
-            brief(error),
+            brief_error(error),
             f"allow the head's container to write there, {again}",
         )
     return Failed(
         f"{folder} cannot be written",
-        brief(error),
+        brief_error(error),
         f"see that it is there and may be written, {again}",
     )
 
 
-def shown(row: Row) -> str:
+def answer_excerpt(row: Row) -> str:
     """An answer that could not be written, as far as an error row shows it."""
     return (
-        str({**kept(row), **outputs(row)})[:SHOWN]
+        str({**unpack_keep(row), **output_columns(row)})[:EXCERPT_LENGTH]
         .encode("utf-8", "backslashreplace")
-        .decode()[:SHOWN]
+        .decode()[:EXCERPT_LENGTH]
     )
 
 
 @contextmanager
-def unstopped() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let a signal that asks to stop wait until a file is committed."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -272,12 +277,12 @@ def unstopped() -> Iterator[None]:
         for number in (signal.SIGTERM, signal.SIGINT)
         if callable(handler := signal.getsignal(number))
     }
-    for each in before:
-        signal.signal(each, lambda number, frame: came.append((number, frame)))
+    for signal_number in before:
+        signal.signal(signal_number, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
     for number, frame in came[:1]:
         before[signal.Signals(number)](number, frame)

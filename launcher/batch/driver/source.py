@@ -13,84 +13,84 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import lines
-from .intervals import total
-from .job import CACHED, Job
+from .intervals import count_numbers
+from .job import CACHED_TOKENS, Job
 from .manifest import Manifest, Split
-from .ray_internals import HEAD, claim
+from .ray_internals import HEAD_RESOURCES, set_claims
 from .rows import read_split
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
+MAX_TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
 # rows that one should have at least: a thousand splits with one row left each are not a thousand
 # tasks
-ROWS = 2_000
-BYTES = 8 * 2**20  # and no more than this in one block
+TASK_ROWS = 2_000
+BLOCK_BYTES = 8 * 2**20  # and no more than this in one block
 # processes that read, cut or prepare a large job: each gives tens of thousands of rows a second
 # and costs two seconds of a core to start, which engines lack that load meanwhile on a small node
 WORKERS = 2
-FEW = 20_000  # rows that one process of each kind has soon done
+FEW_ROWS = 20_000  # rows that one process of each kind has soon done
 # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
 # rows for ever
-LIGHT = 0
+TASK_CPUS = 0
 
 # what is no text of the columns that stages add to rows
-KINDS = {
+COLUMN_KINDS = {
     **dict.fromkeys(("_data", "_out", "_tokens", "embedding"), "bytes"),
-    **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED), "integer"),
+    **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED_TOKENS), "integer"),
     "score": "number",
 }
-Intervals = list[tuple[int, int]]
+RowRuns = list[tuple[int, int]]
 S = TypeVar("S")
 
 
-def count(pending: Mapping[int, Intervals]) -> int:
+def count_rows(pending: Mapping[int, RowRuns]) -> int:
     """Return how many rows are still to be done."""
-    return sum(map(total, pending.values()))
+    return sum(map(count_numbers, pending.values()))
 
 
-def batch_rows(wanted: int, pending: int, replicas: int) -> int:
+def batch_rows(requested: int, pending: int, replicas: int) -> int:
     """Return the rows of one batch: what was asked for, less when there would not be two batches
     for each replica.
     """
-    return max(1, min(wanted, math.ceil(pending / (2 * max(1, replicas)))))
+    return max(1, min(requested, math.ceil(pending / (2 * max(1, replicas)))))
 
 
-def in_flight(wanted: int, batch: int, rows: int, replicas: int) -> int:
+def batches_in_flight(requested: int, batch: int, rows: int, replicas: int) -> int:
     """Return how many batches one replica may hold: never more than its share, or the first one up
     would take them all.
     """
     share = math.ceil(math.ceil(rows / batch) / max(1, replicas))
-    return max(1, min(wanted, share))
+    return max(1, min(requested, share))
 
 
-def workers(rows: int) -> int:
+def worker_count(rows: int) -> int:
     """Return how many processes read so many rows, cut them, or prepare them for one replica."""
-    return 1 if rows <= FEW else WORKERS
+    return 1 if rows <= FEW_ROWS else WORKERS
 
 
-def enough(rows: int, batch: int | None) -> int:
+def rows_per_task(rows: int, batch: int | None) -> int:
     """Return how many rows a read task should have, of so many in all."""
-    return max(ROWS, math.ceil(rows / TASKS)) if batch else rows
+    return max(TASK_ROWS, math.ceil(rows / MAX_TASKS)) if batch else rows
 
 
-def group(splits: Iterable[S], sizes: Iterable[int], least: int) -> Iterator[list[S]]:
+def group_splits(splits: Iterable[S], sizes: Iterable[int], least: int) -> Iterator[list[S]]:
     """Put neighbouring splits together until a read task has so many rows."""
     task: list[S] = []
-    held = 0
+    row_count = 0
     for split, size in zip(splits, sizes, strict=True):
         task.append(split)
-        held += size
-        if held >= least:
+        row_count += size
+        if row_count >= least:
             yield task
-            task, held = [], 0
+            task, row_count = [], 0
     if task:
         yield task
 
 
-def dataset(
-    job: Job, manifest: Manifest, pending: Mapping[int, Intervals], batch: int | None
+def create_dataset(
+    job: Job, manifest: Manifest, pending: Mapping[int, RowRuns], batch: int | None
 ) -> Dataset:
     """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows, or as one block.
 
@@ -103,10 +103,10 @@ def dataset(
     from ray.data.datasource import ReadTask
 
     splits = [split for split in manifest.splits if pending.get(split.index)]
-    sizes = [count({0: pending[split.index]}) for split in splits]
+    sizes = [count_rows({0: pending[split.index]}) for split in splits]
     rows = sum(sizes)
-    parts = list(group(splits, sizes, enough(rows, batch)))
-    readers = workers(rows)
+    parts = list(group_splits(splits, sizes, rows_per_task(rows, batch)))
+    readers = worker_count(rows)
 
     class Rows(Datasource):
         """The pending rows of this job."""
@@ -122,34 +122,36 @@ def dataset(
             for part in parts:
                 todo = {split.index: pending[split.index] for split in part}
                 meta = BlockMetadata(
-                    num_rows=count(todo), size_bytes=None, input_files=None, exec_stats=None
+                    num_rows=count_rows(todo), size_bytes=None, input_files=None, exec_stats=None
                 )
-                tasks.append(ReadTask(partial(read, job, thin(manifest, part), todo), meta))
+                tasks.append(
+                    ReadTask(partial(read_blocks, job, thin_manifest(manifest, part), todo), meta)
+                )
             return tasks
 
     # Were there fewer tasks than blocks asked for, Ray Data would cut what each one reads into
     # hundreds of tiny blocks.
-    found = ray.data.read_datasource(
+    data = ray.data.read_datasource(
         Rows(),
-        num_cpus=LIGHT,
+        num_cpus=TASK_CPUS,
         concurrency=readers,
         override_num_blocks=len(parts),
-        **where(job.read.sources),
+        **task_resources(job.read.sources),
     )
     if batch:
-        found = found.repartition(target_num_rows_per_block=batch)
-        claim(found, TaskPoolStrategy(size=readers), num_cpus=LIGHT)
-    return found
+        data = data.repartition(target_num_rows_per_block=batch)
+        set_claims(data, TaskPoolStrategy(size=readers), num_cpus=TASK_CPUS)
+    return data
 
 
-def where(sources: Iterable[str]) -> dict[str, Any]:
+def task_resources(sources: Iterable[str]) -> dict[str, Any]:
     """Return where read tasks may run: paths are those of the head, if only one of the sources is a
     path.
     """
-    return {} if all("://" in source for source in sources) else {"resources": HEAD}
+    return {} if all("://" in source for source in sources) else {"resources": HEAD_RESOURCES}
 
 
-def thin(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
+def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     """Return the manifest with only these splits and their files: what travels with a read task
     must not grow with the job.
     """
@@ -161,37 +163,37 @@ def thin(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     )
 
 
-def read(job: Job, manifest: Manifest, pending: Mapping[int, Intervals]) -> Iterator[Any]:
+def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, RowRuns]) -> Iterator[Any]:
     """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole
     compressed file.
     """
     for split in manifest.splits:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         size = 0
         for row in read_split(job, manifest, split, list(pending[split.index])):
-            found.append(row)
+            rows.append(row)
             size += len(row["_data"]) + len(row["_keep"]) + len(row["_raw"])
-            if len(found) >= ROWS or size >= BYTES:
-                yield block(found)
-                found, size = [], 0
-        if found:
-            yield block(found)
+            if len(rows) >= TASK_ROWS or size >= BLOCK_BYTES:
+                yield to_block(rows)
+                rows, size = [], 0
+        if rows:
+            yield to_block(rows)
 
 
-def shown(data: bytes) -> str:
+def input_excerpt(data: bytes) -> str:
     """Return a row's columns, pickled, as its error row shows them."""
     columns = pickle.loads(data)  # noqa: S301 - pickled by our own read task
     if list(columns) == ["text"] and isinstance(columns["text"], str):
-        return lines.shown(columns["text"])
+        return lines.excerpt(columns["text"])
     try:
-        return lines.shown(json.dumps(columns, ensure_ascii=False, default=str))
+        return lines.excerpt(json.dumps(columns, ensure_ascii=False, default=str))
     except (TypeError, ValueError):  # a Parquet map whose keys are not text
-        return lines.shown(columns)
+        return lines.excerpt(columns)
     except RecursionError:  # it was read where more of the stack was left
         return "(nested too deep to be shown)"
 
 
-def block(found: Sequence[Mapping[str, Any]], more: Sequence[str] = ("_data",)) -> Any:
+def to_block(rows: Sequence[Mapping[str, Any]], extra_columns: Sequence[str] = ("_data",)) -> Any:
     """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold
     travels pickled.
 
@@ -202,7 +204,7 @@ def block(found: Sequence[Mapping[str, Any]], more: Sequence[str] = ("_data",)) 
     text, data = pa.large_string(), pa.large_binary()
     fields = {"_row": pa.int64(), "_error": text, "_stage": text, "_raw": text, "_keep": data}
     kinds = {"bytes": data, "integer": pa.int64(), "number": pa.float64()}
-    fields |= {name: kinds.get(KINDS.get(name, ""), text) for name in more}
+    fields |= {name: kinds.get(COLUMN_KINDS.get(name, ""), text) for name in extra_columns}
     return pa.table(
-        {name: pa.array([row[name] for row in found], type=kind) for name, kind in fields.items()}
+        {name: pa.array([row[name] for row in rows], type=kind) for name, kind in fields.items()}
     )

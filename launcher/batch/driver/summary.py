@@ -16,24 +16,24 @@ from typing import Any
 from .job import Job
 from .ledger import Ledger
 from .manifest import Manifest
-from .places import opened
+from .places import open_location
 from .progress import TOKENS, Tracker
 
 
-def write(
+def write_summary(
     job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
 ) -> dict[str, Any]:
     """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and
     return it.
     """
-    place = opened(os.path.join(job.work, "summary.json"))
-    before = earlier(place)
-    seconds = time.monotonic() - progress.begun
+    place = open_location(os.path.join(job.work, "summary.json"))
+    before = read_earlier(place)
+    seconds = time.monotonic() - progress.start_time
     # A run that was refused did not come to count: what the run before it said still holds.
     done = ledger.done if ledger else before.get("done", 0)
     errors = ledger.errors if ledger else before.get("errors", 0)
-    made = progress.done + progress.errors - progress.before
-    runs = [*before.get("runs", []), *progress.lost, this_run(progress, seconds, state)]
+    finished = progress.done + progress.errors - progress.before
+    runs = [*before.get("runs", []), *progress.lost, run_entry(progress, seconds, state)]
     tokens = {name: sum(int(run.get(name) or 0) for run in runs) for name in TOKENS}
     summary = {
         "job": job.name,
@@ -44,11 +44,11 @@ def write(
         "done": done,
         "errors": errors,
         "seconds": round(seconds, 3),
-        "rows_per_second": rate(made, seconds),
+        "rows_per_second": per_second(finished, seconds),
         **tokens,
-        "tokens_per_second": rate(progress.tokens_out, seconds),
-        "first_row_after": after(progress.first_result, progress),
-        "last_row_after": after(progress.last_result, progress),
+        "tokens_per_second": per_second(progress.tokens_out, seconds),
+        "first_row_after": seconds_after_start(progress.first_result, progress),
+        "last_row_after": seconds_after_start(progress.last_result, progress),
         "versions": versions(),
         "digest": job.digest,
         "runs": runs,
@@ -58,17 +58,17 @@ def write(
         + b"\n"
     )
     if state == "done":  # first: when it fails, the run is not among those before it yet
-        opened(job.out).child("summary.json").write_atomic(data)
+        open_location(job.out).child("summary.json").write_atomic(data)
     place.write_atomic(data)
     return summary
 
 
-def after(moment: float | None, progress: Tracker) -> float | None:
+def seconds_after_start(moment: float | None, progress: Tracker) -> float | None:
     """Return the seconds from the begin of the run to this moment of it."""
-    return None if moment is None else round(moment - progress.begun, 3)
+    return None if moment is None else round(moment - progress.start_time, 3)
 
 
-def this_run(progress: Tracker, seconds: float, state: str) -> dict[str, Any]:
+def run_entry(progress: Tracker, seconds: float, state: str) -> dict[str, Any]:
     return {
         "started": progress.started,
         "seconds": round(seconds, 3),
@@ -79,23 +79,27 @@ def this_run(progress: Tracker, seconds: float, state: str) -> dict[str, Any]:
     }
 
 
-def earlier(place: Any) -> dict[str, Any]:
+def read_earlier(place: Any) -> dict[str, Any]:
     try:
-        found = json.loads(place.read())
-        return found if isinstance(found, dict) and isinstance(found.get("runs", []), list) else {}
+        content = json.loads(place.read())
+        return (
+            content
+            if isinstance(content, dict) and isinstance(content.get("runs", []), list)
+            else {}
+        )
     except (OSError, ValueError):
         return {}
 
 
-def rate(amount: int, seconds: float) -> float:
+def per_second(amount: int, seconds: float) -> float:
     return round(amount / seconds, 3) if seconds > 0 else 0.0
 
 
 def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("vllm", "ray", "torch"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed

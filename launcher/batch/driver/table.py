@@ -8,7 +8,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .lines import SHOWN, Long, shown
+from .lines import EXCERPT_LENGTH, LongLine, excerpt
 
 DELIMITERS = (",", ";", "\t")
 
@@ -32,7 +32,7 @@ class Cursor:
     An iterator with its own state and not a generator: it must go on after it raised.
     """
 
-    def __init__(self, parts: Iterator[bytes | Long], limit: int) -> None:
+    def __init__(self, parts: Iterator[bytes | LongLine], limit: int) -> None:
         self.parts, self.limit = parts, limit
         self.begin()
 
@@ -45,23 +45,23 @@ class Cursor:
 
     def __next__(self) -> str:
         line = next(self.parts)
-        self.size += 1 + (line.length if isinstance(line, Long) else len(line))
-        if isinstance(line, Long) or self.size > self.limit + 1:
-            if isinstance(line, Long):
+        self.size += 1 + (line.length if isinstance(line, LongLine) else len(line))
+        if isinstance(line, LongLine) or self.size > self.limit + 1:
+            if isinstance(line, LongLine):
                 self.head = self.head or line.head
             else:
-                self.pass_rest(line)
+                self.skip_rest(line)
             raise csv.Error(f"larger than {self.limit:,} bytes")
         self.quotes += line.count(b'"')
-        if len(self.head) < SHOWN:
-            self.head += (b"\n" if self.head else b"") + line[:SHOWN]
+        if len(self.head) < EXCERPT_LENGTH:
+            self.head += (b"\n" if self.head else b"") + line[:EXCERPT_LENGTH]
         try:
             return line.decode() + "\n"
         except UnicodeDecodeError as error:
             self.error = f"not UTF-8: {error.reason} at byte {error.start} of the line"
             return line.decode("utf-8", "replace") + "\n"
 
-    def pass_rest(self, line: bytes | Long) -> None:
+    def skip_rest(self, line: bytes | LongLine) -> None:
         """Read to the line that closes the quote of a record over the limit."""
         while True:
             self.quotes += line.count(b'"') if isinstance(line, bytes) else 0
@@ -69,10 +69,10 @@ class Cursor:
             if following is None:
                 return
             line = following
-            self.size += 1 + (line.length if isinstance(line, Long) else len(line))
+            self.size += 1 + (line.length if isinstance(line, LongLine) else len(line))
 
 
-def records(parts: Iterator[bytes | Long], delimiter: str, limit: int) -> Iterator[Record]:
+def read_records(parts: Iterator[bytes | LongLine], delimiter: str, limit: int) -> Iterator[Record]:
     """Yield the records that some lines hold. The lines must begin where a record does."""
     csv.field_size_limit(max(limit + 1, csv.field_size_limit()))
     cursor = Cursor(parts, limit)
@@ -83,25 +83,25 @@ def records(parts: Iterator[bytes | Long], delimiter: str, limit: int) -> Iterat
             cells, error = next(reader), ""
         except StopIteration:
             return
-        except csv.Error as said:
-            cells, error = [], reason(str(said), cursor.quotes)
+        except csv.Error as problem:
+            cells, error = [], csv_reason(str(problem), cursor.quotes)
         if not cursor.size:
             return
-        raw = shown(cursor.head.rstrip(b"\r"))
+        raw = excerpt(cursor.head.rstrip(b"\r"))
         if not error and not cells:
             error = "the line is empty"
         yield Record(cells, cursor.error or error, raw, cursor.size)
 
 
-def reason(said: str, quotes: int) -> str:
-    if "unexpected end of data" in said:
+def csv_reason(message: str, quotes: int) -> str:
+    if "unexpected end of data" in message:
         return "not CSV: a quote that begins in this row is never closed"
-    if said.startswith("larger"):
-        return f"the row is {said}"
-    return f"not CSV: {said}" + (" (a quote in it is not closed)" if quotes % 2 else "")
+    if message.startswith("larger"):
+        return f"the row is {message}"
+    return f"not CSV: {message}" + (" (a quote in it is not closed)" if quotes % 2 else "")
 
 
-def header(first: Record, delimiter: str) -> tuple[str, ...]:
+def header_names(first: Record, delimiter: str) -> tuple[str, ...]:
     """Names of columns; one without a name is called by its place.
 
     Raises:
@@ -116,11 +116,11 @@ def header(first: Record, delimiter: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def guessed(path: str, line: bytes) -> str:
+def guess_delimiter(path: str, line: bytes) -> str:
     """What separates cells: a tab by the file's ending, else the first of `,` `;` and tab that the
     header has.
     """
     name = path.partition("?")[0].lower()
     if any(name.endswith(ending) for ending in (".tsv", ".tsv.gz", ".tsv.zst")):
         return "\t"
-    return next((each for each in DELIMITERS if each.encode() in line), ",")
+    return next((delimiter for delimiter in DELIMITERS if delimiter.encode() in line), ",")

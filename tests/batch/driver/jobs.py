@@ -40,11 +40,11 @@ def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
         )
         plain[key] = {**plain[key], **value} if nested else value
     Path(plain["work"]).mkdir(exist_ok=True)
-    return jobs.job(plain)
+    return jobs.parse_job(plain)
 
 
 def surveyed(asked: jobs.Job) -> survey.Manifest:
-    return survey.survey(asked, lambda _: None)
+    return survey.survey_input(asked, lambda _: None)
 
 
 def read_all(asked: jobs.Job) -> list[dict[str, Any]]:

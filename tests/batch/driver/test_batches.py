@@ -29,7 +29,7 @@ def rows(count: int) -> list[dict[str, int]]:
 def test_a_good_batch_takes_one_call() -> None:
     """Nothing is tried twice."""
     seen: list[int] = []
-    assert batches.halved(rows(3), calling(set(), seen), []) == [
+    assert batches.bisect_failures(rows(3), calling(set(), seen), []) == [
         {"twice": 0},
         {"twice": 2},
         {"twice": 4},
@@ -39,7 +39,7 @@ def test_a_good_batch_takes_one_call() -> None:
 
 def test_only_the_rows_at_fault_become_errors() -> None:
     """Each with the last line of its own exception; their neighbours are answered, in order."""
-    answers = batches.halved(rows(64), calling({5, 40}, []), [])
+    answers = batches.bisect_failures(rows(64), calling({5, 40}, []), [])
     assert {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)} == {
         5: "ValueError: cannot do [5]",
         40: "ValueError: cannot do [40]",
@@ -52,10 +52,10 @@ def test_finding_bad_rows_is_bounded() -> None:
     thirteen.
     """
     seen: list[int] = []
-    batches.halved(rows(64), calling(set(range(64)), seen), [])
+    batches.bisect_failures(rows(64), calling(set(range(64)), seen), [])
     assert len(seen) == 127
     seen.clear()
-    batches.halved(rows(64), calling({63}, seen), [])
+    batches.bisect_failures(rows(64), calling({63}, seen), [])
     assert len(seen) == 13
 
 
@@ -63,10 +63,10 @@ def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
     """The job must end: halving would only repeat it for every row."""
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
-        return batches.answers([1] * len(part), len(part))
+        return batches.to_answers([1] * len(part), len(part))
 
     with pytest.raises(batches.NotABatch, match="returned list, not a dict of columns"):
-        batches.halved(rows(8), call, [])
+        batches.bisect_failures(rows(8), call, [])
 
 
 def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
@@ -80,7 +80,7 @@ def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
         return [{"n": row["n"]} for row in part]
 
     notes: list[str] = []
-    answers = batches.halved(rows(8), call, notes)
+    answers = batches.bisect_failures(rows(8), call, notes)
     assert notes == ["a batch of 8 rows did not fit into memory and was halved: lower `batch_size`"]
     assert answers[:7] == [{"n": index} for index in range(7)]
     assert (
@@ -96,14 +96,16 @@ def test_a_row_that_ends_the_interpreter_is_an_error_row() -> None:
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
         raise SystemExit(3)
 
-    assert batches.halved(rows(1), call, []) == ["SystemExit: 3"]
+    assert batches.bisect_failures(rows(1), call, []) == ["SystemExit: 3"]
 
 
 def test_errors_after_which_the_device_is_unusable_are_told_from_memory() -> None:
     """An illegal access poisons the process, a full memory does not."""
-    assert batches.poisoned(RuntimeError("CUDA error: an illegal memory access was encountered"))
-    assert not batches.poisoned(RuntimeError("CUDA error: out of memory"))
-    assert not batches.poisoned(ValueError("no"))
+    assert batches.is_device_broken(
+        RuntimeError("CUDA error: an illegal memory access was encountered")
+    )
+    assert not batches.is_device_broken(RuntimeError("CUDA error: out of memory"))
+    assert not batches.is_device_broken(ValueError("no"))
 
 
 def test_answers_are_taken_apart_row_by_row() -> None:
@@ -127,7 +129,7 @@ def test_answers_are_taken_apart_row_by_row() -> None:
 
     expected = [{"a": 1}, {"a": 2}]
     assert [
-        batches.answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
+        batches.to_answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
     ] == [expected] * 4
 
 
@@ -143,18 +145,18 @@ def test_answers_are_taken_apart_row_by_row() -> None:
 def test_columns_that_do_not_fit_the_rows_say_so(made: Any, said: str) -> None:
     """The reason names the column."""
     with pytest.raises(ValueError, match="^" + said + "$"):
-        batches.answers(made, 2)
+        batches.to_answers(made, 2)
 
 
 def test_no_columns_at_all_is_no_batch() -> None:
     """An empty dict would lose every row."""
     with pytest.raises(batches.NotABatch, match="no columns"):
-        batches.answers({}, 2)
+        batches.to_answers({}, 2)
 
 
 def test_rows_become_arrays_as_the_guides_show() -> None:
     """Numbers of one shape are stacked; the ragged, the mixed and the missing are objects."""
-    made = batches.columns(
+    made = batches.to_columns(
         [{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}]
     )
     assert made["v"].shape == (2, 2)

@@ -20,7 +20,7 @@ def actor(
     state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))"
 ) -> ray_internals.Actor:
     """An actor, as Ray's table has it."""
-    return ray_internals.actor(
+    return ray_internals.parse_actor(
         {
             "ActorClassName": name,
             "State": state,
@@ -40,7 +40,7 @@ def test_only_replicas_are_counted() -> None:
     """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no
     place.
     """
-    found = budget.seen(
+    found = budget.count_replicas(
         {
             "1": actor("ALIVE", restarts=1),
             "2": actor("PENDING_CREATION"),
@@ -58,11 +58,11 @@ def test_only_replicas_are_counted() -> None:
 def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
     """A loop is one that finishes nothing: rows in between give new patience."""
     watched = budgeted()
-    assert watched.look(1, 10, ReplicaCounts(ready=1, restarts=0)) is None
-    assert watched.look(2, 10, ReplicaCounts(ready=1, restarts=2)) is None
-    assert watched.look(3, 11, ReplicaCounts(ready=1, restarts=2)) is None
-    assert watched.look(4, 11, ReplicaCounts(ready=1, restarts=4)) is None
-    ended = watched.look(5, 11, ReplicaCounts(ready=0, waiting=1, restarts=5))
+    assert watched.judge(1, 10, ReplicaCounts(ready=1, restarts=0)) is None
+    assert watched.judge(2, 10, ReplicaCounts(ready=1, restarts=2)) is None
+    assert watched.judge(3, 11, ReplicaCounts(ready=1, restarts=2)) is None
+    assert watched.judge(4, 11, ReplicaCounts(ready=1, restarts=4)) is None
+    ended = watched.judge(5, 11, ReplicaCounts(ready=0, waiting=1, restarts=5))
     assert ended is not None
     assert ended.message == "replicas were restarted 3 times and no row was finished in between"
 
@@ -72,11 +72,11 @@ def test_silence_ends_the_job_once_a_replica_is_up() -> None:
     count.
     """
     watched = budgeted()
-    assert watched.look(1_000, 0, ReplicaCounts(placed=1)) is None
-    assert watched.look(1_010, 0, ReplicaCounts(ready=1)) is None
-    assert watched.look(1_069, 5, ReplicaCounts(ready=1)) is None
-    assert watched.look(1_128, 5, ReplicaCounts(ready=1)) is None
-    ended = watched.look(1_130, 5, ReplicaCounts(ready=1))
+    assert watched.judge(1_000, 0, ReplicaCounts(placed=1)) is None
+    assert watched.judge(1_010, 0, ReplicaCounts(ready=1)) is None
+    assert watched.judge(1_069, 5, ReplicaCounts(ready=1)) is None
+    assert watched.judge(1_128, 5, ReplicaCounts(ready=1)) is None
+    ended = watched.judge(1_130, 5, ReplicaCounts(ready=1))
     assert ended is not None
     assert ended.message == "no row was finished for 60 seconds"
 
@@ -84,10 +84,10 @@ def test_silence_ends_the_job_once_a_replica_is_up() -> None:
 def test_loading_has_a_patience_of_its_own() -> None:
     """Long, but not without end."""
     watched = budgeted()
-    assert watched.look(5_000, 0, ReplicaCounts(waiting=1)) is None
-    assert watched.look(9_000, 0, ReplicaCounts(placed=1)) is None
-    assert watched.look(9_000 + budget.LOADING, 0, ReplicaCounts(placed=1)) is None
-    ended = watched.look(9_001 + budget.LOADING, 0, ReplicaCounts(placed=1))
+    assert watched.judge(5_000, 0, ReplicaCounts(waiting=1)) is None
+    assert watched.judge(9_000, 0, ReplicaCounts(placed=1)) is None
+    assert watched.judge(9_000 + budget.LOAD_TIMEOUT, 0, ReplicaCounts(placed=1)) is None
+    ended = watched.judge(9_001 + budget.LOAD_TIMEOUT, 0, ReplicaCounts(placed=1))
     assert ended is not None
     assert ended.message == "no replica was ready within 120 minutes"
 
@@ -95,33 +95,33 @@ def test_loading_has_a_patience_of_its_own() -> None:
 def test_replicas_that_wait_for_the_last_ones_place_do_not_load() -> None:
     """They hold their places behind the gate; what another job holds may take days to come."""
     watched = budgeted(least=2)
-    assert watched.look(0, 0, ReplicaCounts(placed=1, waiting=1)) is None
-    assert watched.look(2 * budget.LOADING, 0, ReplicaCounts(placed=1, waiting=1)) is None
-    assert watched.look(2 * budget.LOADING, 0, ReplicaCounts(placed=2)) is None
-    assert watched.look(3 * budget.LOADING + 1, 0, ReplicaCounts(placed=2)) is not None
+    assert watched.judge(0, 0, ReplicaCounts(placed=1, waiting=1)) is None
+    assert watched.judge(2 * budget.LOAD_TIMEOUT, 0, ReplicaCounts(placed=1, waiting=1)) is None
+    assert watched.judge(2 * budget.LOAD_TIMEOUT, 0, ReplicaCounts(placed=2)) is None
+    assert watched.judge(3 * budget.LOAD_TIMEOUT + 1, 0, ReplicaCounts(placed=2)) is not None
 
 
 def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
     """No row is handed out before: one that is ready waits for one that loads."""
     watched = budgeted(least=2)
-    assert watched.look(100, 0, ReplicaCounts(ready=1, placed=1)) is None
-    assert watched.look(1_000, 0, ReplicaCounts(ready=1, placed=1)) is None
-    assert watched.look(1_001, 0, ReplicaCounts(ready=2)) is None
-    assert watched.look(1_062, 0, ReplicaCounts(ready=2)) is not None
+    assert watched.judge(100, 0, ReplicaCounts(ready=1, placed=1)) is None
+    assert watched.judge(1_000, 0, ReplicaCounts(ready=1, placed=1)) is None
+    assert watched.judge(1_001, 0, ReplicaCounts(ready=2)) is None
+    assert watched.judge(1_062, 0, ReplicaCounts(ready=2)) is not None
 
 
 def test_waiting_for_room_may_take_days() -> None:
     """A job that was told to queue outlasts the work of others, but not everything."""
     watched = budgeted()
-    assert watched.look(budget.QUEUE, 0, ReplicaCounts(waiting=1)) is None
-    ended = watched.look(budget.QUEUE + 1, 0, ReplicaCounts(waiting=1))
+    assert watched.judge(budget.QUEUE_TIMEOUT, 0, ReplicaCounts(waiting=1)) is None
+    ended = watched.judge(budget.QUEUE_TIMEOUT + 1, 0, ReplicaCounts(waiting=1))
     assert ended is not None
     assert ended.message == "there was no room for a replica within 7 days"
 
 
 def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
     """Amounts that are free and in all, and the holders by name, each once."""
-    text = budget.lacking(
+    text = budget.describe_shortage(
         {"GPU": 2.0, "CPU": 1.0},
         2,
         {"CPU": 6.0},
@@ -137,7 +137,7 @@ def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
 
 def test_what_the_cluster_can_never_give_is_said() -> None:
     """No one holds it: it is not there."""
-    text = budget.lacking(
+    text = budget.describe_shortage(
         {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
     )
     assert (
@@ -172,11 +172,11 @@ class Asked:
 
 
 @pytest.fixture
-def watch() -> budget.Watch:
-    return budget.Watch(Asked(), Told(), "Replica", (1, 2), {"GPU": 1.0})
+def watch() -> budget.ReplicaMonitor:
+    return budget.ReplicaMonitor(Asked(), Told(), "Replica", (1, 2), {"GPU": 1.0})
 
 
-def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
+def test_states_are_said_once_when_they_change(watch: budget.ReplicaMonitor) -> None:
     """Loading, waiting for the first rows, running."""
     for found in (
         ReplicaCounts(placed=1),
@@ -184,10 +184,10 @@ def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
         ReplicaCounts(ready=1),
         ReplicaCounts(ready=1),
     ):
-        watch.look(found)
+        watch.update(found)
     watch.finished(3)
-    watch.look(ReplicaCounts(ready=2))
-    assert watch.progress.states == [
+    watch.update(ReplicaCounts(ready=2))
+    assert watch.progress.state_limit == [
         ("loading", "0 of 1 replicas are ready"),
         ("running", "waiting for the first rows"),
         ("running", ""),
@@ -197,19 +197,19 @@ def test_states_are_said_once_when_they_change(watch: budget.Watch) -> None:
 
 def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says for what, although another one is loaded."""
-    monkeypatch.setattr(budget, "missing", lambda needs, replicas: "waiting for 1 GPU")
-    watch = budget.Watch(Asked(), Told(), "Replica", (2, 2), {"GPU": 1.0})
-    watch.look(ReplicaCounts(placed=1, waiting=1))
-    watch.look(ReplicaCounts(placed=2))
+    monkeypatch.setattr(budget, "query_shortage", lambda needs, replicas: "waiting for 1 GPU")
+    watch = budget.ReplicaMonitor(Asked(), Told(), "Replica", (2, 2), {"GPU": 1.0})
+    watch.update(ReplicaCounts(placed=1, waiting=1))
+    watch.update(ReplicaCounts(placed=2))
 
-    assert watch.progress.states == [
+    assert watch.progress.state_limit == [
         ("waiting", "waiting for 1 GPU"),
         ("loading", "0 of 2 replicas are ready"),
     ]
 
 
 def test_the_clock_goes_on_while_ray_says_nothing(
-    watch: budget.Watch, monkeypatch: pytest.MonkeyPatch
+    watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that does not answer any more is no reason to wait for ever."""
 
@@ -217,7 +217,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
         raise ConnectionError("no answer")
 
     monkeypatch.setattr(watch.table, "ask", actors)
-    monkeypatch.setattr(budget, "SECONDS", 0.01)
+    monkeypatch.setattr(budget, "INTERVAL", 0.01)
     watch.last, watch.budget.stall = ReplicaCounts(ready=1), 0.0
     with watch:
         until = time.monotonic() + 10
@@ -229,7 +229,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
 
 
 def test_a_question_that_ray_does_not_answer_is_not_waited_for(
-    watch: budget.Watch, monkeypatch: pytest.MonkeyPatch
+    watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock goes on without news; the question is not asked a second time, and counts when it
     is answered after all.
@@ -242,8 +242,8 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
         return {"1": actor("ALIVE")}
 
     monkeypatch.setattr(watch.table, "ask", actors)
-    monkeypatch.setattr(budget, "SECONDS", 0.01)
-    monkeypatch.setattr(budget, "LOOK", 0.05)
+    monkeypatch.setattr(budget, "INTERVAL", 0.01)
+    monkeypatch.setattr(budget, "QUERY_TIMEOUT", 0.05)
     watch.last, watch.budget.stall = ReplicaCounts(ready=2), 0.3
     with watch:
         until = time.monotonic() + 10
@@ -259,14 +259,14 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
     assert (silent.ready, times, watch.last.ready) == (2, 1, 1)
 
 
-def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.Watch) -> None:
+def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.ReplicaMonitor) -> None:
     """The first reason stands, with what Ray says of the dead."""
-    watch.look(ReplicaCounts(ready=1))
-    watch.look(ReplicaCounts(waiting=1, restarts=1, causes=("the worker crashed",)))
+    watch.update(ReplicaCounts(ready=1))
+    watch.update(ReplicaCounts(waiting=1, restarts=1, causes=("the worker crashed",)))
     verdict = watch.verdict
     assert verdict is not None
     assert verdict.evidence == "the worker crashed"
-    watch.look(ReplicaCounts(waiting=1, restarts=9))
+    watch.update(ReplicaCounts(waiting=1, restarts=9))
     assert watch.verdict is verdict
 
 
@@ -285,6 +285,6 @@ def test_the_log_of_a_dead_replica(monkeypatch: pytest.MonkeyPatch, out: str, to
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "ray.util.state", state)
 
-    assert budget.tail("node", 7) == (
+    assert budget.read_log_end("node", 7) == (
         ["EngineCore pid=5: KeyError: 1"] if told else ["INFO x", "INFO y"]
     )

@@ -16,7 +16,7 @@ def test_replicas_wait_for_each_other_and_a_late_one_for_nobody() -> None:
     """The gate opens when the least number has arrived, and stays open."""
 
     async def arrivals() -> list[str]:
-        gate, seen = cluster.Gate(2), list[str]()
+        gate, seen = cluster.StartGate(2), list[str]()
 
         async def replica(name: str) -> None:
             await gate.arrive()
@@ -39,7 +39,7 @@ def test_a_replica_that_nobody_joins_goes_on_alone() -> None:
     """
 
     async def arrivals() -> tuple[list[bool], bool]:
-        gate = cluster.Gate(3, patience=0.1)
+        gate = cluster.StartGate(3, patience=0.1)
         waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
         await asyncio.sleep(0)
         early = [each.done() for each in waiting]
@@ -64,4 +64,4 @@ def test_a_gate_that_died_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.exceptions", errors)
 
-    cluster.arrive(SimpleNamespace(arrive=SimpleNamespace(remote=lambda: None)))
+    cluster.wait_at_gate(SimpleNamespace(arrive=SimpleNamespace(remote=lambda: None)))

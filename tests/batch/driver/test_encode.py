@@ -14,7 +14,7 @@ import pytest
 
 from launcher.batch.driver import encode
 from launcher.batch.driver.manifest import Manifest
-from launcher.batch.driver.places import opened
+from launcher.batch.driver.places import open_location
 from tests.batch.driver.jobs import failed, job
 
 
@@ -34,7 +34,7 @@ def test_an_id_nested_too_deep_for_json_costs_no_file(
     for _ in range(100_000):
         deep = [deep]
     asked = job(tmp_path, read={"id": "n"})
-    monkeypatch.setattr(encode, "kept", lambda row: {"n": deep})
+    monkeypatch.setattr(encode, "unpack_keep", lambda row: {"n": deep})
     (line,) = encode.error_lines(asked, [failed(3)]).splitlines()
     assert json.loads(line)["row"] == 3
     assert json.loads(line)["n"] == "(nested too deep to be shown)"
@@ -50,7 +50,7 @@ def encoder(folder: Path, form: str) -> encode.Encoder:
     asked = job(folder, task="embed", write={"format": form})
     (folder / "out" / "ledger").mkdir(parents=True, exist_ok=True)
     manifest = Manifest(files=(), splits=(), rows=9, digest="d1")
-    return encode.Encoder(asked, manifest, opened(asked.out))
+    return encode.Encoder(asked, manifest, open_location(asked.out))
 
 
 def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:

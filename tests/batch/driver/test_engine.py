@@ -15,7 +15,7 @@ import pytest
 
 from launcher.batch.driver import engine, order, source
 from launcher.batch.driver.prompts import Prompter
-from launcher.batch.driver.ray_internals import HEAD
+from launcher.batch.driver.ray_internals import HEAD_RESOURCES
 from tests.batch.driver.jobs import job
 
 CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
@@ -24,7 +24,7 @@ CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
 @pytest.fixture(autouse=True)
 def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has made for one test's job is not there for the next one's."""
-    monkeypatch.setattr(engine, "MADE", {})
+    monkeypatch.setattr(engine, "TOOLS", {})
 
 
 def row(columns: dict[str, Any] | None, error: str = "", stage: str = "") -> dict[str, Any]:
@@ -54,11 +54,11 @@ class Tokenizer:
 
 def prepared(asked: Any, *columns: dict[str, Any] | None, **given: str) -> list[dict[str, Any]]:
     """Rows as they come to a replica, in the order of their numbers, which are their places."""
-    engine.MADE.clear()
+    engine.TOOLS.clear()
     if asked.prompt.chat:
-        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+        engine.TOOLS[asked.digest] = (Prompter(asked), Tokenizer())
     rows = [{**row(each, **given), "_row": place} for place, each in enumerate(columns)]
-    found: list[dict[str, Any]] = engine.Prepare(asked)(source.block(rows)).to_pylist()
+    found: list[dict[str, Any]] = engine.Prepare(asked)(source.to_block(rows)).to_pylist()
     return sorted(found, key=lambda each: int(each["_row"]))
 
 
@@ -83,25 +83,25 @@ def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
     one = job(tmp_path, engine={"args": {"max_model_len": 512}})
     many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
 
-    assert engine.arguments(one) == {
+    assert engine.engine_arguments(one) == {
         "model": "tiny",
         "max_model_len": 512,
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "distributed_executor_backend": "uni",
     }
-    assert engine.arguments(job(tmp_path, task="embed"))["runner"] == "pooling"
-    assert engine.arguments(many)["distributed_executor_backend"] == "ray"
-    assert engine.needs(many) == {"GPU": 6.0, "CPU": 6.0}
+    assert engine.engine_arguments(job(tmp_path, task="embed"))["runner"] == "pooling"
+    assert engine.engine_arguments(many)["distributed_executor_backend"] == "ray"
+    assert engine.replica_resources(many) == {"GPU": 6.0, "CPU": 6.0}
 
 
 def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
     """One that has a group claims no GPU itself: its workers do."""
     one = job(tmp_path)
     many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
-    claims = engine.claims(many)
+    claims = engine.replica_claims(many)
 
-    assert engine.claims(one) == {"num_gpus": 1, "num_cpus": 1}
+    assert engine.replica_claims(one) == {"num_gpus": 1, "num_cpus": 1}
     assert claims["num_gpus"] == 0
     assert claims["ray_remote_args_fn"].args == (2, "STRICT_PACK")
 
@@ -128,9 +128,9 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
     data.ActorPoolStrategy = data.TaskPoolStrategy = dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", data)
-    monkeypatch.setattr(engine.cluster, "gate", lambda least: f"gate of {least}")
+    monkeypatch.setattr(engine.cluster, "create_gate", lambda least: f"gate of {least}")
     monkeypatch.setattr(
-        engine, "claim", lambda made, *how, **what: made.stages.append((*how, what))
+        engine, "set_claims", lambda made, *how, **what: made.stages.append((*how, what))
     )
 
 
@@ -139,7 +139,7 @@ def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> No
     """Neither holds more than half, and no more run at once than it holds, each in a thread."""
     data = Dataset()
     asked = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
-    engine.inference(data, asked, 50, 200)
+    engine.add_inference_stage(data, asked, 50, 200)
     ((stage, made),) = data.stages
 
     assert stage.__name__ == engine.ACTOR
@@ -162,7 +162,7 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     """
     data = Dataset()
     asked = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
-    engine.prepared(data, asked, 50, **engine.preparing(asked, 10**6, 4096))
+    engine.add_prepare_stage(data, asked, 50, **engine.prepare_options(asked, 10**6, 4096))
     (stage, made), cut, claimed = data.stages
 
     assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
@@ -177,9 +177,9 @@ def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_pat
     given = job(tmp_path, engine={"order": "given"})
     slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
 
-    found = [engine.window(each, 50, 10**6, 99.0) for each in (plain, given, slow)]
+    found = [engine.window_rows(each, 50, 10**6, 99.0) for each in (plain, given, slow)]
     assert found == [order.WINDOW, 50, 50]
-    assert engine.window(slow, 50, 100, 99.0) == 50
+    assert engine.window_rows(slow, 50, 100, 99.0) == 50
 
 
 @pytest.mark.usefixtures("pools")
@@ -189,14 +189,16 @@ def test_few_small_rows_are_read_and_prepared_at_once_by_one_process(tmp_path: P
     """
     asked = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
     data = Dataset()
-    engine.prepared(data, asked, 50, **engine.preparing(asked, source.FEW, None))
+    engine.add_prepare_stage(
+        data, asked, 50, **engine.prepare_options(asked, source.FEW_ROWS, None)
+    )
     (_, made), _, (pool, claims) = data.stages
 
-    assert engine.window(asked, 50, source.FEW, 99.0) is None
-    assert engine.window(asked, 50, source.FEW, 99_000.0) is not None
+    assert engine.window_rows(asked, 50, source.FEW_ROWS, 99.0) is None
+    assert engine.window_rows(asked, 50, source.FEW_ROWS, 99_000.0) is not None
     assert made["compute"] == pool == {"size": 1}
-    assert claims == {"num_cpus": 0, **source.where(asked.read.sources)}
-    assert made["resources"] == claims["resources"] == HEAD
+    assert claims == {"num_cpus": 0, **source.task_resources(asked.read.sources)}
+    assert made["resources"] == claims["resources"] == HEAD_RESOURCES
 
 
 @pytest.mark.usefixtures("pools")
@@ -209,7 +211,7 @@ def test_few_rows_are_prepared_by_few_processes(
     """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
     data = Dataset()
     asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
-    engine.prepared(data, asked, 50, **engine.preparing(asked, rows, 4096))
+    engine.add_prepare_stage(data, asked, 50, **engine.prepare_options(asked, rows, 4096))
     (_, made), _, (pool, _) = data.stages
 
     assert made["compute"] == pool == {"size": processes}
@@ -234,9 +236,9 @@ def test_rows_whose_prompts_begin_alike_leave_together(
     found: dict[str, list[int]] = {}
     for how in ("prefix", "given"):
         asked = job(tmp_path, prompt=prompt, engine={"order": how})
-        engine.MADE[asked.digest] = (Prompter(asked), Tokenizer())
+        engine.TOOLS[asked.digest] = (Prompter(asked), Tokenizer())
         rows = [{**row({"text": text}), "_row": number} for number, text in enumerate(texts)]
-        made = engine.Prepare(asked)(source.block(rows)).to_pylist()
+        made = engine.Prepare(asked)(source.to_block(rows)).to_pylist()
         found[how] = [each["_row"] for each in made]
         assert [each["_row"] for each in made if each["_error"]] == [2]
 
@@ -264,8 +266,8 @@ def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> No
         raise ValueError(columns["text"])
 
     asked = job(tmp_path)
-    engine.MADE[asked.digest] = (refuse, None)
-    (made,) = engine.Prepare(asked)(source.block([row({"text": "half \ud800"})])).to_pylist()
+    engine.TOOLS[asked.digest] = (refuse, None)
+    (made,) = engine.Prepare(asked)(source.to_block([row({"text": "half \ud800"})])).to_pylist()
 
     assert made["_error"] == "ValueError: half \\ud800"
 
@@ -293,7 +295,7 @@ def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
     module.AutoTokenizer = AutoTokenizer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
     with pytest.raises(OSError, match="429"):
-        engine.Prepare(asked)(source.block([row({"text": "hi"})]))
+        engine.Prepare(asked)(source.to_block([row({"text": "hi"})]))
     assert said == ["v2"]
 
 
@@ -302,11 +304,13 @@ def test_a_process_makes_its_tokenizer_once(
 ) -> None:
     """Ray Data unpickles a stage for every block; another job's is not taken for this one's."""
     made: list[str] = []
-    monkeypatch.setattr(engine, "tokenizer", lambda asked: made.append(asked.digest) or Tokenizer())
+    monkeypatch.setattr(
+        engine, "load_tokenizer", lambda asked: made.append(asked.digest) or Tokenizer()
+    )
     for digest in ("one", "one", "two"):
         stage = pickle.loads(
             pickle.dumps(engine.Prepare(job(tmp_path, prompt=CHAT, digest=digest)))
         )
-        stage(source.block([row({"text": "hi"})]))
+        stage(source.to_block([row({"text": "hi"})]))
 
     assert made == ["one", "two"]

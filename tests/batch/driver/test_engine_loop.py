@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.batch.driver import engine_loop
-from launcher.batch.driver.engine_loop import EngineLoop, dead, watch
+from launcher.batch.driver.engine_loop import EngineLoop, is_engine_dead, watch_process
 
 PATIENCE = 10  # seconds
 
@@ -148,9 +148,9 @@ def test_an_engine_that_was_killed_is_noticed_from_outside(
     """Its step never comes back. One that was shut down on purpose ends nothing."""
     monkeypatch.setattr(engine_loop, "PULSE", 0.01)
     states, ended = [True, True, False], threading.Event()
-    watch(lambda: states.pop(0) if len(states) > 1 else states[0], ended.set)
+    watch_process(lambda: states.pop(0) if len(states) > 1 else states[0], ended.set)
     looked, wrong = threading.Event(), threading.Event()
-    over = watch(lambda: looked.set() or True, wrong.set)
+    over = watch_process(lambda: looked.set() or True, wrong.set)
 
     assert ended.wait(PATIENCE)
     assert looked.wait(PATIENCE)
@@ -174,16 +174,16 @@ def test_who_shares_the_tokenizer_waits_for_it() -> None:
 
 def test_only_a_dead_engine_is_fatal() -> None:
     """By the name of what it raises, wherever vLLM has put the class."""
-    assert dead(EngineDeadError())
-    assert not dead(ValueError("the prompt is too long"))
+    assert is_engine_dead(EngineDeadError())
+    assert not is_engine_dead(ValueError("the prompt is too long"))
 
 
 def test_vllm_notes_that_an_engines_process_is_gone() -> None:
     """An engine in the same process has none."""
     core = SimpleNamespace(resources=SimpleNamespace(engine_dead=False))
     llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
-    before = engine_loop.alive(llm)
+    before = engine_loop.is_alive(llm)
     core.resources.engine_dead = True
 
-    assert (before, engine_loop.alive(llm)) == (True, False)
-    assert engine_loop.alive(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object())))
+    assert (before, engine_loop.is_alive(llm)) == (True, False)
+    assert engine_loop.is_alive(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object())))

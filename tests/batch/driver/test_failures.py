@@ -190,7 +190,7 @@ def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str
     """Not the actors that Ray could not end afterwards, and not vLLM's last words, which only point
     to it.
     """
-    lines = failures.root((LOGS / f"{name}.log").read_text().splitlines())
+    lines = failures.root_cause_lines((LOGS / f"{name}.log").read_text().splitlines())
 
     assert last in lines[-1]
     assert len(lines) > 5
@@ -216,15 +216,15 @@ def test_what_was_raised_from_the_first_exception_says_more() -> None:
         "(EngineCore pid=5) ERROR 11-22 03:10:12 [y.py:2] ConnectionResetError: a worker is gone",
     ]
 
-    assert failures.root(["(Worker pid=7) [rank0]: KeyError: 1"], "10.0.0.1") == [
+    assert failures.root_cause_lines(["(Worker pid=7) [rank0]: KeyError: 1"], "10.0.0.1") == [
         "(Worker pid=7, ip=10.0.0.1) [rank0]: KeyError: 1"
     ]
-    assert failures.root(log) == [
+    assert failures.root_cause_lines(log) == [
         "requests.HTTPError: 500 Server Error",
         "OSError: We could not connect to huggingface.co",
     ]
     assert (
-        failures.root(
+        failures.root_cause_lines(
             [
                 "(Worker pid=7) WARNING 11-22 03:10:11 [x.py:1] ImportError: no libnuma",
                 "all is well",

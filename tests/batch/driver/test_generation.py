@@ -40,18 +40,18 @@ def test_sampling_parameters_are_vllms() -> None:
     """Those that are objects there are made of what the job has; outputs come when they are
     whole.
     """
-    made = generation.parameters({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
+    made = generation.sampling_params({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
 
     assert (made.temperature, made.structured_outputs) == (0.5, ("structured", {"regex": "a"}))
     assert (made.output_kind, made.skip_clone) == ("final", True)
-    assert generation.parameters({}).structured_outputs is None
+    assert generation.sampling_params({}).structured_outputs is None
 
 
 @pytest.mark.usefixtures("vllm")
 def test_sampling_parameters_that_vllm_refuses_fail_the_job() -> None:
     """They are wrong for every row."""
     with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
-        generation.parameters({"temperature": -1})
+        generation.sampling_params({"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
 
@@ -63,7 +63,7 @@ def output(ended: str | None, **more: Any) -> SimpleNamespace:
 
 def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
     """Those of its prompt that vLLM had in its cache are counted beside them."""
-    found = generation.generated(output("length", num_cached_tokens=2))
+    found = generation.answer_columns(output("length", num_cached_tokens=2))
 
     assert found == {
         "answer": "ja",
@@ -72,14 +72,14 @@ def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
         "output_tokens": 2,
         "_cached": 2,
     }
-    assert generation.generated(output(None))["_cached"] == 0
+    assert generation.answer_columns(output(None))["_cached"] == 0
 
 
 @pytest.mark.parametrize("ended", ["abort", "error"])
 def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
     """It has text, but not all of it."""
     with pytest.raises(NoAnswer, match=f"vLLM ended this request: {ended}"):
-        generation.generated(output(ended))
+        generation.answer_columns(output(ended))
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
 )
 def test_a_reason_is_a_sentence_or_names_its_exception(problem: Exception, said: str) -> None:
     """What is meant for people is shown as it is."""
-    assert generation.reason(problem) == said
+    assert generation.error_reason(problem) == said

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.batch.driver.intervals import Intervals, runs
+from launcher.batch.driver.intervals import Intervals, to_runs
 
 pytestmark = pytest.mark.processes
 
@@ -27,10 +27,10 @@ def test_intervals_are_a_set_of_numbers(
         found.add(start, start + length)
         plain |= set(range(start, start + length + 1))
 
-    assert list(found) == runs(sorted(plain))
+    assert list(found) == to_runs(sorted(plain))
     wanted = range(first, first + more + 1)
-    assert found.missing(first, first + more) == runs(
+    assert found.missing(first, first + more) == to_runs(
         number for number in wanted if number not in plain
     )
-    assert found.meets(first, first + more) == any(number in plain for number in wanted)
+    assert found.overlaps(first, first + more) == any(number in plain for number in wanted)
     assert (first in found) == (first in plain)

@@ -66,7 +66,7 @@ WHOLE: dict[str, Any] = {
 def test_a_job_is_read_whole(tmp_path: Path) -> None:
     """Nested values have their types; it travels between processes; its folder is where it lies."""
     (tmp_path / "job.json").write_text(json.dumps(WHOLE))
-    found = jobs.read(str(tmp_path))
+    found = jobs.read_job(str(tmp_path))
 
     assert found.work == str(tmp_path)
     assert (found.read.sources, found.read.id, found.engine.replicas, found.engine.placement) == (
@@ -85,26 +85,26 @@ def test_a_job_is_read_whole(tmp_path: Path) -> None:
 def test_what_is_read_is_what_was_written() -> None:
     """In the same order: `job.json` stays the same to the byte as long as the job does."""
     known = {name: value for name, value in WHOLE.items() if name != "later"}
-    found = jobs.job(WHOLE)
+    found = jobs.parse_job(WHOLE)
     asked = jobs.to_json(found)
 
     assert json.dumps(asked) == json.dumps({**known, "restart": False})
-    assert jobs.job(asked) == found
+    assert jobs.parse_job(asked) == found
 
 
 def test_what_a_job_does_not_need_is_left_out() -> None:
     """Where it says nothing; else it travels as everything does."""
-    asked = jobs.job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
+    asked = jobs.parse_job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
     told = jobs.to_json(asked)
 
     assert (told["task"], told["prompt"]["pair"]) == ("score", ["{{ a }}", "{{ b }}"])
-    assert jobs.job(told) == asked
+    assert jobs.parse_job(told) == asked
 
 
 def test_a_job_of_the_least_words_has_every_default() -> None:
     """Sections that another version left out, too."""
     least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}
-    found = jobs.job({**least, "read": {"sources": [], "format": "text"}})
+    found = jobs.parse_job({**least, "read": {"sources": [], "format": "text"}})
 
     assert found == jobs.Job(**least, read=jobs.Read(sources=(), format="text"))
 
@@ -128,13 +128,13 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, said
         (tmp_path / "job.json").write_text(text)
 
     with pytest.raises(Refused, match=said) as raised:
-        jobs.read(str(tmp_path))
+        jobs.read_job(str(tmp_path))
     assert "vlaunch batch" in raised.value.hint
 
 
 def test_differences_are_a_line_each() -> None:
     """Long values are cut."""
-    assert jobs.changes({"a": 1, "b": "x" * 500}, {"a": 1, "c": None}) == [
+    assert jobs.identity_changes({"a": 1, "b": "x" * 500}, {"a": 1, "c": None}) == [
         f'b: "{"x" * 116}… → (nothing)',
         "c: (nothing) → null",
     ]

@@ -108,7 +108,7 @@ def crashing(
         patch.setattr(places, "write_synced", halfway)
         patch.setattr(places, "rename_synced", around(places.rename_synced))
         patch.setattr(places, "sync_folder", around(places.sync_folder))
-        patch.setattr(places.Place, "delete", around(places.Place.delete))
+        patch.setattr(places.Location, "delete", around(places.Location.delete))
         patch.setattr(places.os, "makedirs", around(os.makedirs))
         yield steps
 
@@ -321,7 +321,7 @@ def test_a_remote_folder_keeps_the_same_books(
     store = tmp_path / "store"
     store.mkdir()
     far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
-    monkeypatch.setattr(places, "connect", lambda _: (far, "bucket"))
+    monkeypatch.setattr(places, "connect_filesystem", lambda _: (far, "bucket"))
     asked, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
     run(asked, manifest)
     complete(store / "bucket" / "out")
@@ -329,7 +329,7 @@ def test_a_remote_folder_keeps_the_same_books(
     run(asked, manifest)
     complete(store / "bucket" / "out")
     (store / "bucket" / "out" / "rows" / "mine.txt").touch()
-    ledger.erase(asked)
+    ledger.erase_output(asked)
 
     assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == [
         "mine.txt"

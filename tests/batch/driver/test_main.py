@@ -191,7 +191,7 @@ def test_the_watchdog_can_end_a_pipeline_that_hangs(
     def hangs(
         job: Any, manifest: Any, pending: Any, progress: Any
     ) -> Iterator[list[dict[str, Any]]]:
-        monkeypatch.setattr(budget.Watch, "current", Watch())
+        monkeypatch.setattr(budget.ReplicaMonitor, "current", Watch())
         yield [answered(0)]
         release.wait(30)
 
@@ -292,7 +292,7 @@ def test_only_the_first_signal_interrupts(
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(driver.survey, "survey", twice)
+    monkeypatch.setattr(driver.survey, "survey_input", twice)
     said = driver.BatchRun.end
 
     def signalled(*args: Any) -> int:
@@ -316,7 +316,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_none(
         taken(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with driver.lock(str(work)) as held:
+    with driver.lock_work(str(work)) as held:
         assert os.path.samestat(os.fstat(held.fileno()), (work / "lock").stat())
 
 

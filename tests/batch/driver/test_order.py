@@ -17,7 +17,7 @@ BEGIN = b"You are a careful translator. "
 
 
 def text(prompts: list[bytes]) -> list[bytes]:
-    return [prompts[place] for place in order.long_early(prompts)]
+    return [prompts[place] for place in order.query_order(prompts)]
 
 
 def times(words: list[bytes]) -> int:
@@ -85,7 +85,7 @@ def test_a_few_bytes_in_common_are_no_prefix_worth_keeping() -> None:
 )
 def test_odd_prompts_are_put_in_some_order(prompts: list[bytes]) -> None:
     """None, empty ones, equal ones, and each the begin of the next: not deeper than Python goes."""
-    assert sorted(order.long_early(prompts)) == list(range(len(prompts)))
+    assert sorted(order.query_order(prompts)) == list(range(len(prompts)))
 
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from(["prefix", "given"]))
@@ -97,7 +97,7 @@ def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> Non
         seen.append(asked)
         return [each[::-1] for each in asked]
 
-    found = order.in_order(ask, prompts, how, lambda each: each)
+    found = order.ask_in_order(ask, prompts, how, lambda each: each)
 
     assert found == [each[::-1] for each in prompts]
     assert [sorted(each) for each in seen] == [sorted(prompts)]
@@ -105,29 +105,29 @@ def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> Non
 
 def test_the_order_of_the_input_is_kept_where_the_job_says_so() -> None:
     """Nothing is even compared."""
-    found = order.in_order(list, [b"a", b"bbb"], "given", lambda each: pytest.fail("compared"))
+    found = order.ask_in_order(list, [b"a", b"bbb"], "given", lambda each: pytest.fail("compared"))
     assert found == [b"a", b"bbb"]
 
 
 def test_an_answer_too_few_is_nobodys() -> None:
     """Whose it would be is not known."""
     with pytest.raises(ValueError, match="shorter"):
-        order.in_order(lambda asked: asked[1:], [b"a", b"b"], "prefix", lambda each: each)
+        order.ask_in_order(lambda asked: asked[1:], [b"a", b"b"], "prefix", lambda each: each)
 
 
 def test_a_row_is_compared_by_what_vllm_gets() -> None:
     """Its tokens, its text, or both texts of a pair; one without a prompt has nothing."""
     row = {"_prompt": "", "_second": "", "_tokens": b""}
 
-    assert order.prompt({**row, "_tokens": b"\1\0\0\0"}) == b"\1\0\0\0"
-    assert order.prompt({**row, "_prompt": "ö", "_second": "k"}) == "ök".encode()
-    assert order.prompt(row) == b""
+    assert order.prompt_key({**row, "_tokens": b"\1\0\0\0"}) == b"\1\0\0\0"
+    assert order.prompt_key({**row, "_prompt": "ö", "_second": "k"}) == "ök".encode()
+    assert order.prompt_key(row) == b""
 
 
 def test_only_so_many_rows_are_put_in_order_at_once() -> None:
     """Memory does not grow with the job; the order of the input needs one batch at a time."""
-    assert order.window("prefix", 256, 100.0) == order.WINDOW
-    assert order.window("prefix", 65_536, 100.0) == 65_536
-    assert order.window("given", 256, 100.0) == 256
-    assert order.window("prefix", 256, 2**16) == order.BYTES / 2**16 == 512
-    assert order.window("prefix", 256, 2**24) == 256
+    assert order.window_rows("prefix", 256, 100.0) == order.WINDOW
+    assert order.window_rows("prefix", 65_536, 100.0) == 65_536
+    assert order.window_rows("given", 256, 100.0) == 256
+    assert order.window_rows("prefix", 256, 2**16) == order.BYTES / 2**16 == 512
+    assert order.window_rows("prefix", 256, 2**24) == 256

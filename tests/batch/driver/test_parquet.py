@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from launcher.batch.driver import parquet
-from launcher.batch.driver.places import Place
+from launcher.batch.driver.places import Location
 from tests.batch.driver.jobs import errors, job, read_all, surveyed
 
 
@@ -77,7 +77,7 @@ def test_rows_before_a_broken_page_are_read(tmp_path: Path) -> None:
     at = data.index(b"text 005000") - 4
     path.write_bytes(data[:at] + b"\xff\xff\xff\x7f" + data[at + 4 :])
     place = SimpleNamespace(open_input=lambda: path.open("rb"), local=True)
-    rows = list(parquet.rows(cast(Place, place), 0, count, 1 << 20))
+    rows = list(parquet.read_rows(cast(Location, place), 0, count, 1 << 20))
 
     assert len(rows) == count
     assert rows[:1024] == [{"s": f"text {n:06}"} for n in range(1024)]

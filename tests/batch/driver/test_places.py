@@ -27,7 +27,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "bucket" / name).write_text("x")
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    monkeypatch.setattr(places, "connect", lambda _: (far, "bucket"))
+    monkeypatch.setattr(places, "connect_filesystem", lambda _: (far, "bucket"))
     return str(tmp_path / "bucket") if request.param == "local" else "s3://bucket"
 
 
@@ -50,11 +50,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_sources_name_files(root: str, pattern: str, found: list[str]) -> None:
     """Each comes back by a path that opens it again."""
-    listed = places.files(f"{root}/{pattern}")
+    listed = places.list_files(f"{root}/{pattern}")
 
     assert [each.path.removeprefix(root + "/") for each in listed] == found
-    assert all(places.opened(each.path).read() == b"x" for each in listed)
-    assert all(places.opened(each.path).found() == each for each in listed)
+    assert all(places.open_location(each.path).read() == b"x" for each in listed)
+    assert all(places.open_location(each.path).stat() == each for each in listed)
 
 
 def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,18 +63,20 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "b" / "x.txt").touch()
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     asked = []
-    monkeypatch.setattr(places, "connect", lambda address: (asked.append(address), (far, "b"))[1])
+    monkeypatch.setattr(
+        places, "connect_filesystem", lambda address: (asked.append(address), (far, "b"))[1]
+    )
 
-    assert [each.path for each in places.files("s3://b/*.txt?region=x")] == [
+    assert [each.path for each in places.list_files("s3://b/*.txt?region=x")] == [
         "s3://b/x.txt?region=x"
     ]
-    assert places.opened("s3://b/y?region=x").child("z").where == "s3://b/y/z?region=x"
+    assert places.open_location("s3://b/y?region=x").child("z").address == "s3://b/y/z?region=x"
     assert set(asked) == {"s3://b?region=x"}
 
 
 def test_files_are_written_whole_and_deleted(root: str) -> None:
     """An older one is replaced; to delete what is not there is no mistake."""
-    place = places.opened(f"{root}/new")
+    place = places.open_location(f"{root}/new")
     place.make_folder()
     file = place.child("a.json")
     file.write_atomic(b"one")
@@ -83,7 +85,7 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
     file.delete()
     file.delete()
 
-    assert (file.exists(), file.found(), place.names(), place.child("none").names()) == (
+    assert (file.exists(), file.stat(), place.names(), place.child("none").names()) == (
         False,
         None,
         [],
@@ -94,13 +96,13 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
 def test_a_scheme_that_nobody_knows_is_refused() -> None:
     """With the library's own words."""
     with pytest.raises(Refused, match="foo://b/c cannot be opened") as raised:
-        places.opened("foo://b/c")
+        places.open_location("foo://b/c")
     assert "foo" in raised.value.evidence
 
 
 def test_a_secret_in_an_address_is_not_shown() -> None:
     """An address may carry a key."""
-    assert places.masked("s3://key:secret@bucket/a") == "s3://bucket/a"
+    assert places.mask_secrets("s3://key:secret@bucket/a") == "s3://bucket/a"
     with pytest.raises(Refused) as raised:
-        places.opened("foo://key:secret@b/c")
+        places.open_location("foo://key:secret@b/c")
     assert "secret" not in f"{raised.value} {raised.value.evidence}"

@@ -88,11 +88,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(asked: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
     """A replica, and what it makes of rows, as the sink takes them."""
     rows = prepared(asked, *columns)
-    arguments = engine.arguments(asked)
+    arguments = engine.engine_arguments(asked)
     arguments = {name: arguments[name] for name in ("model", "runner")}
     loaded = replica.Replica(arguments, asked.task, asked.sampling)
-    table = loaded(source.block(rows, engine.PREPARED))
-    return loaded, [engine.result(row) for row in table.to_pylist()]
+    table = loaded(source.to_block(rows, engine.PREPARED))
+    return loaded, [engine.to_result(row) for row in table.to_pylist()]
 
 
 def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
@@ -152,4 +152,4 @@ def test_a_dead_engine_ends_its_process(tmp_path: Path) -> None:
 
     loaded.engine.end = end
     with pytest.raises(SystemError):
-        loaded.engine.scores([{"prompt": "!dead", "second": "x"}])
+        loaded.engine.score_prompts([{"prompt": "!dead", "second": "x"}])

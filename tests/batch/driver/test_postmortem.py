@@ -107,14 +107,14 @@ def test_how_a_rank_failed_is_said_in_a_line(
     problem: Exception, lines: list[str], said: str
 ) -> None:
     """The engine's own processes tell the rank only that they are gone; why is in the log."""
-    assert postmortem.how(problem, lines) == said
+    assert postmortem.describe_failure(problem, lines) == said
 
 
 def test_what_ray_says_is_one_line() -> None:
     """Without the colours, names and identifiers around it."""
-    assert postmortem.said(gone()) == KILLED
-    assert postmortem.said(Task(ValueError("one\ntwo"))) == "ValueError: one"
-    assert postmortem.said(ValueError("")) == "ValueError:"
+    assert postmortem.describe_exception(gone()) == KILLED
+    assert postmortem.describe_exception(Task(ValueError("one\ntwo"))) == "ValueError: one"
+    assert postmortem.describe_exception(ValueError("")) == "ValueError:"
 
 
 INVALID = """1 validation error for ModelConfig
@@ -137,7 +137,7 @@ pydantic_core._pydantic_core.ValidationError: {INVALID}"""
 )
 def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
     """Ray passes on an exception of another library's, or only its text."""
-    told = postmortem.said(problem)
+    told = postmortem.describe_exception(problem)
 
     assert told.startswith("Value error, User-specified max_model_len (999999) is greater than")
 
@@ -163,7 +163,7 @@ def test_who_failed_first_is_blamed(
     lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int
 ) -> None:
     """A rank that is gone, or failed by itself, explains those that lost it."""
-    assert postmortem.blamed(lost, logs) == blamed
+    assert postmortem.first_failed(lost, logs) == blamed
 
 
 def test_a_logs_end_is_without_rays_marks(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_logs_end_is_without_rays_marks(tmp_path: Path) -> None:
     path = tmp_path / "worker.out"
     path.write_bytes(b":job_id:01\n:actor_name:Rank\nfirst\n\n" + b"x" * 1000 + b"\nlast \xff\n")
 
-    assert postmortem.tail(str(path), 2) == ["x" * 400, "last \\xff"]
-    assert postmortem.tail(str(path), 9)[0] == "first"
+    assert postmortem.read_tail(str(path), 2) == ["x" * 400, "last \\xff"]
+    assert postmortem.read_tail(str(path), 9)[0] == "first"
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "worker.out"
     path.write_text("line\n" * 100_000)
 
-    assert len(postmortem.tail(str(path), 10**6)) < 20_000
+    assert len(postmortem.read_tail(str(path), 10**6)) < 20_000
 
 
 def test_evidence_is_the_end_of_the_log_and_what_else_is_known() -> None:
@@ -190,6 +190,6 @@ def test_evidence_is_the_end_of_the_log_and_what_else_is_known() -> None:
         "    ^^^^",
     ]
 
-    lines = postmortem.evidence(log, ["rank 0 then failed too"]).splitlines()
+    lines = postmortem.log_evidence(log, ["rank 0 then failed too"]).splitlines()
 
     assert lines == [*(f"line {number}" for number in range(10, 30)), "rank 0 then failed too"]

@@ -29,7 +29,7 @@ def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
 
 def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
     """`_raw` is only for error rows; kept columns always come along."""
-    made = predict.result({**predict.finished(row(3), {"score": 0.5})})
+    made = predict.to_result({**predict.with_answer(row(3), {"score": 0.5})})
     assert made == {
         "_row": 3,
         "_error": "",
@@ -42,31 +42,33 @@ def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
 
 def test_a_failed_row_says_where_it_failed() -> None:
     """In this stage, or in the earlier one whose reason it brought along."""
-    assert predict.result(predict.finished(row(3), "ValueError: no"))["_stage"] == "inference"
+    assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_stage"] == "inference"
     assert (
-        predict.result(predict.finished(row(3, "not JSON", "read"), "not JSON"))["_stage"] == "read"
+        predict.to_result(predict.with_answer(row(3, "not JSON", "read"), "not JSON"))["_stage"]
+        == "read"
     )
-    assert predict.prepared(row(3), "ValueError: no")["_stage"] == "preprocess"
+    assert predict.with_columns(row(3), "ValueError: no")["_stage"] == "preprocess"
 
 
 def test_a_failed_row_shows_its_input() -> None:
     """As it was read, also when the function before has made other columns of it."""
-    assert predict.result(predict.finished(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
+    assert predict.to_result(predict.with_answer(row(3), "ValueError: no"))["_raw"] == '{"n": 3}'
     assert (
-        predict.finished(predict.prepared(row(3), {"m": 4}), "ValueError: no")["_raw"] == '{"n": 3}'
+        predict.with_answer(predict.with_columns(row(3), {"m": 4}), "ValueError: no")["_raw"]
+        == '{"n": 3}'
     )
-    assert predict.finished(row(3, "not JSON", "read"), "not JSON")["_raw"] == "raw"
+    assert predict.with_answer(row(3, "not JSON", "read"), "not JSON")["_raw"] == "raw"
 
 
 def test_a_user_column_cannot_take_the_place_of_a_row_number() -> None:
     """Whatever a class returns, the row keeps its number and its error."""
-    made = predict.result(predict.finished(row(3), {"_row": 99, "_error": "mine", "x": 1}))
+    made = predict.to_result(predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1}))
     assert (made["_row"], made["_error"], made["x"]) == (3, "", 1)
 
 
 def test_prepared_rows_hold_the_columns_that_the_function_made() -> None:
     """The next stage sees them instead of the row's own."""
-    assert pickle.loads(predict.prepared(row(3), {"n": 4, "m": 5})["_data"]) == {"n": 4, "m": 5}
+    assert pickle.loads(predict.with_columns(row(3), {"n": 4, "m": 5})["_data"]) == {"n": 4, "m": 5}
 
 
 def test_rows_that_failed_before_never_reach_the_code() -> None:
@@ -75,7 +77,7 @@ def test_rows_that_failed_before_never_reach_the_code() -> None:
     def code(_: Any) -> Any:
         raise AssertionError("called without rows")
 
-    assert predict.attempt([row(0, "not JSON", "read")], code, []) == ["not JSON"]
+    assert predict.answer_rows([row(0, "not JSON", "read")], code, []) == ["not JSON"]
 
 
 def test_shipped_files_win_over_installed_modules_of_their_name(
@@ -87,14 +89,14 @@ def test_shipped_files_win_over_installed_modules_of_their_name(
     code.mkdir()
     (code / "colorsys.py").write_text("from shades import SHADE\nclass Mine:\n    shade = SHADE\n")
     (code / "shades.py").write_text("SHADE = 'teal'\n")
-    packed = predict.pack(str(tmp_path))
+    packed = predict.pack_code(str(tmp_path))
     assert sorted(packed) == ["colorsys.py", "shades.py"]
     import colorsys  # the installed one is loaded already
 
     assert not hasattr(colorsys, "Mine")
     monkeypatch.delitem(sys.modules, "shades", raising=False)
     monkeypatch.setitem(sys.modules, "colorsys", colorsys)
-    assert predict.load(packed, "colorsys:Mine").shade == "teal"
+    assert predict.load_target(packed, "colorsys:Mine").shade == "teal"
 
 
 def test_a_name_that_the_file_lacks_says_so(
@@ -103,4 +105,4 @@ def test_a_name_that_the_file_lacks_says_so(
     """In words that the failure's hint fits to."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ImportError, match="my_model has no `Nope`"):
-        predict.load({"my_model.py": b"class Mine: pass\n"}, "my_model:Nope")
+        predict.load_target({"my_model.py": b"class Mine: pass\n"}, "my_model:Nope")

@@ -309,8 +309,8 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
     monkeypatch.setenv("VLLM_DP_SIZE", "7")
     one = made()
 
-    one.load(rank.Setting(arguments={"model": "m"}))
-    one.load(rank.Setting(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
+    one.load(rank.RankSettings(arguments={"model": "m"}))
+    one.load(rank.RankSettings(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
 
     assert seen == [{}, {"VLLM_DP_RANK": "1"}]
     assert watched[-1] is one.llm

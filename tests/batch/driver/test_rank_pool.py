@@ -18,8 +18,8 @@ import pytest
 
 from launcher.batch.driver import rank_pool
 from launcher.batch.driver.job import Failed
-from launcher.batch.driver.job import job as made
-from launcher.batch.driver.rank import RankProcess, Setting
+from launcher.batch.driver.job import parse_job as made
+from launcher.batch.driver.rank import RankProcess, RankSettings
 
 
 class Died(Exception):
@@ -137,7 +137,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     """A stand-in for Ray."""
     module = Ray()
     monkeypatch.setitem(sys.modules, "ray", module)
-    monkeypatch.setattr(rank_pool, "pinned", lambda node: node)
+    monkeypatch.setattr(rank_pool, "node_affinity", lambda node: node)
     monkeypatch.setattr(rank_pool, "GRACE", 0.01)
     return module
 
@@ -173,7 +173,7 @@ def hired(
     )
 
 
-SETTINGS = [Setting(arguments={"rank": 0}), Setting(arguments={"rank": 1})]
+SETTINGS = [RankSettings(arguments={"rank": 0}), RankSettings(arguments={"rank": 1})]
 
 
 def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
@@ -231,9 +231,9 @@ def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: 
     one = hired(progress)
     one.start(SETTINGS, "")
     ray.results["one", "answer"] = Ref(pending=True)
-    one.give(0, "slow", [(1, b"")])
-    one.give(1, "first", [(2, b"")])
-    one.give(1, "second", [(3, b"")])
+    one.submit(0, "slow", [(1, b"")])
+    one.submit(1, "first", [(2, b"")])
+    one.submit(1, "second", [(3, b"")])
 
     assert one.finished() == [(1, "first", ([(2, b"")],))]
     assert one.finished() == [(1, "second", ([(3, b"")],))]
@@ -256,7 +256,7 @@ def test_starting_and_loading_have_a_longer_deadline(
     hint: str,
 ) -> None:
     """A rank may queue for its place for days, and then load for `limits.stall`."""
-    monkeypatch.setattr(rank_pool, "QUEUE", 0.05)
+    monkeypatch.setattr(rank_pool, "QUEUE_TIMEOUT", 0.05)
     ray.results["two", name] = Ref(pending=True)
 
     with pytest.raises(Failed, match=message) as failed, hired(progress) as one:
@@ -270,8 +270,8 @@ def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Pr
     one = hired(progress, timeout=0.05)
     one.start(SETTINGS, "")
     ray.results = {("one", "answer"): Ref(pending=True), ("two", "answer"): Ref(pending=True)}
-    one.give(0, None, [(1, b""), (2, b"")])
-    one.give(1, None, [])
+    one.submit(0, None, [(1, b""), (2, b"")])
+    one.submit(1, None, [])
 
     with pytest.raises(
         Failed, match=r"rank 0 on 10.0.0.1 has not answered 2 rows within 0.05 s"
@@ -285,9 +285,9 @@ def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None
     """Not from when the work was put behind what the rank had in hand."""
     one = hired(progress, timeout=0.05)
     one.start(SETTINGS, "")
-    one.give(0, "first", [])
+    one.submit(0, "first", [])
     ray.results["one", "answer"] = Ref(pending=True)
-    one.give(0, "second", [])
+    one.submit(0, "second", [])
     one.tasks[0][1].began -= 10
 
     assert [tag for _, tag, _ in one.finished()] == ["first"]
@@ -308,8 +308,8 @@ def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> 
         ("one", "answer"): Ref(RuntimeError("the peer is gone")),
         ("two", "answer"): Ref(Died(died)),
     }
-    one.give(0, None, [(1, b"")])
-    one.give(1, None, [(2, b"")])
+    one.submit(0, None, [(1, b"")])
+    one.submit(1, None, [(2, b"")])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 ended: its process was killed") as failed:
         one.finished()
@@ -331,7 +331,7 @@ def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> Non
             ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
         ),
     }
-    one.give(1, None, [])
+    one.submit(1, None, [])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 failed: .*out of memory") as failed:
         one.finished()
@@ -351,8 +351,8 @@ def test_two_ranks_with_one_error_say_it_once(ray: Ray, progress: Progress) -> N
         (node, "tail"): Ref([f"(EngineCore pid={pid}) KeyError: 'x'"])
         for node, pid in (("one", 7), ("two", 8))
     }
-    one.give(0, None, [])
-    one.give(1, None, [])
+    one.submit(0, None, [])
+    one.submit(1, None, [])
 
     with pytest.raises(Failed, match=r"rank 0 on 10.0.0.1 failed: KeyError: 'x'") as raised:
         one.finished()
@@ -367,7 +367,7 @@ def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress
         ("two", "answer"): Ref(RuntimeError("Engine core failed")),
         ("two", "tail"): Ref(Died("The node died.")),
     }
-    one.give(1, None, [])
+    one.submit(1, None, [])
 
     with pytest.raises(Failed, match="failed: RuntimeError: Engine core failed") as failed:
         one.finished()
@@ -393,7 +393,7 @@ def test_a_port_is_free_when_nobody_listens_on_it_nor_behind_it() -> None:
         first.bind(("", start))
         first.listen()
         assert rank_pool.free_port(start) != start
-        assert rank_pool.free_port(start - rank_pool.PORTS + 1) > start
+        assert rank_pool.free_port(start - rank_pool.PORT_COUNT + 1) > start
 
         client.connect(("127.0.0.1", start))
         accepted, _ = first.accept()
@@ -409,14 +409,14 @@ def test_what_is_left_of_a_group_is_ended() -> None:
     assert leader.stdout is not None
     try:
         assert leader.stdout.readline() == b"up\n"
-        assert len(rank_pool.members(leader.pid)) == 3
+        assert len(rank_pool.group_members(leader.pid)) == 3
 
-        assert rank_pool.sweep(leader.pid, 10) == []
+        assert rank_pool.kill_group(leader.pid, 10) == []
 
-        assert rank_pool.members(leader.pid) == []
+        assert rank_pool.group_members(leader.pid) == []
         assert leader.stdout.read() == b""  # nobody holds it any more
         assert leader.wait(10) == -signal.SIGKILL
-        assert rank_pool.sweep(leader.pid, 10) == []
+        assert rank_pool.kill_group(leader.pid, 10) == []
     finally:
         leader.stdout.close()
         with contextlib.suppress(ProcessLookupError):
@@ -426,7 +426,7 @@ def test_what_is_left_of_a_group_is_ended() -> None:
 
 def test_what_does_not_go_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in the kernel's hands cannot be killed."""
-    monkeypatch.setattr(rank_pool, "members", lambda group: [7, 8])
+    monkeypatch.setattr(rank_pool, "group_members", lambda group: [7, 8])
     monkeypatch.setattr(os, "killpg", lambda group, signal: None)
 
-    assert rank_pool.sweep(7, 0.1) == ["processes of a rank are still there: 7 8"]
+    assert rank_pool.kill_group(7, 0.1) == ["processes of a rank are still there: 7 8"]

@@ -19,8 +19,8 @@ import pytest
 from launcher.batch.driver import cluster, ranks
 from launcher.batch.driver import rows as reading
 from launcher.batch.driver.job import Failed, Preprocess, Refused
-from launcher.batch.driver.job import job as made
-from launcher.batch.driver.rank import Answer
+from launcher.batch.driver.job import parse_job as made
+from launcher.batch.driver.rank import RowAnswer
 from launcher.batch.driver.rank_pool import RankSlot
 
 NODES = [
@@ -85,7 +85,7 @@ class RankPool:
         self.random, self.slow, self.spoil = random.Random(seed), slow, spoil
         self.most = 0
 
-    def give(self, rank: int, tag: Any, rows: list[tuple[int, bytes]]) -> None:
+    def submit(self, rank: int, tag: Any, rows: list[tuple[int, bytes]]) -> None:
         self.calls[rank].append([number for number, _ in rows])
         self.tasks[rank].append((tag, rows))
         self.most = max(self.most, sum(map(len, self.tasks)))
@@ -97,15 +97,15 @@ class RankPool:
     def load(self, rank: int) -> int:
         return len(self.tasks[rank])
 
-    def finished(self) -> list[tuple[int, Any, list[Answer]]]:
+    def finished(self) -> list[tuple[int, Any, list[RowAnswer]]]:
         able = [rank for rank, tasks in enumerate(self.tasks) if tasks]
         quick = [rank for rank in able if rank != self.slow] or able
         rank = self.random.choice(quick)
         tag, rows = self.tasks[rank].popleft()
         answers = [
-            Answer(row=number, error="too long", stage="prompt")
+            RowAnswer(row=number, error="too long", stage="prompt")
             if number % 5 == 3
-            else Answer(row=number, columns={"answer": f"{number}!"})
+            else RowAnswer(row=number, columns={"answer": f"{number}!"})
             for number, _ in rows
         ]
         return [(rank, tag, self.spoil(answers) if self.spoil else answers)]
@@ -135,7 +135,7 @@ def accounted(found: list[list[dict[str, Any]]], numbers: list[int]) -> None:
             assert (each["_error"], each["_raw"], each["answer"]) == ("", "", f"{number}!")
 
 
-@pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
+@pytest.mark.parametrize("mode", [ranks.run_in_step, ranks.run_apart])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 23, 101])
 def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int) -> None:
@@ -154,7 +154,7 @@ def test_ranks_in_step_are_all_called_in_every_round(count: int) -> None:
     """A rank without rows is called with none: the others would wait for it."""
     pool = RankPool(3)
 
-    list(ranks.in_step(map(row, range(count)), pool, 3, 4))  # type: ignore[arg-type]
+    list(ranks.run_in_step(map(row, range(count)), pool, 3, 4))  # type: ignore[arg-type]
 
     assert {len(calls) for calls in pool.calls} == {-(-count // 12)}
 
@@ -164,7 +164,7 @@ def test_a_round_without_a_good_row_calls_nobody() -> None:
     pool = RankPool(2)
     bad = [row(6) | {"_row": number} for number in range(8)]
 
-    assert sum(map(len, ranks.in_step(bad, pool, 2, 4))) == 8  # type: ignore[arg-type]
+    assert sum(map(len, ranks.run_in_step(bad, pool, 2, 4))) == 8  # type: ignore[arg-type]
     assert pool.calls == [[], []]
 
 
@@ -172,7 +172,7 @@ def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
     """Ranks work while answers are being written."""
     pool = RankPool(2)
 
-    found = ranks.in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
+    found = ranks.run_in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
     next(found)
 
     assert [len(calls) for calls in pool.calls] == [2, 2]
@@ -188,15 +188,15 @@ def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
             taken.append(number)
             yield row(number)
 
-    first = next(ranks.apart(source(), pool, 2, 4))  # type: ignore[arg-type]
+    first = next(ranks.run_apart(source(), pool, 2, 4))  # type: ignore[arg-type]
 
     assert [each["_row"] for each in first] == [0, 1, 2, 3]
-    assert len(taken) == ranks.AHEAD * 2 * 4
-    assert len(pool.calls[0]) <= ranks.IN_HAND < len(pool.calls[1])
-    assert pool.most <= ranks.IN_HAND * 2
+    assert len(taken) == ranks.MAX_AHEAD * 2 * 4
+    assert len(pool.calls[0]) <= ranks.QUEUED_SLICES < len(pool.calls[1])
+    assert pool.most <= ranks.QUEUED_SLICES * 2
 
 
-@pytest.mark.parametrize("mode", [ranks.in_step, ranks.apart])
+@pytest.mark.parametrize("mode", [ranks.run_in_step, ranks.run_apart])
 @pytest.mark.parametrize(
     "spoil",
     [lambda answers: answers[1:], lambda answers: answers * 2, lambda answers: answers[::-1]],
@@ -212,13 +212,13 @@ def test_large_rows_make_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SLICE_BYTES", 100)
     large = [row(number) | {"_data": b"x" * 60} for number in range(5)]
 
-    assert [len(part.rows) for part in ranks.slices(large, 4)] == [2, 2, 1]
+    assert [len(part.rows) for part in ranks.cut_slices(large, 4)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(0, 1), (1, 1), (7, 4), (6, 3), (10_000, 4)])
 def test_few_rows_are_spread_over_all_ranks(rows: int, expected: int) -> None:
     """A slice is never larger than a rank's part."""
-    assert ranks.share(rows, job().data_parallel) == expected
+    assert ranks.slice_rows(rows, job().data_parallel) == expected
 
 
 def test_ranks_go_to_nodes_in_their_order() -> None:
@@ -280,14 +280,14 @@ def test_experts_are_found_where_configurations_have_them(
     config: dict[str, Any], count: int
 ) -> None:
     """By the names that vLLM looks for, also in the language model of a larger one."""
-    assert ranks.experts(config) == count
+    assert ranks.count_experts(config) == count
 
 
 def test_the_configuration_comes_from_the_models_folder(tmp_path: Path) -> None:
     """With what the job puts over it."""
     (tmp_path / "config.json").write_text('{"num_experts": 4, "a": 1}')
 
-    assert ranks.configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {
+    assert ranks.read_configuration(job(model=str(tmp_path), args={"hf_overrides": {"a": 2}})) == {
         "num_experts": 4,
         "a": 2,
     }
@@ -299,7 +299,7 @@ def test_a_configuration_that_cannot_be_read_is_refused(
     """A broken one, or one that is neither here nor in the hub's cache."""
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(Refused, match="cannot be read") as refused:
-        ranks.configuration(job(model=str(tmp_path)))
+        ranks.read_configuration(job(model=str(tmp_path)))
     assert refused.value.evidence.startswith("JSONDecodeError")
 
     hub = ModuleType("transformers")
@@ -315,9 +315,11 @@ def test_a_configuration_that_cannot_be_read_is_refused(
 
     hub.PretrainedConfig = Config  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", hub)
-    assert ranks.configuration(job(model="org/here", args={"revision": "v1"})) == {"num_experts": 2}
+    assert ranks.read_configuration(job(model="org/here", args={"revision": "v1"})) == {
+        "num_experts": 2
+    }
     with pytest.raises(Refused, match="the configuration of org/gone cannot be read"):
-        ranks.configuration(job(model="org/gone"))
+        ranks.read_configuration(job(model="org/gone"))
 
 
 def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
@@ -327,7 +329,9 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
     """
     asked = job(args={"dtype": "float32", "model": "other"})
 
-    made = ranks.setting(asked, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True)
+    made = ranks.rank_settings(
+        asked, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True
+    )
 
     assert made.environment == {
         "VLLM_DP_RANK": "1",
@@ -361,7 +365,7 @@ def test_how_a_rank_loads_follows_from_the_model(
     asked: Any, moe: bool, together: bool, experts: Any, backend: str
 ) -> None:
     """vLLM refuses its data-parallel variables for dense models."""
-    made = ranks.setting(asked, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
+    made = ranks.rank_settings(asked, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
 
     assert bool(made.environment) == together
     assert made.arguments.get("enable_expert_parallel") is experts
@@ -383,7 +387,7 @@ def test_how_a_rank_loads_follows_from_the_model(
 )
 def test_what_was_chosen_is_said(asked: Any, moe: bool, said: str) -> None:
     """In the words of the progress."""
-    assert ranks.told(asked, ("10.0.0.1", 29600), moe=moe) == said
+    assert ranks.describe_ranks(asked, ("10.0.0.1", 29600), moe=moe) == said
 
 
 @pytest.mark.parametrize("moe", [False, True])
@@ -449,7 +453,7 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
 
     found = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
     next(found)
-    crews[1].spoil = lambda answers: [*answers, Answer(row=-1)]
+    crews[1].spoil = lambda answers: [*answers, RowAnswer(row=-1)]
     with pytest.raises(Failed, match="answered others"):
         list(found)
     assert crews[1].ended

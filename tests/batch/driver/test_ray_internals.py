@@ -169,7 +169,7 @@ class Context:
 )
 def test_why_an_actor_died_is_one_line(cause: Any, said: str) -> None:
     """Whichever of its contexts Ray has filled in."""
-    assert ray_internals.death(cause) == said
+    assert ray_internals.death_reason(cause) == said
 
 
 def test_a_step_claims_what_it_is_told() -> None:
@@ -178,7 +178,7 @@ def test_a_step_claims_what_it_is_told() -> None:
     other = SimpleNamespace()
     for step in (last, other):
         made = SimpleNamespace(_logical_plan=SimpleNamespace(dag=step))
-        ray_internals.claim(made, "two tasks", num_cpus=0)
+        ray_internals.set_claims(made, "two tasks", num_cpus=0)
 
     assert (last.ray_remote_args, last.compute) == ({"num_cpus": 0}, "two tasks")
     assert vars(other) == {}

@@ -112,8 +112,8 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
     rows = prepared(job(tmp_path), *columns)
     made = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
-    table = made(source.block(rows, engine.PREPARED))
-    found = [engine.result(row) for row in table.to_pylist()]
+    table = made(source.to_block(rows, engine.PREPARED))
+    found = [engine.to_result(row) for row in table.to_pylist()]
 
     assert found[0] == {
         "_row": 0,
@@ -146,7 +146,7 @@ def test_long_rows_are_asked_early_and_answered_in_their_places(
     texts = ["aa", "cccc", "a", "bbb"]
     rows = prepared(job(tmp_path), *({"text": text} for text in texts))
     made = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
-    table = made(source.block(rows, engine.PREPARED))
+    table = made(source.to_block(rows, engine.PREPARED))
 
     assert [row["answer"] for row in table.to_pylist()] == [text[::-1] for text in texts]
     assert made.llm.llm_engine.asked == asked
@@ -159,14 +159,14 @@ def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
         {"text": "hi"},
     )
 
-    assert replica.prompt(row) == {"prompt_token_ids": [ord(letter) for letter in "<s>hi"]}
+    assert replica.vllm_prompt(row) == {"prompt_token_ids": [ord(letter) for letter in "<s>hi"]}
 
 
 def test_an_engine_that_makes_two_prompts_of_one_is_given_the_prompt() -> None:
     """For an encoder and a decoder: which of them a text is for, vLLM knows."""
     llm = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
 
-    assert replica.rendered(llm, {"prompt": "hi"}) == {"prompt": "hi"}
+    assert replica.render_prompt(llm, {"prompt": "hi"}) == {"prompt": "hi"}
 
 
 def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_loads() -> None:
@@ -204,7 +204,7 @@ def test_an_engine_that_does_not_start_shows_why(
         )
 
     vllm.LLM = broken  # type: ignore[attr-defined]
-    monkeypatch.setattr(replica, "logs", lambda: {str(path): path.stat().st_size})
+    monkeypatch.setattr(replica, "log_sizes", lambda: {str(path): path.stat().st_size})
     monkeypatch.setattr(replica, "await_output", lambda _: None)
     with pytest.raises((replica.NotStarted, RuntimeError)) as raised:
         replica.Replica({"model": "tiny"}, "generate", {})
@@ -227,7 +227,7 @@ def test_the_logs_of_a_process_are_the_files_that_ray_writes(
     out.write_text("one\n")
     monkeypatch.setattr(replica, "log_paths", lambda: (str(out), str(err)))
 
-    assert replica.logs() == {str(out): 4}
+    assert replica.log_sizes() == {str(out): 4}
 
 
 def test_a_log_is_read_when_all_that_was_printed_is_in_it(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_a_log_is_read_when_all_that_was_printed_is_in_it(tmp_path: Path) -> Non
 
     assert process.wait(60) == 0
     assert log.read_text().splitlines()[0] == "KeyError: 1"
-    assert log.read_text().splitlines()[1].startswith(replica.ENDED)
+    assert log.read_text().splitlines()[1].startswith(replica.NOT_STARTED)

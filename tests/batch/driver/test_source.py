@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.driver import source
-from launcher.batch.driver.ray_internals import HEAD
+from launcher.batch.driver.ray_internals import HEAD_RESOURCES
 from tests.batch.driver.jobs import job, surveyed
 
 
 def test_rows_left_are_counted_over_all_intervals() -> None:
     """Both ends of an interval are rows."""
-    assert source.count({0: [(0, 9), (20, 20)], 3: [(100, 101)]}) == 13
+    assert source.count_rows({0: [(0, 9), (20, 20)], 3: [(100, 101)]}) == 13
 
 
 def test_a_small_job_has_two_batches_for_each_replica() -> None:
@@ -30,25 +30,29 @@ def test_a_small_job_has_two_batches_for_each_replica() -> None:
 
 def test_the_first_replica_up_gets_no_more_than_its_share() -> None:
     """With two replicas, half of the batches at most; never none."""
-    assert source.in_flight(34, 64, 2_000, 2) == 16
-    assert source.in_flight(34, 64, 1_000_000, 2) == 34
-    assert source.in_flight(4, 256, 10, 3) == 1
+    assert source.batches_in_flight(34, 64, 2_000, 2) == 16
+    assert source.batches_in_flight(34, 64, 1_000_000, 2) == 34
+    assert source.batches_in_flight(4, 256, 10, 3) == 1
 
 
 def test_neighbouring_splits_with_few_rows_left_share_a_read_task() -> None:
     """A thousand splits with one row left each are one task; a full split is one of its own."""
-    assert list(source.group(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
-    assert list(source.group("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
+    assert list(source.group_splits(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
+    assert list(source.group_splits("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
 
 
 def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
     """Ten thousand splits become at most as many tasks as planning bears; rows that are one block
     are read by one.
     """
-    tasks = list(source.group(range(10_000), [2_000] * 10_000, source.enough(20_000_000, 256)))
-    assert len(tasks) <= source.TASKS
+    tasks = list(
+        source.group_splits(range(10_000), [2_000] * 10_000, source.rows_per_task(20_000_000, 256))
+    )
+    assert len(tasks) <= source.MAX_TASKS
     assert [split for task in tasks for split in task] == list(range(10_000))
-    assert len(list(source.group("abc", [2_000] * 3, source.enough(6_000, None)))) == 1
+    assert (
+        len(list(source.group_splits("abc", [2_000] * 3, source.rows_per_task(6_000, None)))) == 1
+    )
 
 
 def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
@@ -60,10 +64,10 @@ def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> No
         path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
     asked = job(tmp_path, *paths)
     manifest = surveyed(asked)
-    thin = source.thin(manifest, manifest.splits[40:42])
+    thin = source.thin_manifest(manifest, manifest.splits[40:42])
     assert [file.path for file in thin.files] == [str(path) for path in paths[40:42]]
     assert len(pickle.dumps(thin)) * 5 < len(pickle.dumps(manifest))
-    blocks = list(source.read(asked, thin, {40: [(121, 122)], 41: [(123, 123)]}))
+    blocks = list(source.read_blocks(asked, thin, {40: [(121, 122)], 41: [(123, 123)]}))
     assert [block.column("_row").to_pylist() for block in blocks] == [[121, 122], [123]]
 
 
@@ -74,9 +78,9 @@ def test_blocks_of_one_split_stay_small(tmp_path: Path) -> None:
     asked = job(tmp_path, path)
     manifest = surveyed(asked)
     pending = {split.index: [(split.first, split.last)] for split in manifest.splits}
-    blocks = list(source.read(asked, manifest, pending))
+    blocks = list(source.read_blocks(asked, manifest, pending))
     assert sum(block.num_rows for block in blocks) == 200
-    assert max(block.nbytes for block in blocks) < 2 * source.BYTES
+    assert max(block.nbytes for block in blocks) < 2 * source.BLOCK_BYTES
 
 
 def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
@@ -88,16 +92,18 @@ def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
     schemas = {
         str(block.schema)
         for row in range(4)
-        for block in source.read(asked, manifest, {0: [(row, row)]})
+        for block in source.read_blocks(asked, manifest, {0: [(row, row)]})
     }
     assert len(schemas) == 1
 
 
 def test_paths_are_read_on_the_head_even_beside_addresses() -> None:
     """No other node is sure to have them."""
-    assert source.where(("/data/a.jsonl",)) == {"resources": HEAD}
-    assert source.where(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {"resources": HEAD}
-    assert source.where(("s3://bucket/a.jsonl", "gs://bucket/b.jsonl")) == {}
+    assert source.task_resources(("/data/a.jsonl",)) == {"resources": HEAD_RESOURCES}
+    assert source.task_resources(("s3://bucket/a.jsonl", "/data/a.jsonl")) == {
+        "resources": HEAD_RESOURCES
+    }
+    assert source.task_resources(("s3://bucket/a.jsonl", "gs://bucket/b.jsonl")) == {}
 
 
 def test_a_row_nested_too_deep_to_be_shown_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,4 +114,4 @@ def test_a_row_nested_too_deep_to_be_shown_is_no_failure(monkeypatch: pytest.Mon
 
     data = pickle.dumps({"text": [[]]})
     monkeypatch.setattr(json, "dumps", deep)
-    assert source.shown(data) == "(nested too deep to be shown)"
+    assert source.input_excerpt(data) == "(nested too deep to be shown)"

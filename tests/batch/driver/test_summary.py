@@ -26,7 +26,7 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     book = ledger.recover(asked, manifest)
     failed = Tracker(asked)
     failed.begin(10, 4, 0)
-    summary.write(asked, manifest, book, failed, "failed")
+    summary.write_summary(asked, manifest, book, failed, "failed")
     failed.fail("no")
     assert not (tmp_path / "out" / "summary.json").exists()
     last = Tracker(asked)
@@ -34,7 +34,7 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     last.count(done=5, errors=1, tokens_in=3, tokens_out=7, tokens_cached=2)
     book.add("rows", range(9))
     book.add("errors", [9])
-    said = summary.write(asked, manifest, book, last, "done")
+    said = summary.write_summary(asked, manifest, book, last, "done")
 
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(
         json.dumps(said)

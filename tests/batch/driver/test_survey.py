@@ -180,7 +180,7 @@ def test_a_later_run_takes_the_earlier_one_s_word(tmp_path: Path) -> None:
     asked = job(tmp_path, path, keep=None, write={"format": "parquet"})
     said: list[str] = []
 
-    assert survey.survey(asked, said.append) == survey.survey(asked, said.append)
+    assert survey.survey_input(asked, said.append) == survey.survey_input(asked, said.append)
     assert [text.partition(":")[0] for text in said] == [
         "looking for the input",
         "counting rows",
