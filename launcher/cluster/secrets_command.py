@@ -178,10 +178,8 @@ def _rotate_secrets(
     inventory = session.inventory
     snapshot = query_cluster(session)
     _refuse_without_containers(snapshot.site)
-    running, batches = (
-        snapshot.servers_state.running,
-        serving_judges.active_batches(snapshot.payload),
-    )
+    running = snapshot.servers_state.running
+    batches = serving_judges.active_batches(snapshot.payload)
     apply = partial(bring_up, session, values, join_timeout=join_timeout, renew=renew)
     plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):
@@ -192,14 +190,10 @@ def _rotate_secrets(
     if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
         apply(dry_run=False)  # no container is recreated
         return
-    interrupted = [
-        *(server.label for server in running),
-        *(f"batch job {job.name}" for job in batches),
-    ]
-    text = f"all containers of {inventory.cluster} start anew" + (
-        f"; this ends {', '.join(interrupted)}" if interrupted else ""
-    )
-    session.warn("secrets", text, data={"ends": interrupted})
+    stopped = [server.label for server in running] + [f"batch job {job.name}" for job in batches]
+    text = f"all containers of {inventory.cluster} start anew"
+    text += f"; this ends {', '.join(stopped)}" if stopped else ""
+    session.warn("secrets", text, data={"ends": stopped})
     if not yes:
         session.confirm(
             "Go on?",
@@ -216,29 +210,21 @@ def _rotate_secrets(
         session.note("secrets", text)
 
 
-def _secret_rows(
-    inventory: Inventory, certificate_texts: Sequence[str] = ()
-) -> list[dict[str, str]]:
-    """Return the facts about each secret that need no query; `certificate_texts` are the nodes'
-    certificates.
-    """
+def _secret_rows(inventory: Inventory, pem_texts: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the facts about each secret, the expiry from the nodes' certificates `pem_texts`."""
     from launcher.tools import certificates
 
     sources = {name: _describe_source(source) for name, source in sorted(inventory.secrets.items())}
     sources.setdefault(ray.TOKEN, "made by `vlaunch up`")
-    expiry = certificates.earliest_expiry(certificate_texts)
+    expiry = certificates.earliest_expiry(pem_texts)
     issued, date = "issued by `vlaunch up`", f"{expiry:%Y-%m-%d}" if expiry else ""
-    names = certificates.NAMES
-    return [
-        *(
-            {"name": name, "source": sources[name], "used_by": _describe_use(name)}
-            for name in sources
-        ),
-        *(
-            {"name": name, "source": issued, "used_by": _describe_use(name), "ends": date}
-            for name in names
-        ),
+    return [_secret_row(name, source) for name, source in sources.items()] + [
+        {**_secret_row(name, issued), "ends": date} for name in certificates.NAMES
     ]
+
+
+def _secret_row(name: str, source: str) -> dict[str, str]:
+    return {"name": name, "source": source, "used_by": _describe_use(name)}
 
 
 def _describe_source(source: SecretSource) -> str:

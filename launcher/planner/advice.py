@@ -139,18 +139,14 @@ def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterato
     cluster, current = question.cluster, plan.option
     shapes = {_layout_key(current)}
     default = Layout(tp=cluster.gpus_per_node, pp=len(cluster.hosts))
-    defaults = (
-        ()
-        if tp_objection(question.model, default.tp) or not _fills_stages(question, default)
-        else (default,)
-    )
+    valid = not tp_objection(question.model, default.tp) and _fills_stages(question, default)
+    defaults = (default,) if valid else ()
     for layout in (*defaults, *candidate_layouts(question.model, cluster)):
         candidate = question.judge_layout(layout)
-        is_smaller = layout.each < current.gpus_per_replica or (
-            candidate.option.coupled and not layout.coupled
-        )
-        is_useless = is_smaller and candidate.verdict == "does-not-fit"
-        if (shape := _layout_key(candidate.option)) not in shapes and not is_useless:
+        smaller = layout.gpus_per_replica < current.gpus_per_replica
+        smaller = smaller or (candidate.option.coupled and not layout.coupled)
+        useless = smaller and candidate.verdict == "does-not-fit"
+        if (shape := _layout_key(candidate.option)) not in shapes and not useless:
             shapes.add(shape)
             better = _EVERYTHING if layout is default else _describe_benefit(layout, current)
             servers = candidate.option.servers

@@ -73,7 +73,7 @@ class Recurrent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model's shape. Sizes are numbers of elements; `unmodelled_reason` is "" if all is modelled."""
+    """A model's shape. Sizes are numbers of elements; `unmodelled_reason` is "" if modelled."""
 
     name: str
     layers: tuple[Layer, ...]

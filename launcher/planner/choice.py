@@ -148,31 +148,24 @@ def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False)
 
 def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]:
     """Yield the layouts that can run on the cluster, preferred ones first."""
-    gpus_per_node = cluster.gpus_per_node
-    tp_sizes = [tp for tp in range(1, gpus_per_node + 1) if gpus_per_node % tp == 0]
-    for tp in tp_sizes:
+    gpus = cluster.gpus_per_node
+    sizes = [tp for tp in range(1, gpus + 1) if gpus % tp == 0]
+    for tp in sizes:
         yield from _node_layouts(model, cluster, tp)
-    widest = max(
-        tp for tp in tp_sizes if tp == 1 or not tp_objection(model, tp, expert_parallel=True)
-    )
-    objection = tp_objection(model, gpus_per_node, expert_parallel=True)
-    if objection and len(model.layers) >= gpus_per_node // widest:
+    widest = max(tp for tp in sizes if tp == 1 or not tp_objection(model, tp, expert_parallel=True))
+    objection = tp_objection(model, gpus, expert_parallel=True)
+    if objection and len(model.layers) >= gpus // widest:
         text = f"{objection.text}: TP {widest}, and pipeline stages for the rest"
         yield Layout(
             tp=widest,
-            pp=gpus_per_node // widest,
+            pp=gpus // widest,
             experts=tp_objection(model, widest) is not None,
             reasons=(Reason("uneven", text),),
         )
-    if _copies_kv_cache(model, gpus_per_node):
+    if _copies_kv_cache(model, gpus):
         text = "each GPU attends for itself, so that KV is not copied, and experts are shared"
-        yield Layout(
-            tp=1,
-            dp=gpus_per_node,
-            experts=True,
-            coupled=True,
-            reasons=(Reason("dp-attention", text),),
-        )
+        reasons = (Reason("dp-attention", text),)
+        yield Layout(tp=1, dp=gpus, experts=True, coupled=True, reasons=reasons)
     yield from _multi_node_layouts(model, cluster, widest)
 
 
@@ -314,7 +307,7 @@ def judge_estimate(estimate: Estimate, requests: int = 1) -> Verdict:
 
 
 def place_replicas(layout: Layout, cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """Return the first node of each replica (or of replicas that share experts) and its GPUs there."""
+    """Return the first node of each unit (`Layout.gpus_per_unit`) and its GPUs there."""
     gpus = layout.gpus_per_unit
     if gpus <= cluster.gpus_per_node:
         return tuple((host.name, gpus) for host in cluster.hosts for _ in range(host.gpus // gpus))
@@ -328,21 +321,16 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
 
     With `single_server`, layouts of several servers are left out.
     """
-    plans = [
-        question.judge_layout(option)
-        for option in candidate_layouts(question.model, question.cluster)
-    ]
+    layouts = candidate_layouts(question.model, question.cluster)
+    plans = [question.judge_layout(layout) for layout in layouts]
     candidates = [plan for plan in plans if plan.option.servers == 1 or not single_server] or [
         replace(plan, option=replace(plan.option, servers=1)) for plan in plans
     ]
     for verdict in ("fits", "tight"):
-        for planned in candidates:
-            if planned.verdict == verdict:
-                return planned
-    best = max(
-        candidates,
-        key=lambda each: (each.requests("likely"), each.estimate.poorest.kv.likely),
-    )
+        for plan in candidates:
+            if plan.verdict == verdict:
+                return plan
+    best = max(candidates, key=lambda p: (p.requests("likely"), p.estimate.poorest.kv.likely))
     reason = Reason("closest", "no split fits; this one comes closest")
     return replace(best, option=replace(best.option, reasons=(reason,)))
 

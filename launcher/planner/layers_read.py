@@ -60,15 +60,12 @@ def parse_layers(
     heads = _parse_heads(fields, head_dim)
     letters = fields.text.get("hybrid_override_pattern")
     if isinstance(letters, str):
-        pairs = zip(kinds, letters, strict=True)
-        return tuple(
-            heads.build_layer(kind, moe=letter == "E", mlp=kind == "none") for kind, letter in pairs
-        )
-    moe = _moe_layers(fields, count) if mixed else [False] * count
-    return tuple(
-        heads.build_layer(kind, moe=letter, mlp=True)
-        for kind, letter in zip(kinds, moe, strict=True)
-    )
+        moe = [letter == "E" for letter in letters]
+    else:
+        moe = _moe_layers(fields, count) if mixed else [False] * count
+    mlp = [kind == "none" or not isinstance(letters, str) for kind in kinds]
+    layers = zip(kinds, moe, mlp, strict=True)
+    return tuple(heads.build_layer(kind, moe=moe, mlp=mlp) for kind, moe, mlp in layers)
 
 
 def _parse_heads(fields: ConfigFields, head_dim: int) -> Heads:
@@ -130,7 +127,7 @@ def _windowed_kinds(fields: ConfigFields, family: Family, count: int) -> Sequenc
 
 
 def _moe_layers(fields: ConfigFields, count: int) -> list[bool]:
-    """Return a flag per layer for mixtures of experts: every nth layer, or all but the first ones."""
+    """Return a flag per layer for mixtures of experts: every nth layer, or all but the first."""
     step = fields.read_count("decoder_sparse_step", "interleave_moe_layer_step")
     if step:
         dense_layers = fields.text.get("mlp_only_layers")

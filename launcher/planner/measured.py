@@ -79,35 +79,24 @@ def _comparison_key(flags: EngineFlags, tp: int, pp: int, dp: int) -> tuple[obje
 def _estimate_from_start(
     model: Architecture, engine: PlannedEngine, estimate: Estimate, start: MeasuredStart
 ) -> Estimate:
-    if engine.flags.cache_bytes:  # what is given is known without a start
+    if engine.flags.cache_bytes:  # a fixed size is known without a start
         return replace(estimate, measured_at=start.at)
-    started_engine = replace(engine, flags=start.flags)
-    limits = engine_limits(model, started_engine)
+    measured = replace(engine, flags=start.flags)
+    limits = engine_limits(model, measured)
     if estimate.cache is None:
         if limits.length != estimate.length:
             return estimate
-        concurrency = start.concurrency
-        tokens = int(concurrency * estimate.length)
-        return replace(
-            estimate,
-            measured_at=start.at,
-            tokens=_exact_range(tokens),
-            concurrency=_exact_range(concurrency),
-        )
-    cache = build_cache(model, build_cache_request(model, started_engine, limits), limits.counts)
+        tokens = _exact_range(int(start.concurrency * estimate.length))
+        concurrency = _exact_range(start.concurrency)
+        return replace(estimate, measured_at=start.at, tokens=tokens, concurrency=concurrency)
+    cache = build_cache(model, build_cache_request(model, measured, limits), limits.counts)
     blocks = round(start.concurrency * cache.per_request)
-    stages = tuple(
-        _measured_stage(
-            stage,
-            blocks * block_bytes / GIB
-            + memory_budget(engine, index)
-            - memory_budget(started_engine, index),
-        )
-        for index, (stage, block_bytes) in enumerate(
-            zip(estimate.stages, cache.block_bytes, strict=True)
-        )
-    )
-    return add_cache(replace(estimate, stages=stages, measured_at=start.at), estimate.cache)
+    stages = []
+    for index, stage in enumerate(estimate.stages):
+        kv = blocks * cache.block_bytes[index] / GIB
+        kv += memory_budget(engine, index) - memory_budget(measured, index)
+        stages.append(_measured_stage(stage, kv))
+    return add_cache(replace(estimate, stages=tuple(stages), measured_at=start.at), estimate.cache)
 
 
 def _measured_stage(stage: StageMemory, kv: float) -> StageMemory:

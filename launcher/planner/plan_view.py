@@ -23,19 +23,14 @@ def plan_rows(
     estimate, layout = plan.estimate, plan.option
     yield _format_row("model", _describe_model(name, question))
     yield _format_row("cluster", _describe_cluster(question))
-    yield _format_row(
-        "choice", f"{layout.description}; vLLM {'.'.join(map(str, question.version))}"
-    )
-    yield _format_row(
-        "per slot" if question.cluster.smallest.cpu else "per GPU",
-        _describe_memory(estimate.poorest),
-    )
+    version = ".".join(map(str, question.version))
+    yield _format_row("choice", f"{layout.description}; vLLM {version}")
+    unit = "per slot" if question.cluster.smallest.cpu else "per GPU"
+    yield _format_row(unit, _describe_memory(estimate.poorest))
     if estimate.tokens and estimate.tokens.high:
         replicas = f" per replica, {layout.replicas} replicas" if layout.replicas > 1 else ""
-        yield _format_row(
-            "KV cache",
-            f"{_format_tokens(estimate.tokens)} tokens{replicas}; {_format_requests(plan)}",
-        )
+        tokens = _format_tokens(estimate.tokens)
+        yield _format_row("KV cache", f"{tokens} tokens{replicas}; {_format_requests(plan)}")
     yield _format_row("verdict", _VERDICTS[plan.verdict] + _explain_verdict(question, plan))
     for index, reason in enumerate(explain_layout(question, plan)):
         yield _format_row("" if index else "why", reason.text)
@@ -58,22 +53,21 @@ def stage_rows(plan: PlannedLayout) -> Iterator[str]:
     """Yield the arithmetic of each pipeline stage, and the KV cache's groups."""
     estimate = plan.estimate
     for index, stage in enumerate(estimate.stages):
-        yield _format_row(
-            "" if index else "stages", f"{index}: {stage.layers} layers; {_describe_memory(stage)}"
-        )
-    if estimate.cache is None:
+        text = f"{index}: {stage.layers} layers; {_describe_memory(stage)}"
+        yield _format_row("" if index else "stages", text)
+    if (cache := estimate.cache) is None:
         return
-    for place, group in enumerate(estimate.cache.groups):
+    for index, group in enumerate(cache.groups):
         spec = group.spec
         text = (
             f"{len(group.layers)} {spec.kind} layers, {spec.block} tokens a block, {spec.page:,}"
-            f" bytes a page; a request of {estimate.length:,} tokens takes {group.request_blocks:,} blocks"
+            f" bytes a page; a request of {estimate.length:,} tokens takes"
+            f" {group.request_blocks:,} blocks"
         )
-        yield _format_row("" if place else "groups", text)
-    sizes = ", ".join(f"{size:,}" for size in estimate.cache.block_bytes)
-    yield _format_row(
-        "blocks", f"{sizes} bytes each; {estimate.cache.per_request:,} for a longest request"
-    )
+        yield _format_row("" if index else "groups", text)
+    sizes = ", ".join(f"{size:,}" for size in cache.block_bytes)
+    text = f"{sizes} bytes each; {cache.per_request:,} for a longest request"
+    yield _format_row("blocks", text)
 
 
 def _format_row(name: str, text: str) -> str:
@@ -106,8 +100,8 @@ def _describe_cluster(question: PlanQuestion) -> str:
         )
     elif link.rdma:
         link_text = "RDMA, not measured"
-    between_text = f"; between nodes: {link_text}" if len(cluster.hosts) > 1 else ""
-    return f"{names}: {cluster.gpus_per_node} × {gpu.name} ({gpu.memory_gib:.1f} GiB) each{between_text}"
+    between = f"; between nodes: {link_text}" if len(cluster.hosts) > 1 else ""
+    return f"{names}: {cluster.gpus_per_node} × {gpu.name} ({gpu.memory_gib:.1f} GiB) each{between}"
 
 
 def _describe_memory(stage: StageMemory) -> str:
@@ -117,10 +111,9 @@ def _describe_memory(stage: StageMemory) -> str:
     return f"budget {stage.budget:.1f} = {used} + KV {_format_gib(stage.kv)} GiB"
 
 
-def _format_gib(value_range: Range) -> str:
-    if value_range.high == value_range.low:
-        return _format_size(value_range.likely)
-    return f"{_format_size(value_range.low)} to {_format_size(value_range.high)} (likely {_format_size(value_range.likely)})"
+def _format_gib(gib: Range) -> str:
+    low, likely, high = (_format_size(value) for value in (gib.low, gib.likely, gib.high))
+    return likely if gib.high == gib.low else f"{low} to {high} (likely {likely})"
 
 
 def _format_size(gib: float) -> str:
@@ -128,8 +121,8 @@ def _format_size(gib: float) -> str:
     return f"{gib:.1f}" if abs(gib) >= 0.1 or not gib else f"{gib:.3f}"
 
 
-def _format_tokens(value_range: Range) -> str:
-    low, high = f"{int(value_range.low):,}", f"{int(value_range.high):,}"
+def _format_tokens(tokens: Range) -> str:
+    low, high = f"{int(tokens.low):,}", f"{int(tokens.high):,}"
     return low if low == high else f"{low} to {high}"
 
 

@@ -18,14 +18,11 @@ _HYBRID = "`-- --data-parallel-hybrid-lb`: each node's API hands requests to the
 
 
 def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
-    """Raise RequestError, with every problem, for a load-balancing mode that the nodes cannot run."""
+    """Raise RequestError, with every problem, for a mode that the nodes cannot run."""
     if not vllm.balancing_modes(request.args):
         return
-    problems = [
-        *_flag_problems(request),
-        *_placement_problems(request, inventory),
-        *_model_problems(request),
-    ]
+    problems = [*_flag_problems(request), *_placement_problems(request, inventory)]
+    problems += _model_problems(request)
     if not problems:
         return
     texts = [text for text, _ in problems]

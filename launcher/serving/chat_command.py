@@ -27,9 +27,7 @@ from launcher.serving import endpoints
 from launcher.serving.endpoints import endpoint_url
 from launcher.tools import agent_queries, docker, servers
 
-_MAX_ANSWER_CHARS = (
-    2**26
-)  # characters of an answer; the longest context of a model is a tenth of it
+_MAX_ANSWER_CHARS = 2**26  # ten times the longest context of a model
 _PROMPT = "Say hello."
 
 

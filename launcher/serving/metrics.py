@@ -19,11 +19,11 @@ from launcher.tools.servers import OLD, Server, ServersState, server_health
 from launcher.tools.serving_judges import SILENT
 from launcher.tools.site import Site
 
-_QUERY_TIMEOUT = 5.0  # seconds for vLLM to say what it counts
-_LATENCY_WINDOW = 60.0  # seconds of which latencies are told
-_HISTORY_LENGTH = 120  # looks whose figures are kept to be drawn
+_QUERY_TIMEOUT = 5.0  # seconds for vLLM's `/metrics`
+_LATENCY_WINDOW = 60.0  # seconds
+_HISTORY_LENGTH = 120  # samples in a sparkline
 
-# What only grows while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
+# Counters, which only grow while an engine runs (vLLM 0.32, v1/metrics/loggers.py).
 _TOTALS = {
     "tokens": "vllm:generation_tokens_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
@@ -195,10 +195,9 @@ class MetricsCollector:
     ) -> ServerMetrics:
         record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
         counters, trouble = _merge_counters(self._site, server, reports, now)
-        track = self._histories.setdefault(
-            (server.name, server.id, record.generation), _EngineHistory()
-        )
-        figures = track.add_counters(counters)
+        engine = (server.name, server.id, record.generation)
+        history = self._histories.setdefault(engine, _EngineHistory())
+        figures = history.add_counters(counters)
         state, detail = server_health(server, head_state.agent)
         canary_age = None
         if record.answered is not None:
@@ -219,7 +218,7 @@ class MetricsCollector:
             restarts_left=record.restarts_left,
             faults=record.fault_count,
             ranks=tuple(_rank_statuses(record, head_state, server.age)),
-            history=tuple(track.history),
+            history=tuple(history.figures),
         )
 
 
@@ -235,21 +234,21 @@ def _rank_statuses(record: Observed, head_state: ServersState, age: float) -> It
 def _merge_counters(
     site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
 ) -> tuple[CounterValues | None, str]:
-    """Return the sums of the counters of all APIs of a server, or the reason why some are unknown."""
+    """Return the counters of all APIs of a server in sum, or the reason why some are unknown."""
     texts, missing = [], []
     for node, api in _api_addresses(site, server):
         report = reports.get(node, {})
         counters = report.get("apis", {}).get(api, {})
-        why = str(report.get("error") or "it is asked at the next look")
+        reason = str(report.get("error") or "it is asked at the next look")
         if text := counters.get("text"):
             texts.append(text)
             continue
         if counters:
-            reason = counters.get("error") or counters["status"]
-            why = f"its API does not say what it counts: {reason}"
+            error = counters.get("error") or counters["status"]
+            reason = f"its API does not say what it counts: {error}"
             if counters["status"] == 200:
-                why = "vLLM counts nothing (`--disable-log-stats`)"
-        missing.append(f"{node}: {why.removeprefix(f'{node}: ')}")
+                reason = "vLLM counts nothing (`--disable-log-stats`)"
+        missing.append(f"{node}: {reason.removeprefix(f'{node}: ')}")
     if missing or not texts:
         return None, "; ".join(missing) or "no engine runs"
     try:
@@ -278,16 +277,16 @@ class _EngineHistory:
 
     def __init__(self) -> None:
         self._recent: deque[CounterValues] = deque()
-        self.history: deque[Figures | None] = deque(maxlen=_HISTORY_LENGTH)
+        self.figures: deque[Figures | None] = deque(maxlen=_HISTORY_LENGTH)
 
     def add_counters(self, counters: CounterValues | None) -> Figures | None:
         figures = None if counters is None else self._compute_figures(counters)
-        self.history.append(figures)
+        self.figures.append(figures)
         return figures
 
     def _compute_figures(self, counters: CounterValues) -> Figures:
         recent = self._recent
-        # An engine that starts anew counts from the beginning.
+        # A restarted engine counts from 0.
         if recent and any(
             counters.totals[name] < previous for name, previous in recent[-1].totals.items()
         ):

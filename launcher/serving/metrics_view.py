@@ -37,9 +37,8 @@ class _Row:
         lead = f"{' ' * _MARGIN}{self.name:<{_NAMES}}"
         width = options.max_width - len(lead) - _FIGURES - 1
         text = plain_text(lead + self.text)
-        if (
-            width < 8 or len(self.text) > _FIGURES or len(self.values) < 3
-        ):  # of two looks nothing can be seen
+        # Two samples are too few for a sparkline.
+        if width < 8 or len(self.text) > _FIGURES or len(self.values) < 3:
             yield Line(text, len(lead))
             return
         text.pad_right(_FIGURES - len(self.text) + 1)
@@ -54,15 +53,13 @@ def render_sparkline(
     """Return one bar per value, a space for None. The highest bar is `maximum`, else the largest
     value.
     """
-    top = maximum or max((item for item in values if item is not None), default=0.0)
-    last_index = len(bars) - 1
+    top = maximum or max((value for value in values if value is not None), default=0.0)
+    last = len(bars) - 1
 
     def bar(value: float | None) -> str:
         if value is None:
             return " "
-        return (
-            bars[min(last_index, round(last_index * max(0.0, value) / top))] if top > 0 else bars[0]
-        )
+        return bars[min(last, round(last * max(0.0, value) / top))] if top > 0 else bars[0]
 
     return "".join(map(bar, values))
 
@@ -98,28 +95,26 @@ def _figure_rows(server: ServerMetrics) -> Iterator[RenderableType]:
         yield text_line(server.trouble, lead=f"{' ' * _MARGIN}{'figures':<{_NAMES}}")
         return
 
-    def drawn(get_value: FigureGetter) -> list[float | None]:
+    def values(get_value: FigureGetter) -> list[float | None]:
         return [None if sample is None else get_value(sample) for sample in history]
 
     yield _Row(
         "requests",
         f"{figures.running:,} running, {figures.waiting:,} waiting",
-        drawn(lambda each: float(each.running + each.waiting)),
+        values(lambda f: float(f.running + f.waiting)),
     )
     yield _Row(
         "tokens/s",
         f"{_format_rate(figures.tokens_per_s)} out, {_format_rate(figures.prompt_tokens_per_s)} in",
-        drawn(lambda each: each.tokens_per_s),
+        values(lambda f: f.tokens_per_s),
     )
+    yield _Row("TTFT", _format_latency(figures.first_token), values(lambda f: f.first_token.p99))
     yield _Row(
-        "TTFT", _format_latency(figures.first_token), drawn(lambda each: each.first_token.p99)
-    )
-    yield _Row(
-        "ITL", _format_latency(figures.between_tokens), drawn(lambda each: each.between_tokens.p99)
+        "ITL", _format_latency(figures.between_tokens), values(lambda f: f.between_tokens.p99)
     )
     hits = f", {figures.prefix_hits:.0%} prefix hits" if figures.prefix_hits is not None else ""
-    cache_used = "-" if figures.kv_used is None else f"{figures.kv_used:.1%} used"
-    yield _Row("KV cache", cache_used + hits, drawn(lambda each: each.kv_used), 1.0)
+    used = "-" if figures.kv_used is None else f"{figures.kv_used:.1%} used"
+    yield _Row("KV cache", used + hits, values(lambda f: f.kv_used), 1.0)
 
 
 def _format_rate(value: float | None) -> str:
@@ -145,12 +140,15 @@ def _supervision_rows(server: ServerMetrics) -> Iterator[RenderableType]:
         canary = f"{_format_seconds(server.canary)}, {server.canary_age:.0f} s ago{pending}"
         yield text_line(canary, lead=f"{' ' * _MARGIN}{'canary':<{_NAMES}}")
     if server.ranks:
-        has_dead = any(rank.alive is False for rank in server.ranks)
+        style = "red" if any(rank.alive is False for rank in server.ranks) else ""
         text = _describe_ranks(server.ranks)
-        yield text_line(text, "red" if has_dead else "", lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
-    restarts_left = "" if server.restarts_left is None else f", {server.restarts_left} left"
-    told = f"{format_count(server.restarts, 'restart')}{restarts_left}, {format_count(server.faults, 'fault')}"
-    yield text_line(told, lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
+        yield text_line(text, style, lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
+    remaining = "" if server.restarts_left is None else f", {server.restarts_left} left"
+    restarts, faults = (
+        format_count(server.restarts, "restart"),
+        format_count(server.faults, "fault"),
+    )
+    yield text_line(f"{restarts}{remaining}, {faults}", lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
 
 
 def _describe_ranks(ranks: Sequence[RankStatus]) -> str:

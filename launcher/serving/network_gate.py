@@ -47,27 +47,23 @@ def plan_network_check(
     """
     placement = request.placement
     if not placement.networked:
-        return (), (f"{_INDEPENDENT_REPLICAS}, and its network needs no proof",) if len(
-            placement.nodes
-        ) > 1 else ()
+        note = f"{_INDEPENDENT_REPLICAS}, and its network needs no proof"
+        return (), (note,) if len(placement.nodes) > 1 else ()
+    notes = _explain_exchange(placement, request.args)
     if _is_verified(snapshot, request, snapshot.network):
-        return (), (
-            *_explain_exchange(placement, request.args),
-            f"network proven {snapshot.network.taken}: {snapshot.network.summary}",
-        )
-    nonce = secrets.token_hex(4) if snapshot.site.facts else "NONCE"
-    ask = CheckOptions(
-        nonce=nonce,
+        earlier = f"network proven {snapshot.network.taken}: {snapshot.network.summary}"
+        return (), (*notes, earlier)
+    options = CheckOptions(
+        nonce=secrets.token_hex(4) if snapshot.site.facts else "NONCE",
         certificate=Secret(issue_certificates.make_certificate("vlaunch serve")),
         nodes=_checked_nodes(request),
         pair_timeout=pair_timeout,
         collective=placement.crosses or placement.coupled,
         expectations=expectations_read.load_for_user(),
     )
-    proof = CheckResult(servers=snapshot.network.servers)
-    return network_plan.check_stages(
-        snapshot.site, ask, proof, measured_at=timestamp()
-    ), _explain_exchange(placement, request.args)
+    result = CheckResult(servers=snapshot.network.servers)
+    stages = network_plan.check_stages(snapshot.site, options, result, measured_at=timestamp())
+    return stages, notes
 
 
 def _checked_nodes(request: ServeRequest) -> tuple[str, ...]:
@@ -79,23 +75,19 @@ def _explain_exchange(placement: Placement, args: Sequence[str]) -> tuple[str, .
     if not placement.coupled or len(placement.nodes) == 1:
         return ()
     if placement.experts is None:
-        return (
-            (
-                "whether the model is a mixture of experts is not known, so its replicas are taken"
-                " to exchange tokens"
-            ),
+        text = (
+            "whether the model is a mixture of experts is not known, so its replicas are taken"
+            " to exchange tokens"
         )
-    expert_parallel = any(
-        arg.replace("_", "-") in ("--enable-expert-parallel", "-ep") for arg in args
+        return (text,)
+    flags = {arg.replace("_", "-") for arg in args}
+    verb = "are spread over" if flags & {"--enable-expert-parallel", "-ep"} else "are split over"
+    text = (
+        f"the model's {placement.experts} experts {verb} all {placement.dp * placement.tp} ranks of"
+        " a stage: every such layer exchanges tokens between the nodes, so the network is proven"
+        " with collectives over all ranks"
     )
-    verb = "are spread over" if expert_parallel else "are split over"
-    return (
-        (
-            f"the model's {placement.experts} experts {verb} all {placement.dp * placement.tp} ranks of a"
-            " stage: every such layer exchanges tokens between the nodes, so the network is proven"
-            " with collectives over all ranks"
-        ),
-    )
+    return (text,)
 
 
 def confirm_transport(
@@ -115,19 +107,13 @@ def confirm_transport(
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
-    log = wanted.log_name(start.spec.name, start.spec.id)
-    answers = run_by_node(
-        session.transport,
-        [
-            network_verdict.query_record(snapshot.site),
-            *engine_log.query_logs(snapshot.site, nodes, log),
-        ],
-    )
+    log, site = wanted.log_name(start.spec.name, start.spec.id), snapshot.site
+    queries = [network_verdict.query_record(site), *engine_log.query_logs(site, nodes, log)]
+    answers = run_by_node(session.transport, queries)
     record = network_verdict.parse_record(answers[inventory.head.name].pop(0))
-    # A gate has just been passed, or the record is of these very containers; any other record is of
-    # something else.
-    is_current = (not start.attached and not allow) or _is_verified(snapshot, request, record)
-    earlier, level = _earlier_result(inventory, snapshot, record if is_current else NetworkRecord())
+    # Only a gate that has just passed, or these very containers, make the record current.
+    current = (not start.attached and not allow) or _is_verified(snapshot, request, record)
+    earlier, level = _earlier_result(inventory, snapshot, record if current else NetworkRecord())
     if inventory.accelerator == "cpu":
         return untrusted.sanitize(earlier)
     logs = {name: engine_log.parse_logs({name: answers.get(name, [])}) for name in nodes}
@@ -160,12 +146,8 @@ def _earlier_result(
     """Describe the result from before the start, and return the level that links must reach."""
     if record.passed:
         return f"{record.summary} (proven before the start)", record.required
-    level, _ = required_level(
-        inventory,
-        gpus=_gpu_names(snapshot),
-        rdma=(),
-        expectations=expectations_read.load_for_user(),
-    )
+    gpus, expectations = _gpu_names(snapshot), expectations_read.load_for_user()
+    level, _ = required_level(inventory, gpus=gpus, rdma=(), expectations=expectations)
     return "not proven", level
 
 
@@ -176,13 +158,12 @@ def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
 
 def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[str]:
     """Return the nodes whose ranks log no link, and warn about them."""
-    unconfirmed = [
-        name for name, reading in logs.items() if levels.find_worst_link(reading) is None
-    ]
+    links = {name: levels.find_worst_link(reading) for name, reading in logs.items()}
+    unconfirmed = [name for name, link in links.items() if link is None]
     if unconfirmed:
         text = (
-            f"{fold(unconfirmed)}: the ranks' own logs tell of no link between nodes; what they use is"
-            " not confirmed"
+            f"{fold(unconfirmed)}: the ranks' own logs tell of no link between nodes; what they use"
+            " is not confirmed"
         )
         session.warn("network", text + _logging_hint(session.inventory))
     return unconfirmed
@@ -210,9 +191,7 @@ def _enforce_level(
 
 
 def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
-    """Return the error for links below the level. `stop_error` is the reason why the server still
-    runs, if it could not be stopped.
-    """
+    """Return the error for links below the level; `stop_error` tells why the server still runs."""
     return GateError(
         f"the server answered, but its network is below what is required: {failures[0].text}",
         evidence=[line for finding in failures for line in finding.evidence.splitlines()]
@@ -224,9 +203,7 @@ def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
 def _save_confirmation(
     session: Session, snapshot: ClusterSnapshot, record: NetworkRecord, start: StartPlan, text: str
 ) -> str:
-    """Store the transport seen in the engine's logs beside the verdict, for `status`; return it,
-    safe for a terminal.
-    """
+    """Store the confirmed transport for `status`; return it, safe for a terminal."""
     summary = untrusted.sanitize(text)
     if record.taken:
         server = start.spec
@@ -245,9 +222,7 @@ def _logging_hint(inventory: Inventory) -> str:
 
 
 def _stop_server(session: Session, start: StartPlan) -> str:
-    """Stop the server that was just started; return the reason if that failed, else an empty
-    string.
-    """
+    """Stop the new server; return the reason if that failed, else an empty string."""
     try:
         snapshot = query_cluster(session, head_only=True)
         started = [

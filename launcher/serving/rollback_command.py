@@ -127,11 +127,8 @@ def _roll_back(
             if conflict := _conflicting_server(ours, spec.name, digest, pending, failure):
                 outcome = f"nothing was rolled back, for {conflict}"
                 hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
-                return GateError(
-                    f"{failure.message}; {outcome}",
-                    evidence=evidence,
-                    hint=_merge_hints(failure, hint),
-                )
+                hint, text = _merge_hints(failure, hint), f"{failure.message}; {outcome}"
+                return GateError(text, evidence=evidence, hint=hint)
             previous = _choose_previous(ours, spec.name, digest)
             retry_spec = replace(
                 spec,
@@ -150,7 +147,7 @@ def _roll_back(
         if previous is None:
             outcome = f"and there was no way back: {error.message}"
         elif isinstance(error, (StoppedError, UnwatchedError)):
-            outcome = f"{previous.what} was started again, and {error.message}"
+            outcome = f"{previous.label} was started again, and {error.message}"
         else:
             outcome = f"and the server before does not answer either: {error.message}"
         if isinstance(error, RequestError):  # nothing was touched: the failed server still runs
@@ -158,18 +155,18 @@ def _roll_back(
     else:
         if code == 0:
             return GateError(
-                f"{spec.model} did not answer, so {previous.what} answers again",
+                f"{spec.model} did not answer, so {previous.label} answers again",
                 evidence=[failure.message, failure.evidence],
                 hint=_merge_hints(failure, "try again with `vlaunch serve --replace`"),
             )
-        outcome, hint = f"{previous.what} was started again", _merge_hints(failure, "")  # Ctrl-C
+        outcome, hint = f"{previous.label} was started again", _merge_hints(failure, "")  # Ctrl-C
     return GateError(f"{failure.message}; {outcome}", evidence=evidence, hint=hint)
 
 
 def _conflicting_server(
     session: Session, name: str, digest: str, pending: PendingStart | None, failure: VlaunchError
 ) -> str:
-    """Describe another operator's change to the server of that name; empty if it may be replaced."""
+    """Describe another operator's change to the server; empty if it may be replaced."""
     from launcher.app import servers as server
 
     snapshot = server.query_cluster(session, head_only=True)
@@ -185,7 +182,7 @@ def _conflicting_server(
         # is a gate's.
         start_failed = isinstance(failure, (NodeError, ServerError, DeadlineError))
         return "somebody has stopped it meanwhile" if start_failed else ""
-    ours = spec.asked == pending.start.desired.asked
+    ours = spec.asked == pending.start.spec.asked
     return "" if ours else f"{spec.model} is wanted there now"
 
 
@@ -212,6 +209,6 @@ def _choose_previous(session: Session, name: str | None, excluded_id: str = "") 
         revisions, excluded_id or current_id, image.identity if image else ""
     )
     answered_at = datetime.fromtimestamp(previous.at).strftime("%Y-%m-%d %H:%M:%S")
-    text = f"back to {previous.what}, which answered last at {answered_at}"
+    text = f"back to {previous.label}, which answered last at {answered_at}"
     session.note("rollback", text, data={"id": previous.id, "at": previous.at})
     return replace(previous, name=name)

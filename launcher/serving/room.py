@@ -46,13 +46,10 @@ def start_gates(
         serving_judges.model_gate(snapshot, rank_nodes, request.model),
         precomputed_gate(
             "room",
-            f"enough GPUs are free, and port {request.judge_port} on"
+            f"enough GPUs are free, and port {request.port} on"
             f" {fold([node.name for node in capacity.api_nodes])}",
-            # Both at once: nobody should learn of the port only when the GPUs are free.
-            lambda: [
-                *capacity.judge_gpus(),
-                *(capacity.judge_port(node) for node in capacity.api_nodes),
-            ],
+            # Both at once: a used port must not surface only when the GPUs are free.
+            lambda: [*capacity.judge_gpus(), *map(capacity.judge_port, capacity.api_nodes)],
         ),
         *([_gpu_memory_gate(snapshot, request)] if GPU_MEMORY.applies(inventory) else []),
     )
@@ -108,23 +105,17 @@ class _CapacityCheck:
         """Check that enough GPUs are free: in all of Ray, or for `mp` on each node, less what batch
         jobs claim in total.
         """
-        inventory, head_payload, placement = (
-            self.inventory,
-            self.snapshot.payload,
-            self.request.placement,
-        )
-        batches = serving_judges.job_gpu_users(head_payload)
+        inventory, placement = self.inventory, self.request.placement
+        payload = self.snapshot.payload
+        batches = serving_judges.job_gpu_users(payload)
         if self.request.backend == "ray":
-            holders = [
-                *(serving_judges.server_gpu_user(other, other.gpus) for other in self.others),
-                *batches,
-            ]
-            replaced_gpus = sum(_gpus_in_ray(self.replaced).values())
+            users = [serving_judges.server_gpu_user(other, other.gpus) for other in self.others]
+            freed = sum(_gpus_in_ray(self.replaced).values())
             return serving_judges.judge_free_gpus(
-                inventory, placement.world, placement.label, head_payload, holders, replaced_gpus
+                inventory, placement.world, placement.label, payload, [*users, *batches], freed
             )
-        if not inventory.ray.off and "jobs" not in head_payload:
-            text = f"Ray does not say what it holds: {head_payload.get('error', 'no answer')}"
+        if not inventory.ray.off and "jobs" not in payload:
+            text = f"Ray does not say what it holds: {payload.get('error', 'no answer')}"
             return [failed(inventory.head, text, fix="look at `vlaunch status`")]
         needed = placement.world + sum(server.gpus for server in self.others)
         return [*self._judge_node_gpus(), *_judge_batch_claims(inventory, batches, needed)]
@@ -171,15 +162,14 @@ def _judge_batch_claims(
     claimed = sum(batch.gpus for batch in batches)
     if not claimed or claimed + needed <= inventory.gpus:
         return []
-    text = (
-        f"{', '.join(batch.label for batch in batches)} needs {claimed:g} of {inventory.gpus} GPUs"
-    )
+    labels = ", ".join(batch.label for batch in batches)
+    text = f"{labels} needs {claimed:g} of {inventory.gpus} GPUs"
     fixes = "\n".join(f"wait for it, or end it: `{batch.stop_command}`" for batch in batches)
     return [failed("", text, fix=fixes)]
 
 
 def _gpus_by_node(server: Server) -> Mapping[str, int]:
-    """Return a server's GPUs on each node: Ray may have placed ranks on other nodes than planned."""
+    """Return a server's GPUs on each node; Ray may have placed ranks elsewhere than planned."""
     planned = server.desired.places if server.desired else {}
     ranks = server.observed.ranks if server.observed else {}
     counts = {node: len(names) for node, names in ranks.items()}

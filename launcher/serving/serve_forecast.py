@@ -48,25 +48,14 @@ def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan |
     placement = request.placement
     if question is None or placement.pcp > 1:
         return None
-    layout = Layout(
-        tp=placement.tp,
-        pp=placement.pp,
-        dp=placement.dp,
-        experts=question.flags.expert_parallel,
-        exact=True,
-    )
-    plan = question.judge_layout(layout)
-    cache_known = question.flags.cache_bytes or plan.estimate.measured_at is not None
-    if not question.cluster.smallest.memory_gib and not cache_known:
+    tp, pp, dp, experts = placement.tp, placement.pp, placement.dp, question.flags.expert_parallel
+    plan = question.judge_layout(Layout(tp=tp, pp=pp, dp=dp, experts=experts, exact=True))
+    fixed_cache = question.flags.cache_bytes or plan.estimate.measured_at is not None
+    if not question.cluster.smallest.memory_gib and not fixed_cache:
         return None
     best = choose_layout(question)
-    own_layout, best_layout = plan.option, best.option
-    is_same = (own_layout.tp, own_layout.pp, own_layout.replicas) == (
-        best_layout.tp,
-        best_layout.pp,
-        best_layout.replicas,
-    )
-    better = None if is_same or best.verdict != "fits" else best
+    sizes, best_sizes = ((p.option.tp, p.option.pp, p.option.replicas) for p in (plan, best))
+    better = None if sizes == best_sizes or best.verdict != "fits" else best
     return ServePlan(question=question, planned=plan, better=better)
 
 
@@ -116,53 +105,41 @@ def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
     """Return the spec with the layout of the running server of this name and model; None if there
     is none, or if it is to be replaced.
     """
-    running = next(
-        (server for server in snapshot.servers_state.running if server.name == spec.name), None
-    )
-    if (
-        running is None
-        or running.desired is None
-        or spec.replace_other
-        or running.model != spec.model
-    ):
+    running = {server.name: server for server in snapshot.servers_state.running}.get(spec.name)
+    if running is None or running.desired is None:
+        return None
+    if spec.replace_other or running.model != spec.model:
         return None
     original = running.desired.asked_for
     sizes: dict[str, Any] = {key: original.get(key) for key in ("tp", "pp", "dp")}
     if not all(isinstance(size, int) for size in sizes.values()):
         return None
     expert_args = (*spec.args, vllm.EXPERT_PARALLEL)
-    return replace(
-        spec, **sizes, args=expert_args if original.get("args") == list(expert_args) else spec.args
-    )
+    args = expert_args if original.get("args") == list(expert_args) else spec.args
+    return replace(spec, **sizes, args=args)
 
 
 def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
     """Report the expected result of a start; `fixed` means that the user chose the layout."""
-    own_plan = plan.planned
-    model = session.inventory.serve.model
-    if own_plan.verdict == "does-not-fit":
-        session.warn(
-            "plan", f"by the plan it DOES NOT FIT: {_explain_shortage(plan)}; vLLM will tell"
-        )
-    elif own_plan.verdict == "tight":
-        session.warn(
-            "plan", f"by the plan it is TIGHT: {_explain_shortage(plan)}; the start will tell"
-        )
+    planned, model = plan.planned, session.inventory.serve.model
+    if planned.verdict == "does-not-fit":
+        text = f"by the plan it DOES NOT FIT: {_explain_shortage(plan)}; vLLM will tell"
+        session.warn("plan", text)
+    elif planned.verdict == "tight":
+        text = f"by the plan it is TIGHT: {_explain_shortage(plan)}; the start will tell"
+        session.warn("plan", text)
     elif plan.tokens is not None:
-        held = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens"
-        session.note(
-            "plan",
-            f"{held} ({figures_basis(own_plan.estimate, plan.question.model.unmodelled_reason)})",
-        )
+        basis = figures_basis(planned.estimate, plan.question.model.unmodelled_reason)
+        text = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens ({basis})"
+        session.note("plan", text)
     if plan.better is not None and not fixed:
         plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
-        own_requests, best_requests = (
-            f"{candidate.requests('likely'):.0f}" for candidate in (own_plan, plan.better)
-        )
-        comparison = "as here" if best_requests == own_requests else f"not {own_requests}"
+        own, better = (f"{p.requests('likely'):.0f}" for p in (planned, plan.better))
+        comparison = "as here" if better == own else f"not {own}"
+        layout = plan.better.option
         text = (
-            f"the plan would take {plan.better.option.description} (`{layout_flags(plan.better.option)}`):"
-            f" {best_requests} requests of full length at once, {comparison};"
+            f"the plan would take {layout.description} (`{layout_flags(layout)}`):"
+            f" {better} requests of full length at once, {comparison};"
             f" take it with `--plan auto`, see why with `{plan_command}`"
         )
         session.note("plan", text)

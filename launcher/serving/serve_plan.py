@@ -47,28 +47,19 @@ def plan_serve(
     Raises:
         RequestError: another server of this name runs, and it is not to be replaced.
     """
-    existing = next(
-        (running for running in snapshot.servers_state.running if running.name == request.name),
-        None,
-    )
+    running = {server.name: server for server in snapshot.servers_state.running}
+    existing = running.get(request.name)
     if existing is not None:
-        attached = _attach(
-            existing,
-            request,
-            policy,
-            replace_other=replace_other,
-            require_unsupervised=require_unsupervised,
-        )
+        attached = _attach(existing, request, policy, replace_other, require_unsupervised)
         if attached is not None:
             return attached
     spec = wanted.build_spec(snapshot, request, requested_at=requested_at, policy=policy)
     gates = room.start_gates(snapshot, request, existing) if snapshot.site.facts else ()
+    write = wanted.write_spec(snapshot.site, spec)
     stages = (
         Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
         *check_stages,
-        Stage(
-            id="server", title="Ask for the server", steps=(wanted.write_spec(snapshot.site, spec),)
-        ),
+        Stage(id="server", title="Ask for the server", steps=(write,)),
     )
     plan = Plan(verb="serve", stages=stages, notes=(*_start_notes(request, existing), *notes))
     return StartPlan(plan=plan, spec=spec)
@@ -78,8 +69,7 @@ def _attach(
     existing: Server,
     request: ServeRequest,
     policy: Policy,
-    *,
-    replace_other: bool,
+    replace: bool,
     require_unsupervised: bool,
 ) -> StartPlan | None:
     """Return the plan to watch the running server of this name; `None` if a new one is to replace
@@ -91,7 +81,7 @@ def _attach(
     if existing.desired is None:
         return None
     if existing.id != request.digest:
-        if replace_other:
+        if replace:
             return None
         raise RequestError(
             f"{existing.label} runs {existing.model}",
@@ -101,7 +91,7 @@ def _attach(
             ),
         )
     difference = _supervision_difference(existing.desired.policy, policy)
-    if difference and replace_other:
+    if difference and replace:
         return None
     if difference and require_unsupervised and existing.desired.policy.restarts != 0:
         raise RequestError(
@@ -161,8 +151,8 @@ def _replica_notes(request: ServeRequest) -> Iterator[str]:
         yield f"{placement.dp} replicas ({counts}) {balanced}"
         return
     yield (
-        f"{placement.dp} replicas ({counts}) answer, each node's behind an endpoint of its own: what"
-        " stands before these balances requests"
+        f"{placement.dp} replicas ({counts}) answer, each node's behind an endpoint of its own:"
+        " what stands before these balances requests"
     )
     if placement.experts == 0:
         yield (

@@ -76,16 +76,17 @@ def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...
     """Return vLLM's own arguments, the inventory's first. Raises RequestError for those that
     vlaunch sets, and for one that looks like a secret.
     """
-    for source, arguments in (
+    for source, argv in (
         ("`engine_args` or `serve: args` in the inventory", inventory.serve.args),
         ("the arguments after `--`", args),
     ):
-        if collisions := vllm.describe_collisions(arguments):
+        if collisions := vllm.describe_collisions(argv):
             raise RequestError(f"{source} set what vlaunch sets itself", evidence=collisions)
-    for position, argument in enumerate(args, start=1):
-        if secret_patterns.VALUE.search(argument):
+    for number, arg in enumerate(args, start=1):
+        if secret_patterns.VALUE.search(arg):
+            text = f"argument {number} after `--` looks like a secret, which `ps` would show"
             raise RequestError(
-                f"argument {position} after `--` looks like a secret, which `ps` would show on the nodes",
+                f"{text} on the nodes",
                 hint="name where it comes from under `secrets:` in the inventory",
             )
     return (*inventory.serve.args, *args)

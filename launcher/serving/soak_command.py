@@ -74,8 +74,8 @@ def _run_soak(
     session: Session, name: str | None, seconds: float, streams: int, tokens: int
 ) -> dict[str, Any]:
     chosen = servers.choose_server(choose.query_servers(session).running, name)
-    spec, status_before = chosen.desired, chosen.observed
-    if spec is None or status_before is None or status_before.state != "ready":
+    spec, before = chosen.desired, chosen.observed
+    if spec is None or before is None or before.state != "ready":
         raise RequestError(
             f"{chosen.label} is {chosen.state}, not ready", hint="look at `vlaunch status`"
         )
@@ -92,23 +92,15 @@ def _run_soak(
     session.wait("soak", f"{streams} streams at {chosen.label}, {route}", deadline=seconds)
     with contextlib.suppress(KeyboardInterrupt), load:
         _pause(seconds)
-    retransmits_seen = retransmits.compare_counters(
-        counters, retransmits.parse_counters(session.transport.run(queries))
-    )
+    later = retransmits.parse_counters(session.transport.run(queries))
+    again = retransmits.compare_counters(counters, later)
     try:
-        status_by_name = {
-            server.name: server.observed for server in choose.query_servers(session).servers
-        }
-        status_after = status_by_name.get(chosen.name)
+        current = choose.query_servers(session).servers
+        after = {server.name: server.observed for server in current}.get(chosen.name)
     except NodeError:
-        status_after = replace(status_before, verdict="unknown")
+        after = replace(before, verdict="unknown")
     return judge_load(
-        load,
-        planned=seconds,
-        route=route,
-        before=status_before,
-        after=status_after,
-        retransmits=retransmits_seen,
+        load, planned=seconds, route=route, before=before, after=after, retransmits=again
     )
 
 

@@ -19,7 +19,7 @@ from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
-from launcher.core.plan import Plan
+from launcher.core.plan import Plan, Stage
 from launcher.distribute import model_fetch
 from launcher.serving import balancing, endpoints
 from launcher.serving.endpoints import endpoint_url
@@ -132,20 +132,19 @@ class StartSpec(ServerSpec):
         from launcher.serving import network_gate
 
         request = self.build_request(inventory, snapshot.config)
-        check_stages, network_notes = (
-            ((), ())
-            if self.skip_network_check
-            else network_gate.plan_network_check(
+        stages: tuple[Stage, ...] = ()
+        notes: tuple[str, ...] = ()
+        if not self.skip_network_check:
+            stages, notes = network_gate.plan_network_check(
                 inventory, snapshot, request, pair_timeout=self.pair_timeout
             )
-        )
         start = plan_serve(
             snapshot,
             request,
             requested_at=time.time(),
             policy=self.policy,
-            check_stages=check_stages,
-            notes=(*self.notes, *network_notes),
+            check_stages=stages,
+            notes=(*self.notes, *notes),
             replace_other=self.replace_other,
             require_unsupervised=self.unsupervised,
         )
@@ -298,14 +297,11 @@ def _wait_for_answer(
     snapshot, request, start, plan, fetch_seconds = pending
     name = start.spec.name
     if spec.no_wait:
-        next_step_hint = (
-            "" if start.attached else ", and watch it with the same command without --no-wait"
-        )
+        hint = "" if start.attached else ", and watch it with the same command without --no-wait"
         verb = "runs" if start.attached else "starts"
-        text = f"server `{name}` {verb}; see `vlaunch status`{next_step_hint}"
-        urls = [
-            endpoint.url for endpoint in endpoints.list_endpoints(session.inventory, start.spec)
-        ]
+        text = f"server `{name}` {verb}; see `vlaunch status`{hint}"
+        apis = endpoints.list_endpoints(session.inventory, start.spec)
+        urls = [endpoint.url for endpoint in apis]
         session.done(text, stage="serve", data={"endpoint": urls[0], "endpoints": urls})
         return 0, urls
     session.begin("serve", "Wait for the first answer")
@@ -354,9 +350,7 @@ def _summary_rows(
     replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(first.replicas)]
     tokens, concurrency = served.capacity.tokens, served.capacity.concurrency
     cache_text = "not known" if tokens is None else f"{tokens:,} tokens"
-    fetch_text = (
-        f" {fetch_seconds:.1f}s for bringing the model to its nodes, and" if fetch_seconds else ""
-    )
+    fetch = f" {fetch_seconds:.1f}s for bringing the model to its nodes, and"
     rows = {
         "model": first.model,
         "placement": ranks or "not known",
@@ -371,8 +365,8 @@ def _summary_rows(
             if curl_line
             else {"fingerprint": first.fingerprint or "none given"}
         ),
-        "ready after": f"{served.seconds + fetch_seconds:.1f}s, of which{fetch_text}"
-        f" {first.seconds:.1f}s for the first answer",
+        "ready after": f"{served.seconds + fetch_seconds:.1f}s, of which"
+        f"{fetch if fetch_seconds else ''} {first.seconds:.1f}s for the first answer",
         "ask it": curl_line,
     }
     lines = [*(("endpoint", url) for url in served.endpoints), *rows.items()]

@@ -162,7 +162,8 @@ def build_status(
         cluster=inventory.cluster,
         nodes=nodes,
         servers=server_rows,
-        endpoint=first or endpoints.url(inventory, inventory.serve.bind, inventory.ports.api),
+        endpoint=first
+        or endpoints.endpoint_url(inventory, inventory.serve.bind, inventory.ports.api),
         network=network_verdict.describe_network(site, snapshot.network, head_state),
         certificates=certificates.expiry_warning(
             (facts.certificates for facts in site.facts.values()), datetime.now(timezone.utc)

@@ -78,14 +78,11 @@ def _build_processes(
     inventory, placement = snapshot.site.inventory, request.placement
     ready = {_READY_TIMEOUT: f"{max(3600, policy.start_timeout):.0f}"}
 
-    def env(node: Node, more: Mapping[str, str]) -> dict[str, str]:
-        # What the user sets in the inventory is in the container already, and stays as it is.
-        variables = {
-            **request.env,
-            **ready,
-            **more,
-            **engine_log.variables(inventory, log_name(request.name, request.digest)),
-        }
+    logging = engine_log.variables(inventory, log_name(request.name, request.digest))
+
+    def env(node: Node, extra: Mapping[str, str]) -> dict[str, str]:
+        # The container already has the inventory's variables, which come first.
+        variables = {**request.env, **ready, **extra, **logging}
         return {name: value for name, value in sorted(variables.items()) if name not in node.env}
 
     nodes = request.rank_nodes(inventory)
@@ -101,9 +98,8 @@ def _build_processes(
             )
         head_env = env(inventory.head, placement_env)
         argv = request.build_command(timeout_args)
-        yield ProcessSpec(
-            node=inventory.head.name, argv=argv, env=head_env, replicas=(0, placement.dp)
-        )
+        replicas = (0, placement.dp)
+        yield ProcessSpec(node=inventory.head.name, argv=argv, env=head_env, replicas=replicas)
         return
     replica_counts = [count for _, count in placement.replicas]
     port = _rendezvous_port(snapshot, request, nodes[0])
@@ -136,24 +132,15 @@ def _rendezvous_port(snapshot: ClusterSnapshot, request: ServeRequest, node: Nod
     """
     facts, ports = snapshot.site.facts_of(node), snapshot.site.inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
-    used_ports = {number for _, number in (facts.listening if facts else None) or ()}
-    used_ports |= {
-        ports.mp_master,
-        ports.dp_rpc,
-        ports.group,
-        ports.probe,
-        ports.api,
-        request.port,
-    } - {first}
+    used = {number for _, number in (facts.listening if facts else None) or ()}
+    reserved = {ports.mp_master, ports.dp_rpc, ports.group, ports.probe, ports.api, request.port}
+    used |= reserved - {first}
     for spec in _other_specs(snapshot, request):
         if spec.api_node == node.name:
             options = pairwise(spec.processes[0].argv)
-            used_ports |= {
-                int(value)
-                for name, value in options
-                if name in _RENDEZVOUS_FLAGS and value.isdigit()
-            }
-    return next((port for port in range(first, 65536) if port not in used_ports), first)
+            values = (value for name, value in options if name in _RENDEZVOUS_FLAGS)
+            used |= {int(value) for value in values if value.isdigit()}
+    return next((port for port in range(first, 65536) if port not in used), first)
 
 
 def _other_specs(snapshot: ClusterSnapshot, request: ServeRequest) -> list[Desired]:

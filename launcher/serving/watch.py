@@ -347,14 +347,10 @@ class _StartWatcher:
         }
 
     def _wait_event(self) -> Event:
-        progress = (
-            vllm.shard_progress(list(self.lines)[-20:])
-            if self.phase == "load"
-            else self.delay_reason
-        )
-        text = self.activity or vllm.phase_title(self.phase) + (
-            f" ({progress})" if progress else ""
-        )
+        shards = vllm.shard_progress(list(self.lines)[-20:]) if self.phase == "load" else ""
+        progress = shards if self.phase == "load" else self.delay_reason
+        progress = f" ({progress})" if progress else ""
+        text = self.activity or vllm.phase_title(self.phase) + progress
         if self.recovering:
             text = f"recovering: {text}"
         changed, self.shown_text = text != self.shown_text, text
@@ -368,9 +364,9 @@ class _StartWatcher:
         )
 
     def _deadline_error(self) -> DeadlineError:
+        state = f"it is still {self.activity or vllm.phase_title(self.phase)}"
         return DeadlineError(
-            f"no answer from the server within {self.timeout:.0f}s;"
-            f" {self.delay_reason or f'it is still {self.activity or vllm.phase_title(self.phase)}'}",
+            f"no answer from the server within {self.timeout:.0f}s; {self.delay_reason or state}",
             evidence=list(self.lines)[-8:],
             hint=(
                 "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`,"
@@ -388,35 +384,28 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     if record is not None and not hung:
         fault = record.last_fault
         outcome = fault.what if fault else record.doing or "it failed"
-        outcome = untrusted.sanitize(
-            f"its keeper gave up: {outcome}" if record.state == "gave-up" else outcome
-        )
+        outcome = f"its keeper gave up: {outcome}" if record.state == "gave-up" else outcome
+        outcome = untrusted.sanitize(outcome)
     cause = untrusted.sanitize(fault.cause) if fault else ""
-    fault_lines = (
-        [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
-    )
+    evidence = [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
     node = (fault.node or (server.desired.api_node if server.desired else "")) if fault else ""
-    log = [*fault_lines, *lines]
+    log = [*evidence, *lines]
     symptom = symptoms.first_match("\n".join([cause, *log]))
-    raised_exception = vllm.find_exception("\n".join(log))
-    exception = cause or (raised_exception.text if raised_exception else "")
-    if raised_exception and raised_exception.text[:_LINE] != exception[:_LINE]:
-        raised_exception = None  # the agent knows better
-    clear_symptom = None if symptom is None or (symptom.id in _VAGUE and exception) else symptom
-    headline = clear_symptom.cause if clear_symptom else exception or outcome
+    raised = vllm.find_exception("\n".join(log))
+    exception = cause or (raised.text if raised else "")
+    if raised and raised.text[:_LINE] != exception[:_LINE]:
+        raised = None  # the agent's cause is more precise
+    specific = None if symptom is None or (symptom.id in _VAGUE and exception) else symptom
+    headline = specific.cause if specific else exception or outcome
     headline = headline if len(headline) <= _LINE else f"{headline[:_LINE]}…"
-    location = (
-        ", ".join(filter(None, (raised_exception.address or node, raised_exception.process)))
-        if raised_exception
-        else node
-    )
-    raised_text = f"{location}: {exception}" if headline != exception else f"raised on {location}"
-    texts = [raised_text if exception and location else exception]
-    if clear_symptom and (not exception or exception[:_LINE] not in clear_symptom.line):
-        texts.append(clear_symptom.line)
+    origin = ", ".join(filter(None, (raised.address or node, raised.process))) if raised else node
+    text = f"{origin}: {exception}" if headline != exception else f"raised on {origin}"
+    texts = [text if exception and origin else exception]
+    if specific and (not exception or exception[:_LINE] not in specific.line):
+        texts.append(specific.line)
     texts.append(outcome)
-    if clear_symptom is None and raised_exception is None:
-        texts += (fault_lines or list(lines))[-8:]
+    if specific is None and raised is None:
+        texts += (evidence or list(lines))[-8:]
     hints = [symptom.fix if symptom else "look at every node: `vlaunch doctor`"]
     if hung:
         hints.append(f"end it: `vlaunch stop {server.name}`")
