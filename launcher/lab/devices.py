@@ -54,8 +54,8 @@ def rdma_devices(lab: Lab) -> list[str]:
     """Return the names of a host's RDMA devices: one per GPU, and with `nvidia-smi`, which reports
     the topology, an equally fast one for storage.
     """
-    beside = max(1, min(lab.gpus, len(BUSES) - 1))
-    count = beside + (lab.accelerator == "nvidia") if lab.rdma else 0
+    per_gpu = max(1, min(lab.gpus, len(BUSES) - 1))
+    count = per_gpu + (lab.accelerator == "nvidia") if lab.rdma else 0
     return [f"mlx5_{number}" for number in range(count)]
 
 

@@ -63,12 +63,12 @@ def pack(base: Path, layer: bytes, archive: Path) -> None:
     manifest = [
         {"Config": name, "RepoTags": [NAME], "Layers": [*layers, f"{digest}/layer.tar"]},
     ]
-    whole = archive.with_suffix(".partial")
-    with tarfile.open(whole, "w") as tar:
+    partial = archive.with_suffix(".partial")
+    with tarfile.open(partial, "w") as tar:
         _add_file(tar, "manifest.json", json.dumps(manifest).encode())
         _add_file(tar, name, text)
         _add_file(tar, f"{digest}/layer.tar", layer)
-    whole.rename(archive)
+    partial.rename(archive)
 
 
 def _read_base(base: Path) -> tuple[dict[str, Any], list[str]]:

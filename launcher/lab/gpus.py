@@ -41,8 +41,8 @@ def prepare(lab: Lab, host: Host) -> bool:
         programs[HOOK] = Path(nvidia_smi.__file__).with_name("nvidia_hook.py")
     folder = host.programs
     folder.mkdir(parents=True, exist_ok=True)
-    before = {path.name for path in folder.iterdir()}
-    for name in before - set(programs):
+    existing = {path.name for path in folder.iterdir()}
+    for name in existing - set(programs):
         (folder / name).unlink()
     for name, source in programs.items():
         _replace(folder / name, "#!/usr/bin/env python3\n" + source.read_text(), 0o755)
@@ -51,17 +51,17 @@ def prepare(lab: Lab, host: Host) -> bool:
     _replace(
         document_dir / "gpus.json", json.dumps(smi_document(lab, host), indent=1) + "\n", 0o644
     )
-    return before != set(programs)
+    return existing != set(programs)
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
     """Replace a file atomically, since it may be in use."""
     if path.exists() and path.read_text() == text:
         return
-    new = path.with_name(f".{path.name}")
-    new.write_text(text)
-    new.chmod(mode)
-    new.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    temporary.chmod(mode)
+    temporary.replace(path)
 
 
 def _document_dir(host: Host) -> Path:

@@ -119,8 +119,8 @@ def boot(host: Host) -> bool:
     """
     running = processes.host_processes(host)
     netns = (Path("/run/netns") / host.netns).stat().st_ino
-    first = next((p for p in running if p.is_init), None)
-    if first is not None and first.netns == netns:
+    init = next((p for p in running if p.is_init), None)
+    if init is not None and init.netns == netns:
         return False
     processes.kill_processes(running)
     clear_run(host)
@@ -166,8 +166,8 @@ def start_service(host: Host, service: str) -> bool:
             return False  # still starting
         # A killed dockerd leaves these; its successor would mistake any process with that id for
         # a running daemon.
-        for remains in ("docker.pid", "docker/containerd/containerd.pid"):
-            (host.root / "run" / remains).unlink(missing_ok=True)
+        for leftover in ("docker.pid", "docker/containerd/containerd.pid"):
+            (host.root / "run" / leftover).unlink(missing_ok=True)
     machine.run(
         *(
             "setsid",
@@ -225,8 +225,8 @@ def docker_argv(host: Host, *arguments: str) -> tuple[str, ...]:
 
 def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
     """Return the argv that runs `argv` inside a host; raises VlaunchError when it is off."""
-    first = processes.init_pid(host)
-    if first is None:
+    pid = processes.init_pid(host)
+    if pid is None:
         raise VlaunchError(
             f"`{host.name}` of the practice cluster `{host.lab}` is off",
             hint="run `vlaunch lab up`",
@@ -234,7 +234,7 @@ def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
     return (
         *_server_environment(host),
         "nsenter",
-        f"--target={first}",
+        f"--target={pid}",
         "--mount",
         "--uts",
         "--ipc",

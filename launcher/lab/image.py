@@ -80,8 +80,8 @@ def ensure(cache: Path, say: Say) -> Path:
     with cache_lock(cache):
         if archive.exists():
             return archive
-        for remains in cache.glob("building-*"):
-            shutil.rmtree(remains)
+        for leftover in cache.glob("building-*"):
+            shutil.rmtree(leftover)
         wheels = ensure_wheels(cache, say)
         building = cache / f"building-{os.getpid()}"
         building.mkdir()

@@ -139,11 +139,11 @@ def install() -> None:
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
     parts.require_linux_root()
-    where = directory or layout.default_dir(name)
-    existing = layout.load_lab(where)
+    location = directory or layout.default_dir(name)
+    existing = layout.load_lab(location)
     if existing is None or existing.name != name:
         raise RequestError(
-            f"there is no practice cluster `{name}` in `{where}`", hint="run `vlaunch lab up`"
+            f"there is no practice cluster `{name}` in `{location}`", hint="run `vlaunch lab up`"
         )
     states = observed.observe(existing)
     click.echo(observed.to_json(existing, states) if as_json else observed.to_text(states))
@@ -166,12 +166,12 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     stay for the next time unless --purge-cache is given.
     """
     parts.require_linux_root()
-    where = (directory or layout.default_dir(name)).absolute()
-    remove.remove_lab(name, where, say)
-    if remains := remove.leftovers(name, where):
+    location = (directory or layout.default_dir(name)).absolute()
+    remove.remove_lab(name, location, say)
+    if leftovers := remove.leftovers(name, location):
         raise VlaunchError(
             f"traces of the practice cluster `{name}` are left",
-            evidence=remains,
+            evidence=leftovers,
             hint="run the same command again",
         )
     say(f"nothing of `{name}` is left")

@@ -107,24 +107,24 @@ def _all_processes() -> Iterator[Process]:
             yield process
 
 
-def _read_process(entry: Path) -> Process | None:
+def _read_process(directory: Path) -> Process | None:
     try:
-        # The name first: during exec(2) the environment is briefly empty, but the name is old.
-        status = (entry / "status").read_text()
-        environment = (entry / "environ").read_bytes()
-        netns = (entry / "ns/net").stat().st_ino
+        # The name first: exec(2) briefly empties the environment before it sets the new name.
+        status = (directory / "status").read_text()
+        environment = (directory / "environ").read_bytes()
+        netns = (directory / "ns/net").stat().st_ino
     except OSError:
         return None
     marker = next(
-        (word for word in environment.split(b"\0") if word.startswith(b"VLAUNCH_LAB=")), b""
+        (entry for entry in environment.split(b"\0") if entry.startswith(b"VLAUNCH_LAB=")), b""
     )
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return Process(
-        pid=int(entry.name),
+        pid=int(directory.name),
         name=fields["Name"].strip(),
         marker=marker.decode(errors="replace"),
         netns=netns,
-        pids=tuple(int(pid) for pid in fields.get("NSpid", entry.name).split()),
+        pids=tuple(int(pid) for pid in fields.get("NSpid", directory.name).split()),
     )
 
 

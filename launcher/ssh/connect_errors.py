@@ -92,17 +92,17 @@ def _key_hint(error: KeyUnusable) -> str:
 
 
 def _refused(target: Target, error: LoginRefused) -> tuple[str, str]:
-    where = f"{target.user}@{target.address}"
+    login = f"{target.user}@{target.address}"
     hint = f"`ssh-copy-id {target.user}@{target.host}`, or set `ssh.user` and `ssh.identity`"
     if error.locked:
         hint = _key_hint(error.locked[0])
     if error.tried:
         tried = ", ".join(error.tried) + "".join(f"; {key}" for key in error.locked)
-        return f"{where} refused the login (tried: {tried})", hint
+        return f"{login} refused the login (tried: {tried})", hint
     if error.locked:
-        return f"{where} was offered no key: {error.locked[0]}", hint
+        return f"{login} was offered no key: {error.locked[0]}", hint
     return (
-        f"{where} was offered no key: none is named, held by the agent, or in ~/.ssh",
+        f"{login} was offered no key: none is named, held by the agent, or in ~/.ssh",
         "ssh-add KEY",
     )
 

@@ -260,10 +260,10 @@ class _Adapter(BaseHTTPAdapter):
         super().__init__()
 
     def send(
-        self, request: Any, stream: bool = False, *others: Any, **options: Any
+        self, request: Any, stream: bool = False, *args: Any, **options: Any
     ) -> requests.Response:
         """Send a request; limits the size and duration of replies that are not streamed."""
-        response = super().send(request, True, *others, **options)
+        response = super().send(request, True, *args, **options)
         if not stream or response.status_code >= 400:
             deadline, content = time.monotonic() + _TIMEOUT, bytearray()
             for piece in response.iter_content(_PIECE):

@@ -130,10 +130,10 @@ class Fleet:
 
         link = self._links[node]
         with link.lock:
-            where = self._remote_transport(node)
-            if link.docker is None or link.docker_on is not where:
+            transport = self._remote_transport(node)
+            if link.docker is None or link.docker_on is not transport:
                 try:
-                    link.docker = docker_api.connect(self._nodes[node], where)
+                    link.docker = docker_api.connect(self._nodes[node], transport)
                 except docker_api.FAILURES as error:
                     argv = (*self._nodes[node].docker, "version")
                     command = Command(node=node, argv=argv, timeout=docker_api.DIAL_TIMEOUT)
@@ -142,7 +142,7 @@ class Fleet:
                     raise docker_api.node_error(
                         node, error, output, explain=self._explain
                     ) from error
-                link.docker_on = where
+                link.docker_on = transport
             return link.docker  # type: ignore[no-any-return]
 
     def read_file(self, node: str, container: str, path: str) -> Iterator[bytes]:
@@ -283,8 +283,8 @@ class Fleet:
 class _Answers(queue.Queue[Line | Answer | BaseException]):
     """Queue of worker results; a full queue blocks the workers, to bound memory."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
         self.running = RunningCommands()
 
     def put(self, item: Line | Answer | BaseException) -> None:  # type: ignore[override]

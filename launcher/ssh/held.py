@@ -27,27 +27,27 @@ class RunningCommands:
         self.cancelled = False
 
     @contextlib.contextmanager
-    def until_done(self, end: Callable[[], None]) -> Iterator[None]:
+    def until_done(self, stop: Callable[[], None]) -> Iterator[None]:
         """Call `end`, from the cancelling thread, if `cancel` is called before the block exits."""
         with self._lock:
-            self._ends[id(end)] = end
+            self._ends[id(stop)] = stop
             cancelled = self.cancelled
         try:
             if cancelled:
-                end()
+                stop()
             yield
         finally:
             with self._lock:
-                del self._ends[id(end)]
+                del self._ends[id(stop)]
 
     def cancel(self) -> None:
         """Stop all commands; returns at once, the nodes kill the processes."""
         with self._lock:
             self.cancelled = True
-            ends = list(self._ends.values())
-        for end in ends:
+            callbacks = list(self._ends.values())
+        for stop in callbacks:
             with contextlib.suppress(Exception):
-                end()
+                stop()
 
 
 class BackgroundCommand:

@@ -190,8 +190,8 @@ class Proxy(socket.socket):
 
 def jump_argv(jump: str) -> list[str]:
     """Return the arguments of `ssh` for the last of the jump hosts."""
-    first, _, last = jump.rpartition(",")
-    return [*(("-J", first) if first else ()), f"ssh://{last}"]
+    earlier, _, last = jump.rpartition(",")
+    return [*(("-J", earlier) if earlier else ()), f"ssh://{last}"]
 
 
 class JumpHost:

@@ -82,8 +82,8 @@ class Lines:
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes."""
-        *whole, rest = data.split(b"\n")
-        for line in whole:
+        *complete_lines, rest = data.split(b"\n")
+        for line in complete_lines:
             self._keep(line)
             self._on_line(_text(self._rest))
             self._rest.clear()

@@ -94,7 +94,7 @@ def _parse_chain(text: str) -> Sequence[x509.Certificate]:
 def _certificate_fault(
     inventory: Inventory, node: Node, chain: Sequence[x509.Certificate], now: datetime
 ) -> str:
-    authority, *older_authorities, own = chain
+    authority, *older_authorities, node_certificate = chain
     if older_authorities:
         return "the renewal of its agent's certificate was interrupted"
     expiry = min(certificate.not_valid_after_utc for certificate in chain)
@@ -102,12 +102,14 @@ def _certificate_fault(
         verb = "ended" if expiry <= now else "ends"
         return f"its agent's certificate {verb} on {expiry:%Y-%m-%d}"
     try:
-        own.verify_directly_issued_by(authority)
-        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        name = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        node_certificate.verify_directly_issued_by(authority)
+        names = node_certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
+        name = node_certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         matches = (
             name == node.name
-            and own.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value
+            and node_certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value
             == inventory.cluster
             and ipaddress.ip_address(node.ip) in names.get_values_for_type(x509.IPAddress)
         )

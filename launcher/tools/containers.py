@@ -65,11 +65,13 @@ def node_spec(
     `fingerprinted` replaces the secrets' fingerprint when only their names are known.
     """
     inventory = site.inventory
-    start: Argv = ()
+    ray_command: Argv = ()
     if not inventory.ray.off:
-        start = ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
+        ray_command = (
+            ray.start_head(node, inventory) if node.head else ray.start_worker(node, inventory)
+        )
     argv = agent_queries.run_agent(
-        start,
+        ray_command,
         node=node.name,
         head=inventory.head.ip,
         port=inventory.ports.group,
@@ -80,8 +82,10 @@ def node_spec(
     env = {"HF_TOKEN_PATH": f"{SECRETS}/HF_TOKEN"} if "HF_TOKEN" in secrets else {}
     env |= {} if inventory.ray.off else _ray_env(inventory)
     spec = _spec(site, node, role(node), image, argv, env)
-    mark = fingerprinted or (fingerprint(secrets) if secrets else "")
-    return replace(spec, labels={"vlaunch.secrets": mark} if mark else {}).labelled()
+    secrets_hash = fingerprinted or (fingerprint(secrets) if secrets else "")
+    return replace(
+        spec, labels={"vlaunch.secrets": secrets_hash} if secrets_hash else {}
+    ).labelled()
 
 
 def probe_spec(site: Site, node: Node, argv: Argv) -> docker.ContainerSpec:

@@ -106,7 +106,7 @@ def make_recipe(
     files: dict[str, bytes | WheelFile] = {f"wheels/{file.name}": file for file in packages}
     files |= {f"plugin/{path}": data for path, data in (plugin or {}).items()}
     return ImageRecipe(
-        tag=derived_tag(identity, hashes, text, ray=ray), write_dockerfile=text, files=files
+        tag=derived_tag(identity, hashes, text, ray=ray), dockerfile=text, files=files
     )
 
 
@@ -182,7 +182,7 @@ def build_context(recipe: ImageRecipe) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, content in sorted(
-            {"Dockerfile": recipe.write_dockerfile.encode(), **recipe.files}.items()
+            {"Dockerfile": recipe.dockerfile.encode(), **recipe.files}.items()
         ):
             data = content if isinstance(content, bytes) else content.read()
             entry = tarfile.TarInfo(path)

@@ -250,9 +250,9 @@ def with_deadline(argv: Argv, seconds: float) -> Argv:
     """
     # A `timeout` that receives the signal during its fork exits without its child (coreutils 9.1),
     # so the signal goes to the process group.
-    end = 'kill -s TERM -- "-$p" || kill "$p"'
+    stop = 'kill -s TERM -- "-$p" || kill "$p"'
     watch = (
-        f't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; {end}) <&3 >/dev/null'
+        f't=$1; shift; timeout -k 5 "$t" "$@" </dev/null & p=$!; (cat; {stop}) <&3 >/dev/null'
         " 2>&1 & w=$!; "
     )
     return (

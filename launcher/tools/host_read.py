@@ -21,9 +21,9 @@ def parse_probe(text: str) -> HostFacts:
     try:
         return _parse_facts(text)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        why = f"{error!r:.200}"
+        reason = f"{error!r:.200}"
         raise UnreadableAnswer(
-            f"the node's answer to the probe cannot be read ({why})",
+            f"the node's answer to the probe cannot be read ({reason})",
             evidence=evidence_without_token(text),
         ) from None
 
@@ -103,12 +103,12 @@ def _parse_info(text: str) -> Any:
     return _parse_json(text, "docker info") if text.startswith("{") else {}
 
 
-def _parse_json(text: str, what: str) -> Any:
+def _parse_json(text: str, command: str) -> Any:
     try:
         return untrusted.loads(text)
     except ValueError:
         evidence = untrusted.excerpt(text)
-        raise UnreadableAnswer(f"`{what}` did not answer in JSON", evidence=evidence) from None
+        raise UnreadableAnswer(f"`{command}` did not answer in JSON", evidence=evidence) from None
 
 
 def _parse_token(text: str) -> str:

@@ -79,20 +79,20 @@ def query_scans(site: Site, name: str, *, hosts: bool = False) -> list[Command]:
 
 def parse_scan(answer: Answer) -> ModelScan:
     """Parse a scan; `unknown` if unreadable, in which case vLLM decides at its start."""
-    where = _STATUSES.get(answer.code, "unknown")
-    if where not in ("there", "lacks"):
-        return ModelScan(where=where)
+    state = _STATUSES.get(answer.code, "unknown")
+    if state not in ("there", "lacks"):
+        return ModelScan(where=state)
     listing, _, rest = f"\n{answer.out}".partition("\n\n")
     files = _parse_files(listing[1:])
-    if where == "lacks":
-        return ModelScan(where=where, missing_file=untrusted.one_line(rest.strip()), files=files)
+    if state == "lacks":
+        return ModelScan(where=state, missing_file=untrusted.one_line(rest.strip()), files=files)
     try:
         config = json.loads(rest)  # accepts Infinity, which some models use
     except (ValueError, RecursionError):
-        return ModelScan(where=where, files=files)
+        return ModelScan(where=state, files=files)
     digest = hashlib.sha256(rest.encode()).hexdigest()
     config = config if isinstance(config, dict) else None
-    return ModelScan(where=where, config=config, digest=digest, files=files)
+    return ModelScan(where=state, config=config, digest=digest, files=files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,8 @@ def _parse_files(listing: str) -> Mapping[str, int] | None:
     files: dict[str, int] = {}
     for line in listing.splitlines():
         kind, _, rest = line.partition(" ")
-        size, named, path = rest.partition(" ")
-        if not (named and len(kind) == 1 and size.isdecimal()):
+        size, separator, path = rest.partition(" ")
+        if not (separator and len(kind) == 1 and size.isdecimal()):
             return None
         files[path] = -1 if kind in "lLN" else int(size)
     return files

@@ -147,8 +147,8 @@ def describe_network(site: Site, record: NetworkRecord, state: ServersState) -> 
     if not measured:
         return "not proven for these containers: `vlaunch check-nccl`"
     names = [node.name for node in site.nodes if node.name in measured]
-    part = "" if len(names) == len(containers) else f" between {fold(names)}"
-    text = f"{'proven' if record.passed else 'failed'} {record.taken}{part}: {record.summary}"
+    scope = "" if len(names) == len(containers) else f" between {fold(names)}"
+    text = f"{'proven' if record.passed else 'failed'} {record.taken}{scope}: {record.summary}"
     if site.inventory.accelerator == "cpu":
         return text
     distributed = [

@@ -61,9 +61,9 @@ def assign_replicas(inventory: Inventory, dp: int, replica_size: int, *, spannin
 def _assign_whole_nodes(inventory: Inventory, world: int, replica_size: int) -> Shares:
     """Assign `world` ranks to nodes of equal size, without sharing nodes between replicas."""
     ordered, size = _largest_first(inventory), inventory.head.gpus
-    alike = all(node.gpus == size for node in ordered)
+    uniform = all(node.gpus == size for node in ordered)
     count = world // size
-    if not alike or replica_size % size or count > len(ordered):
+    if not uniform or replica_size % size or count > len(ordered):
         return ()
     return tuple((node.name, size) for node in ordered[:count])
 

@@ -46,9 +46,9 @@ def parse_parts(text: str) -> Parts:
             if (
                 code == 0
                 and name.split(" ", maxsplit=1)[0] in _OF_DOCKER
-                and (at := _JSON.search(out))
+                and (json_start := _JSON.search(out))
             ):
-                out = out[at.start() :]
+                out = out[json_start.start() :]
             parts[name] = (out, code)
         else:
             name = header

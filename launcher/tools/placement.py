@@ -165,18 +165,18 @@ def choose_placement(
                 hint="use one of the two: `--data-parallel-size`, or -- --prefill-context-parallel",
             )
         return _place_replicas(inventory, dp, tp, pp, shape, backend)
-    stage, chosen_pp, why = _single_replica(inventory, tp, pp, pcp, shape)
+    stage, chosen_pp, reason = _single_replica(inventory, tp, pp, pcp, shape)
     chosen_tp = stage // pcp
     fault = (
         explain_impossible(inventory, chosen_tp, chosen_pp, shape, pcp) if chosen_tp else _UNEVEN
     )
     placed = Placement(
-        tp=chosen_tp, pp=chosen_pp, pcp=pcp, why=why, nodes=(), experts=shape.experts
+        tp=chosen_tp, pp=chosen_pp, pcp=pcp, why=reason, nodes=(), experts=shape.experts
     )
     if fault or stage % pcp:
         raise PlacementError(
             f"{placed.label} cannot run: {fault or _UNEVEN}",
-            evidence=f"{why}; {describe_gpus(inventory)}",
+            evidence=f"{reason}; {describe_gpus(inventory)}",
             hint=_suggest_splits(inventory, shape, pcp),
         )
     mp = backend == "mp"
@@ -243,7 +243,7 @@ def _place_replicas(
     shape: ModelShape,
     backend: Backend,
 ) -> Placement:
-    chosen_tp, chosen_pp, why = _replica_sizes(inventory, dp, tp, pp)
+    chosen_tp, chosen_pp, reason = _replica_sizes(inventory, dp, tp, pp)
     replica_size = chosen_tp * chosen_pp
     fault = explain_impossible(inventory, chosen_tp, chosen_pp, shape, dp)
     nodes = () if fault else assign_replicas(inventory, dp, replica_size, spanning=backend == "ray")
@@ -257,11 +257,11 @@ def _place_replicas(
         raise PlacementError(
             f"{dp} replicas of TP {chosen_tp} × PP {chosen_pp} cannot run:"
             f" {fault or _explain_unfit(inventory, replica_size, needs_span)}",
-            evidence=f"{why}; {describe_gpus(inventory)}",
+            evidence=f"{reason}; {describe_gpus(inventory)}",
             hint=_suggest_replicas(inventory, dp, shape) + ray,
         )
     placed = Placement(
-        tp=chosen_tp, pp=chosen_pp, why=why, nodes=nodes, dp=dp, experts=shape.experts
+        tp=chosen_tp, pp=chosen_pp, why=reason, nodes=nodes, dp=dp, experts=shape.experts
     )
     warnings = _warnings(inventory, placed, shape)
     if backend == "ray" and shape.experts and len(nodes) > 1:
@@ -280,31 +280,31 @@ def _replica_sizes(
         return tp, pp, "as asked"
     if tp is not None:
         return tp, 1, f"TP {tp} as asked; a replica inside a node needs no pipeline"
-    total, part = inventory.gpus, _equal_part(inventory, dp, pp)
+    total, replica_gpus = inventory.gpus, _equal_part(inventory, dp, pp)
     if pp is not None:
-        why = f"PP {pp} as asked, the TP that gives each replica {part} of {total} GPUs"
-        return max(1, part // pp), pp, why
-    if part == 0:
+        reason = f"PP {pp} as asked, the TP that gives each replica {replica_gpus} of {total} GPUs"
+        return max(1, replica_gpus // pp), pp, reason
+    if replica_gpus == 0:
         return 1, 1, "a replica has one GPU at least"
-    why = f"each replica gets {part} of {total} GPUs"
+    reason = f"each replica gets {replica_gpus} of {total} GPUs"
     size = max(node.gpus for node in inventory.nodes)
-    if part > size and part % size == 0:
-        return size, part // size, f"{why}: TP = GPUs per node, PP = its nodes"
-    return part, 1, f"{why} as TP"
+    if replica_gpus > size and replica_gpus % size == 0:
+        return size, replica_gpus // size, f"{reason}: TP = GPUs per node, PP = its nodes"
+    return replica_gpus, 1, f"{reason} as TP"
 
 
 def _equal_part(inventory: Inventory, dp: int, pp: int | None) -> int:
     """Return the GPUs per replica; 0 when there are fewer GPUs than replicas."""
     total = inventory.gpus
-    part = total // dp
-    if part and (total % dp or part % (pp or 1)):
+    replica_gpus = total // dp
+    if replica_gpus and (total % dp or replica_gpus % (pp or 1)):
         request = f"{dp} replicas" + (f" of PP {pp}" if pp is not None else "")
         raise PlacementError(
             f"the cluster's {total} GPUs cannot be divided equally between {request}",
             evidence=describe_gpus(inventory),
             hint=_suggest_replicas(inventory, dp, ModelShape()),
         )
-    return part
+    return replica_gpus
 
 
 def _explain_unfit(inventory: Inventory, replica_size: int, needs_span: bool) -> str:

@@ -45,21 +45,21 @@ class RayStatus:
 def start_head(node: Node, inventory: Inventory) -> Argv:
     """Start the head in the foreground with fixed ports (`ray start --head --block`)."""
     ports = inventory.ports
-    own = long_options(
+    options = long_options(
         node_ip_address=node.ip,
         port=ports.gcs,
         dashboard_host="127.0.0.1",
         dashboard_port=ports.dashboard,
         ray_client_server_port=ports.client,
     )
-    return ("ray", "start", "--head", "--block", *own, *_common_options(node, inventory))
+    return ("ray", "start", "--head", "--block", *options, *_common_options(node, inventory))
 
 
 def start_worker(node: Node, inventory: Inventory) -> Argv:
     """Join the head in the foreground (`ray start --address --block`)."""
     address = f"{inventory.head.ip}:{inventory.ports.gcs}"
-    own = long_options(address=address, node_ip_address=node.ip)
-    return ("ray", "start", "--block", *own, *_common_options(node, inventory))
+    options = long_options(address=address, node_ip_address=node.ip)
+    return ("ray", "start", "--block", *options, *_common_options(node, inventory))
 
 
 def _common_options(node: Node, inventory: Inventory) -> Argv:

@@ -37,7 +37,7 @@ def judge_head(inventory: Inventory) -> Callable[[Answers], Sequence[Finding]]:
 
 
 def judge_cluster(
-    inventory: Inventory, before: Mapping[str, int]
+    inventory: Inventory, initial_restarts: Mapping[str, int]
 ) -> Callable[[Answers], Sequence[Finding]]:
     """Return a check of Ray's node table against the inventory.
 
@@ -57,15 +57,15 @@ def judge_cluster(
                     node,
                     answers[node.name][0],
                     joined=table is None or node.ip in alive,
-                    before=before.get(node.name, 0),
+                    initial_restarts=initial_restarts.get(node.name, 0),
                 )
             )
         ]
         if troubles:
             return troubles
         if table is None:
-            text, why = "Ray's dashboard does not answer yet", str(payload.get("error", ""))
-            return [waiting(inventory.head, text, evidence=why)]
+            text, reason = "Ray's dashboard does not answer yet", str(payload.get("error", ""))
+            return [waiting(inventory.head, text, evidence=reason)]
         dead = {row.ip: row for row in table if not row.alive}
         findings = [
             _judge_member(inventory, node, alive.get(node.ip), dead.get(node.ip), payload)
@@ -111,11 +111,11 @@ def _judge_status(inventory: Inventory, text: str) -> Finding:
         return passed(
             head, f"`ray status`: {status.active} nodes, {status.gpus_used or 0.0}/{total} GPU"
         )
-    text_ = (
+    message = (
         f"`ray status` shows {status.active} nodes and {total:g} GPUs, not {nodes} and"
         f" {inventory.gpus}"
     )
-    return waiting(head, text_, evidence=text)
+    return waiting(head, message, evidence=text)
 
 
 def _judge_member(
@@ -131,8 +131,8 @@ def _judge_member(
         fix = f"look at its log: `vlaunch logs {node.name}`"
         if not node.head:
             fix = f"allow TCP from {node.ip} to {head.ip}:{ports.gcs} and back, then {fix}"
-        why = f": {dead.message}" if dead is not None else ""
-        return waiting(node, f"has not joined Ray under {node.ip}{why}", fix=fix)
+        reason = f": {dead.message}" if dead is not None else ""
+        return waiting(node, f"has not joined Ray under {node.ip}{reason}", fix=fix)
     if alive.gpus != node.gpus:
         return failed(
             node,
@@ -149,7 +149,7 @@ def _judge_member(
 
 
 def judge_container(
-    node: Node, answer: Answer, *, joined: bool = False, before: int = 0
+    node: Node, answer: Answer, *, joined: bool = False, initial_restarts: int = 0
 ) -> Finding | None:
     """Check `docker inspect` of a container: missing, exited, or in a restart loop is a failure.
 
@@ -165,7 +165,7 @@ def judge_container(
     container = _parse_container(answer)
     if container is None:
         return _container_gone(node.name, answer)
-    restarts = container.restarts - before
+    restarts = container.restarts - initial_restarts
     if container.running and (joined or restarts < 3):
         return None
     # Workers restart whenever the head does, possibly for months.

@@ -184,8 +184,8 @@ def job_gpu_users(payload: Mapping[str, Any]) -> list[GpuUser]:
 
 def judge_job_room(
     inventory: Inventory,
-    least: float,
-    most: float,
+    minimum: float,
+    maximum: float,
     payload: Mapping[str, Any],
     users: Sequence[GpuUser],
     *,
@@ -195,10 +195,10 @@ def judge_job_room(
     free = _count_free_gpus(inventory, busy_gpus(payload), users)
     unit = "slots" if inventory.accelerator == "cpu" else "GPUs"
     text = f"{free:g} of {inventory.gpus} {unit} are free in Ray"
-    if free >= least:
-        short = f"; of {most:g} that the job would use" if free < most else ""
+    if free >= minimum:
+        short = f"; of {maximum:g} that the job would use" if free < maximum else ""
         return [passed("", text + short)]
-    text += f", the job needs {least:g}{_describe_users(users)}"
+    text += f", the job needs {minimum:g}{_describe_users(users)}"
     if queue:
         return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
     commands = ", ".join(f"`{user.stop_command}`" for user in users)
@@ -235,13 +235,13 @@ def judge_members(site: Site, payload: Mapping[str, Any]) -> list[Finding]:
     if findings := [fault for node in site.nodes if (fault := _judge_container(site, node))]:
         return findings
     if "nodes" not in payload:
-        why = str(payload.get("error", "no reason given"))
+        reason = str(payload.get("error", "no reason given"))
         fix = (
             "it may be busy: run the same command again"
-            if "timed out" in why
+            if "timed out" in reason
             else "run `vlaunch up`"
         )
-        return [failed(site.head, f"Ray does not answer: {why}", fix=fix)]
+        return [failed(site.head, f"Ray does not answer: {reason}", fix=fix)]
     alive = {row.ip for row in ray.parse_nodes(payload["nodes"]) if row.alive}
     fix = "run `vlaunch up`, then look at `vlaunch status`"
     return [

@@ -145,7 +145,7 @@ def gloo_timeout_option(args: Sequence[str], nodes: int, seconds: float) -> Argv
 
 
 def replica_options(
-    local: int, start: int, head: str, port: int, balancing: Balancing = "internal"
+    local: int, first_replica: int, head: str, port: int, balancing: Balancing = "internal"
 ) -> Argv:
     """Return the options of a node that runs `local` replicas from number `start` on.
 
@@ -155,12 +155,12 @@ def replica_options(
     """
     address = long_options(data_parallel_address=head, data_parallel_rpc_port=port)
     if balancing == "external":
-        return (*long_options(data_parallel_rank=start), *address)
+        return (*long_options(data_parallel_rank=first_replica), *address)
     local_options = (*long_options(data_parallel_size_local=local), *address)
     headless = ("--headless",) if balancing == "internal" else ()
     return (
-        (*local_options, *long_options(data_parallel_start_rank=start), *headless)
-        if start
+        (*local_options, *long_options(data_parallel_start_rank=first_replica), *headless)
+        if first_replica
         else local_options
     )
 
@@ -178,7 +178,7 @@ def balancing_modes(args: Sequence[str]) -> frozenset[Balancing]:
 
 
 def ray_replica_env(
-    nodes: Sequence[str], *, spans: bool, alike: bool, copied_variables: Sequence[str] = ()
+    nodes: Sequence[str], *, spans: bool, uniform: bool, copied_variables: Sequence[str] = ()
 ) -> Mapping[str, str]:
     """Return the variables that make vLLM place replicas on these addresses.
 
@@ -187,7 +187,7 @@ def ray_replica_env(
     (`create_dp_placement_groups` in v1/engine/utils.py). vLLM copies its own variables and
     `copied_variables` to the replicas (`get_env_vars_to_copy` in ray/ray_env.py).
     """
-    strategy = "span" if spans else "strict" if alike else "fill"
+    strategy = "span" if spans else "strict" if uniform else "fill"
     return {
         "VLLM_RAY_DP_PACK_STRATEGY": strategy,
         "VLLM_RAY_DP_PLACEMENT_NODE_IPS": ",".join(nodes),
@@ -259,16 +259,16 @@ def _normalise_option(argument: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def _abbreviates(name: str, ours: str) -> bool:
+def _abbreviates(name: str, option: str) -> bool:
     """Return True if argparse would, or could, match a name with an option: it accepts
     abbreviations, and `-n2`.
     """
-    stem = ours.rstrip("*")
+    stem = option.rstrip("*")
     if not name.startswith("-") or name in ("-", "--"):
         return False
     if len(stem) == 2 and re.fullmatch(rf"{stem}\d+", name):
         return True
-    return stem.startswith(name) or (ours.endswith("*") and name.startswith(stem))
+    return stem.startswith(name) or (option.endswith("*") and name.startswith(stem))
 
 
 def later_phases(phase: str, lines: Sequence[str]) -> list[str]:

@@ -142,7 +142,7 @@ def test_replicas_of_several_nodes() -> None:
 )
 def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> None:
     """On the nodes that were chosen, whatever else is in the cluster."""
-    assert vllm.ray_replica_env(["10.0.0.1", "10.0.0.2"], spans=spans, alike=alike) == {
+    assert vllm.ray_replica_env(["10.0.0.1", "10.0.0.2"], spans=spans, uniform=alike) == {
         "VLLM_RAY_DP_PACK_STRATEGY": strategy,
         "VLLM_RAY_DP_PLACEMENT_NODE_IPS": "10.0.0.1,10.0.0.2",
     }
@@ -150,7 +150,7 @@ def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> Non
 
 def test_ray_hands_variables_on_to_replicas() -> None:
     """Of those that vLLM does not know, only the ones that it is told of."""
-    env = vllm.ray_replica_env(["10.0.0.1"], spans=False, alike=True, copied_variables=["A", "B"])
+    env = vllm.ray_replica_env(["10.0.0.1"], spans=False, uniform=True, copied_variables=["A", "B"])
 
     assert env["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] == "A,B"
 
