@@ -38,12 +38,12 @@ def down(call: CommandContext, purge: bool) -> None:
 
 
 def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> None:
-    """Query, remove and verify. Raises NodeError or GateError that covers every node with remains."""
+    """Query, remove and verify. Raises NodeError or GateError for all nodes with remains."""
     images = (session.inventory.image,) if purge else ()
     queries = probe_commands(session.inventory, images, session.reached, compiled=True)
     facts, errors = parse_answers(session.transport.run(queries))
     errors |= _docker_errors(facts) | session.missing
-    facts = {name: node_facts for name, node_facts in facts.items() if name not in errors}
+    facts = {name: facts[name] for name in facts if name not in errors}
     plan = plan_down(Site(session.inventory, facts), purge=purge)
     if call.dry_run:
         call.print_script([plan])
@@ -98,11 +98,8 @@ def _report_result(
             f" {state.rpartition('/')[0]}/audit/{inventory.cluster}.ndjson (`vlaunch audit`)"
         )
         session.note("audit", audit_text)
-    cache_bytes = sum(
-        node_facts.compile_cache.size or 0
-        for node_facts in facts.values()
-        if node_facts.compile_cache
-    )
+    caches = [node_facts.compile_cache for node_facts in facts.values()]
+    cache_bytes = sum(cache.size or 0 for cache in caches if cache)
     if cache_bytes >= sizes.MIB and not purged:
         note = (
             f"what engines compiled stays on the nodes, {sizes.format_size(cache_bytes)} in all"

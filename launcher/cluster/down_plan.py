@@ -28,14 +28,14 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
     Only nodes that could be reached are included.
     """
     head = [node for node in site.observed_nodes if node.head]
-    workers = (
-        *_removal_steps(
-            site, [node for node in site.observed_nodes if not node.head], lambda _: True
-        ),
-        *_removal_steps(site, head, lambda role: role != "head"),
-    )
+    workers = [node for node in site.observed_nodes if not node.head]
+    ranks = _removal_steps(site, head, lambda role: role != "head")
     stages = (
-        Stage(id="workers", title="Remove workers", steps=workers),
+        Stage(
+            id="workers",
+            title="Remove workers",
+            steps=(*_removal_steps(site, workers, lambda _: True), *ranks),
+        ),
         Stage(
             id="head",
             title="Remove the head",
@@ -53,11 +53,7 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
             gates=(_absent_gate(site),) if site.observed_nodes else (),
         ),
     )
-    return Plan(
-        verb="down",
-        stages=tuple(stages),
-        keep_going=True,
-    )
+    return Plan(verb="down", stages=stages, keep_going=True)
 
 
 def _removal_steps(
@@ -68,16 +64,14 @@ def _removal_steps(
     """
     return tuple(
         Step(
-            title=f"removing the {removed.role} container"
-            if removed.name == site.container_name(node)
-            else f"removing container {removed.name}",
-            command=Command(
-                node=node.name, argv=docker.remove(node.docker, removed.id), timeout=120
-            ),
+            title=f"removing the {old.role} container"
+            if old.name == site.container_name(node)
+            else f"removing container {old.name}",
+            command=Command(node=node.name, argv=docker.remove(node.docker, old.id), timeout=120),
         )
         for node in nodes
-        for removed in site.facts[node.name].containers
-        if matches_role(removed.role)
+        for old in site.facts[node.name].containers
+        if matches_role(old.role)
     )
 
 
@@ -118,16 +112,8 @@ def _compile_cache_folders(site: Site, node: Node) -> tuple[str, str]:
 
 
 def _clear_step(site: Site, node: Node) -> Step:
-    directory = site.state_dir(node)
-    argv = (
-        "sh",
-        "-c",
-        _CLEAR,
-        "clear",
-        directory,
-        network_verdict.FILE,
-        *_compile_cache_folders(site, node),
-    )
+    folders = (site.state_dir(node), network_verdict.FILE, *_compile_cache_folders(site, node))
+    argv = ("sh", "-c", _CLEAR, "clear", *folders)
     return Step(
         title="removing helper files and secrets",
         command=Command(node=node.name, argv=argv, timeout=30),

@@ -73,11 +73,9 @@ def renew_certificates(
     if not reasons and not force:
         return None
     if not make:
-        return Renewal(
-            nodes={node.name: Secret("") for node in inventory.nodes}, renewal_reasons=reasons
-        )
+        return Renewal(nodes={node.name: Secret("") for node in inventory.nodes}, reasons=reasons)
     authority, issued = issue_certificates.issue_certificates(inventory, now)
-    return Renewal(authority=authority, nodes=issued, renewal_reasons=reasons)
+    return Renewal(authority=authority, nodes=issued, reasons=reasons)
 
 
 def placeholder_image(inventory: Inventory) -> RayImage:
@@ -88,7 +86,7 @@ def placeholder_image(inventory: Inventory) -> RayImage:
         return base_image(inventory)
     version = inventory.ray.version
     recipe = derived.ImageRecipe(
-        tag=f"{derived.REPOSITORY}:{version}-{_PLACEHOLDER}", write_dockerfile="", files={}
+        tag=f"{derived.REPOSITORY}:{version}-{_PLACEHOLDER}", dockerfile="", files={}
     )
     return RayImage(
         tag=recipe.tag,
@@ -115,31 +113,25 @@ def resolve_ray_image(session: Session, facts: Mapping[str, HostFacts]) -> RayIm
     inventory = session.inventory
     base = facts[inventory.head.name].images[inventory.image]
     assert base is not None  # noqa: S101 - the image stage has just put it there
-    image_python = _probe_image(session, base.identity)
-    image.check_supported(image_python, inventory.image)
+    python = _probe_image(session, base.identity)
+    image.check_supported(python, inventory.image)
     if inventory.ray.off:
         return base_image(inventory)
-    missing = image.ray_version_to_add(image_python, inventory.ray.version)
+    missing = image.ray_version_to_add(python, inventory.ray.version)
     plugin = derived.plugin_files() if inventory.accelerator == "cpu" else None
-    version = image_python.ray or inventory.ray.version
+    version = python.ray or inventory.ray.version
     if missing or plugin:
         derived_tag = _common_image(inventory, facts, base.identity, version, plugin)
         if derived_tag is not None:
-            return RayImage(
-                tag=derived_tag, ray_version=version, python_version=image_python.python
-            )
-    wheels = _resolve_wheels(session, image_python, missing) if missing is not None else None
+            return RayImage(tag=derived_tag, ray_version=version, python_version=python.python)
+    wheels = _resolve_wheels(session, python, missing) if missing is not None else None
     recipe = derived.make_recipe(
-        base=inventory.image,
-        identity=base.identity,
-        image=image_python,
-        wheels=wheels,
-        plugin=plugin,
+        base=inventory.image, identity=base.identity, image=python, wheels=wheels, plugin=plugin
     )
     return RayImage(
         tag=recipe.tag if recipe else inventory.image,
         ray_version=version,
-        python_version=image_python.python,
+        python_version=python.python,
         recipe=recipe,
         context_command=_write_context(recipe),
     )
@@ -253,5 +245,5 @@ def _write_context(recipe: derived.ImageRecipe | None) -> str:
                 target.write_bytes(content)
             else:
                 target.symlink_to(content.path)
-        (folder / "Dockerfile").write_text(recipe.write_dockerfile, encoding="utf-8")
+        (folder / "Dockerfile").write_text(recipe.dockerfile, encoding="utf-8")
     return f"tar -chf - -C {folder} ."

@@ -49,19 +49,14 @@ def extract_certificates(text: str) -> str:
 
 def parse_listing(text: str) -> tuple[SecretFile, ...]:
     """Parse the answer to `listing_argv`; raises UnreadableAnswer if it is incomplete."""
-    listing_match = re.search(
+    listing = re.search(
         rf"^{_MARK} (\d{{1,12}}) (\d{{1,10}}) (-|\d{{1,10}})\n(.*?)^{_MARK} end$",
         text,
         re.MULTILINE | re.DOTALL,
     )
-    if listing_match is None:
+    if listing is None:
         raise UnreadableAnswer("the node does not say which secrets lie there")
-    now, user, handed, rows = (
-        int(listing_match[1]),
-        listing_match[2],
-        listing_match[3],
-        listing_match[4],
-    )
+    now, user, handed, rows = int(listing[1]), listing[2], listing[3], listing[4]
     files = []
     for row in rows.splitlines():
         match = re.fullmatch(

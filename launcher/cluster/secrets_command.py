@@ -57,18 +57,17 @@ def list_(call: CommandContext) -> int:
 
     inventory = call.inventory
     with call.session(partial=True) as session:
-        files, certificate_texts = _query_files(session)
-    rows = _secret_rows(inventory, certificate_texts)
+        files, pem_texts = _query_files(session)
+    rows = _secret_rows(inventory, pem_texts)
     names = [row["name"] for row in rows]
     remarks = [
         f"{name}: {error.message.removeprefix(f'{name}: ')}"
         for name, error in session.missing.items()
     ]
-    remarks += [
-        line for node, listed in files.items() for line in _file_remarks(node, listed, names)
-    ]
-    if expiry_warning := certificates.expiry_warning(certificate_texts, datetime.now(timezone.utc)):
-        remarks.append(expiry_warning)
+    for node, listed in files.items():
+        remarks += _file_remarks(node, listed, names)
+    if warning := certificates.expiry_warning(pem_texts, datetime.now(timezone.utc)):
+        remarks.append(warning)
     if call.as_json:
         data = {
             "cluster": inventory.cluster,
@@ -261,11 +260,11 @@ def _query_files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], l
         for node in session.reached
     ]
     listed: dict[str, tuple[SecretFile, ...]] = {}
-    certificate_texts = []
+    pem_texts = []
     for answer in session.transport.run(queries):
         try:
             listed[answer.node] = secret_files.parse_listing(answer.out)
-            certificate_texts.append(secret_files.extract_certificates(answer.out))
+            pem_texts.append(secret_files.extract_certificates(answer.out))
         except UnreadableAnswer as error:
             raise NodeError(
                 answer.node,
@@ -273,20 +272,18 @@ def _query_files(session: Session) -> tuple[dict[str, tuple[SecretFile, ...]], l
                 evidence=untrusted.excerpt(answer.err.strip(), last=True),
             ) from None
     names = [node.name for node in inventory.nodes if node.name in listed]
-    return {name: listed[name] for name in names}, certificate_texts
+    return {name: listed[name] for name in names}, pem_texts
 
 
 def _file_remarks(node: str, files: Sequence[SecretFile], secret_names: Sequence[str]) -> list[str]:
     remarks = []
     for file in files:
         if not file.private:
-            owner_text = "" if file.own else ", of another user"
-            mode = "700" if not file.name else "600"
-            remarks.append(
-                f"{node}: {file.path} has mode {file.mode}{owner_text}; on it: `chmod {mode} {file.path}`"
-            )
+            owner = "" if file.own else ", of another user"
+            fix = f"chmod {'700' if not file.name else '600'} {file.path}"
+            text = f"{file.path} has mode {file.mode}{owner}; on it: `{fix}`"
+            remarks.append(f"{node}: {text}")
         if file.name and file.name not in secret_names:
-            remarks.append(
-                f"{node}: {file.path} is no secret of this inventory; `vlaunch down` removes it"
-            )
+            text = f"{file.path} is no secret of this inventory; `vlaunch down` removes it"
+            remarks.append(f"{node}: {text}")
     return remarks

@@ -112,11 +112,8 @@ def plan_up(
     specs = {node.name: containers.node_spec(site, node, image.tag, secrets) for node in site.nodes}
     reasons = _reasons_by_node(site, specs, secrets)
     changed = [node for node in site.nodes if reasons[node.name] is not None]
-    existing = {
-        node.name: container
-        for node in site.nodes
-        if (container := site.container(node)) is not None
-    }
+    present = ((node.name, site.container(node)) for node in site.nodes)
+    existing = {name: container for name, container in present if container is not None}
     replaced = [existing[node.name] for node in changed if node.name in existing]
     stages = (
         *_image_stages(site, changed, image),
@@ -155,9 +152,7 @@ def _merge_reasons(
     reasons: Mapping[str, Sequence[str] | None], renewal: Renewal | None
 ) -> Mapping[str, Sequence[str] | None]:
     """Add the reasons to renew certificates, for nodes whose containers stay unchanged."""
-    certificates = (
-        {name: [reason] for name, reason in renewal.renewal_reasons.items()} if renewal else {}
-    )
+    certificates = {name: [reason] for name, reason in renewal.reasons.items()} if renewal else {}
     return {name: existing or certificates.get(name) for name, existing in reasons.items()}
 
 
@@ -228,9 +223,8 @@ def _verify_stages(
     stages = []
     if not site.inventory.ray.off:
         started = {node.name for node in changed}
-        restarts = {
-            name: container.restarts for name, container in existing.items() if name not in started
-        }
+        unchanged = {name: old for name, old in existing.items() if name not in started}
+        restarts = {name: old.restarts for name, old in unchanged.items()}
         stages.append(_ray_stage(site, restarts, join_timeout, changed=bool(changed)))
     agents = gates.agents_gate(site, deadline=join_timeout)
     return [*stages, Stage(id="agents", title="Verify the agents", gates=(agents,))]

@@ -222,9 +222,7 @@ def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str
     options += ["--python", sys.executable, "--no-python-downloads", "--only-binary", ":all:"]
     options += ["--index-strategy", "unsafe-best-match", "--no-config", "--no-progress"]
     for name, option in _PIP_TO_UV.items():
-        options += [
-            argument for value in settings.get(name, "").split() for argument in (option, value)
-        ]
+        options += [arg for value in settings.get(name, "").split() for arg in (option, value)]
     if settings.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
         options.append("--no-index")
     return options, {

@@ -43,18 +43,16 @@ def list_alternatives(question: PlanQuestion, plan: PlannedLayout) -> tuple[Alte
     lacks_memory = plan.verdict == "does-not-fit" and not plan.estimate.state_limit("high")
     bigger = list(_node_alternatives(question)) if lacks_memory else []
     flags = [*_partition_alternatives(question, plan), *_flag_alternatives(question, plan)]
-    splits = list(_layout_alternatives(question, plan))
-    return (*bigger, *flags[: _MAX_ALTERNATIVES - len(bigger) - min(3, len(splits))], *splits)[
-        :_MAX_ALTERNATIVES
-    ]
+    layouts = list(_layout_alternatives(question, plan))
+    flags = flags[: _MAX_ALTERNATIVES - len(bigger) - min(3, len(layouts))]
+    return (*bigger, *flags, *layouts)[:_MAX_ALTERNATIVES]
 
 
 def _node_alternatives(question: PlanQuestion) -> Iterator[Alternative]:
     if bigger := add_nodes_until_fit(question):
         count = len(bigger.cluster.hosts)
-        yield Alternative(
-            f"--nodes {count}", "the fewest such nodes that fit", choose_layout(bigger)
-        )
+        better = "the fewest such nodes that fit"
+        yield Alternative(f"--nodes {count}", better, choose_layout(bigger))
 
 
 def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
@@ -217,9 +215,8 @@ def extra_node_tokens(
     if layout.gpus_per_unit <= gpus_per_node:
         per_replica, count = tokens // layout.replicas, gpus_per_node // layout.gpus_per_unit
         extra = per_replica * (layout.dp if layout.coupled else 1) * count
-        return Range(
-            extra, extra, extra
-        ), f"{'replicas' if count > 1 else 'a replica'} of this split"
+        text = f"{'replicas' if count > 1 else 'a replica'} of this split"
+        return Range(extra, extra, extra), text
     stages = max(1, gpus_per_node // layout.tp)
     hosts = (*question.cluster.hosts, replace(question.cluster.hosts[0], name="one more"))
     larger = replace(question, cluster=replace(question.cluster, hosts=hosts))

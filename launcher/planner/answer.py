@@ -20,9 +20,7 @@ def plan_json(question: PlanQuestion, plan: PlannedLayout) -> Json:
         "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
         "split": _layout_json(plan),
         "why": [_reason_json(reason) for reason in reasons],
-        "alternatives": [
-            _alternative_json(alternative) for alternative in list_alternatives(question, plan)
-        ],
+        "alternatives": list(map(_alternative_json, list_alternatives(question, plan))),
     }
 
 

@@ -53,11 +53,8 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
         unmodelled_reason=family.unmodelled_reason,
     )
     fields.raise_if_wrong()
-    return replace(
-        architecture,
-        unmodelled_reason=architecture.unmodelled_reason
-        or _unmodelled_reason(fields, family, architecture),
-    )
+    reason = architecture.unmodelled_reason or _unmodelled_reason(fields, family, architecture)
+    return replace(architecture, unmodelled_reason=reason)
 
 
 def _unmodelled_reason(fields: ConfigFields, family: Family, architecture: Architecture) -> str:
@@ -140,14 +137,9 @@ def _parse_recurrent(fields: ConfigFields, family: Family, hidden: int) -> Recur
 
 
 def _parse_gated_delta_net(fields: ConfigFields, hidden: int) -> Recurrent:
-    keys, values = (
-        fields.read_count("linear_num_key_heads"),
-        fields.read_count("linear_num_value_heads"),
-    )
-    key_dim, value_dim = (
-        fields.read_count("linear_key_head_dim"),
-        fields.read_count("linear_value_head_dim"),
-    )
+    keys, key_dim = (fields.read_count(f"linear_{n}") for n in ("num_key_heads", "key_head_dim"))
+    values = fields.read_count("linear_num_value_heads")
+    value_dim = fields.read_count("linear_value_head_dim")
     inputs = 2 * keys * key_dim + 2 * values * value_dim + 2 * values
     return Recurrent(
         channels=2 * keys * key_dim + values * value_dim,
@@ -174,9 +166,8 @@ def _estimate_vision_params(config: Mapping[str, Any]) -> int:
         section = config.get(name)
         if not isinstance(section, Mapping):
             continue
-        fields = ConfigFields(
-            {key: section[key] for key in section if not isinstance(section[key], Mapping)}
-        )
+        flat = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
+        fields = ConfigFields(flat)
         hidden = fields.read_count("hidden_size", "embed_dim", "d_model", "width")
         layers = fields.read_count("depth", "num_hidden_layers", "encoder_layers", "layers")
         width = fields.read_count("intermediate_size", "encoder_ffn_dim") or 4 * hidden

@@ -240,10 +240,9 @@ class PlanQuestion:
         flags = flags or self.flags
         estimate = self._estimate_layout(layout, flags)
         verdict = judge_estimate(estimate, -(-self.demand.requests // layout.replicas))
-        if layout.coupled and not option.coupled:  # each is to fit without the others' help, too
-            verdict = max(
-                verdict, judge_estimate(self._estimate_layout(option, flags)), key=_VERDICTS.index
-            )
+        if layout.coupled and not option.coupled:  # a replica must also fit without the others
+            single = judge_estimate(self._estimate_layout(option, flags))
+            verdict = max(verdict, single, key=_VERDICTS.index)
         placement = place_replicas(layout, self.cluster)
         placed = placement[: layout.dp] if layout.exact and not layout.coupled else placement
         return PlannedLayout(option=layout, estimate=estimate, verdict=verdict, placement=placed)
@@ -253,11 +252,9 @@ class PlanQuestion:
         cluster = self.cluster
         if layout.gpus_per_unit <= cluster.gpus_per_node or layout.coupled or layout.servers > 1:
             return (cluster.smallest,) * layout.pp
-        stages_per_node = max(1, cluster.gpus_per_node // layout.tp)
+        per_node = max(1, cluster.gpus_per_node // layout.tp)
         last = len(cluster.hosts) - 1
-        return tuple(
-            cluster.hosts[min(stage // stages_per_node, last)].gpu for stage in range(layout.pp)
-        )
+        return tuple(cluster.hosts[min(at // per_node, last)].gpu for at in range(layout.pp))
 
     def _estimate_layout(self, layout: Layout, flags: EngineFlags) -> Estimate:
         engine = PlannedEngine(

@@ -167,18 +167,12 @@ def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngi
         expert_parallel=engine.flags.expert_parallel,
         mxfp4_width=versions.mxfp4_width(engine.version, engine.gpus[0].name),
     )
-    weights_by_stage = stage_bytes(model, weight_bytes, parallel)
-    stages = tuple(
-        _estimate_stage(
-            model,
-            engine,
-            _engine_load(engine, limits, parallel, stage),
-            weights_by_stage[stage] / GIB,
-        )
-        for stage in range(engine.pp)
-    )
+    stages = []
+    for stage, size in enumerate(stage_bytes(model, weight_bytes, parallel)):
+        load = _engine_load(engine, limits, parallel, stage)
+        stages.append(_estimate_stage(model, engine, load, size / GIB))
     result = Estimate(
-        stages=stages,
+        stages=tuple(stages),
         length=limits.length,
         batched_tokens=limits.batched_tokens,
         sequences=limits.sequences,
@@ -186,9 +180,8 @@ def estimate_replica(model: Architecture, weight_bytes: int, engine: PlannedEngi
     )
     if model.unmodelled_reason:
         return result
-    return add_cache(
-        result, build_cache(model, build_cache_request(model, engine, limits), limits.counts)
-    )
+    request = build_cache_request(model, engine, limits)
+    return add_cache(result, build_cache(model, request, limits.counts))
 
 
 def add_cache(result: Estimate, cache: KvCache) -> Estimate:
@@ -248,18 +241,16 @@ def build_cache_request(
 def _estimate_stage(
     model: Architecture, engine: PlannedEngine, load: EngineLoad, weights: float
 ) -> StageMemory:
-    gpu_budget = memory_budget(engine, load.stage)
+    budget = memory_budget(engine, load.stage)
     sizes = CPU_PARTS if engine.gpus[load.stage].cpu else memory_parts(model, load)
-    low, likely, high = sum_parts(sizes, FACTORS)
-    weight_error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
+    working = Range(*sum_parts(sizes, FACTORS))
+    error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return StageMemory(
         layers=load.split.stages[load.stage],
-        budget=gpu_budget,
-        weights=Range(weights - weight_error, weights, weights + weight_error),
-        working=Range(low, likely, high),
-        kv=_remaining_kv(
-            gpu_budget - weights, Range(low, likely, high), weight_error, engine.flags.cache_bytes
-        ),
+        budget=budget,
+        weights=Range(weights - error, weights, weights + error),
+        working=working,
+        kv=_remaining_kv(budget - weights, working, error, engine.flags.cache_bytes),
         parts=sizes,
     )
 

@@ -90,10 +90,8 @@ class KvCache:
         """Return the number of blocks that fit; the stage with the fewest decides. `memory` is in
         bytes per stage.
         """
-        stage_memory = zip(memory, self.block_bytes, strict=True)
-        return max(
-            0, min((available // block for available, block in stage_memory if block), default=0)
-        )
+        stages = zip(memory, self.block_bytes, strict=True)
+        return max(0, min((available // block for available, block in stages if block), default=0))
 
     def concurrency(self, blocks: int) -> float:
         """Return the number of requests of the longest length that the blocks hold."""

@@ -130,11 +130,9 @@ def _moe_layers(fields: ConfigFields, count: int) -> list[bool]:
     """Return a flag per layer for mixtures of experts: every nth layer, or all but the first."""
     step = fields.read_count("decoder_sparse_step", "interleave_moe_layer_step")
     if step:
-        dense_layers = fields.text.get("mlp_only_layers")
-        dense_indexes = set(map(str, dense_layers)) if isinstance(dense_layers, list) else set()
-        return [
-            (index + 1) % step == 0 and str(index) not in dense_indexes for index in range(count)
-        ]
+        listed = fields.text.get("mlp_only_layers")
+        dense = set(map(str, listed)) if isinstance(listed, list) else set()
+        return [(index + 1) % step == 0 and str(index) not in dense for index in range(count)]
     first = fields.read_count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
     step = fields.read_count("moe_layer_freq") or 1
     return [index >= first and index % step == 0 for index in range(count)]

@@ -97,8 +97,8 @@ def plan(
     if is_described or offline:
         from launcher.planner import plan_inputs
 
-        local_model = plan_inputs.read_local_model(model, config, weights_bytes)
-        if local_model is None:
+        local = plan_inputs.read_local_model(model, config, weights_bytes)
+        if local is None:
             raise RequestError(
                 f"the model {model} is not here" if model else "no model is named",
                 hint="name its folder with `--model`, or `--config FILE --weights-bytes N`; the"
@@ -110,7 +110,7 @@ def plan(
             else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
         )
         cluster = plan_inputs.describe_cluster(gpu, gpu_memory_gib, counts, link)
-        name, architecture, size = local_model
+        name, architecture, size = local
         inputs = plan_inputs.PlanInputs(
             name=name, model=architecture, weight_bytes=size, cluster=cluster
         )
@@ -164,11 +164,11 @@ def _query_nodes(
     """Query the inventory's nodes."""
     from launcher.planner import plan_inputs
 
-    local_model = plan_inputs.read_local_model(model, config, weights_bytes)
+    local = plan_inputs.read_local_model(model, config, weights_bytes)
     inventory = call.inventory
-    name = model or inventory.serve.model or "" if local_model else select_model(model, inventory)
+    name = model or inventory.serve.model or "" if local else select_model(model, inventory)
     with call.session() as session:
-        return plan_inputs.query_inputs(session, name, link, local_model)
+        return plan_inputs.query_inputs(session, name, link, local)
 
 
 def _plan_layout(

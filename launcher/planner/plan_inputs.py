@@ -54,7 +54,7 @@ def read_local_model(
     if folder and folder.is_dir():
         config = config or folder / "config.json"
         weight_bytes = weight_bytes or sum(
-            weight_file.stat().st_size for weight_file in folder.glob(f"*{models.WEIGHTS}")
+            path.stat().st_size for path in folder.glob(f"*{models.WEIGHTS}")
         )
     if config is None:
         return None
@@ -90,10 +90,8 @@ def describe_cluster(
 
     Raises RequestError for an unknown GPU.
     """
-    gpu_expectations = expectations_read.load_for_user().gpu(gpu) if gpu else None
-    memory = memory_gib or (
-        gpu_expectations.reported_gib(gpu) if gpu_expectations and gpu else None
-    )
+    expected = expectations_read.load_for_user().gpu(gpu) if gpu else None
+    memory = memory_gib or (expected.reported_gib(gpu) if expected and gpu else None)
     if memory is None:
         raise RequestError(
             f"how much memory {gpu or 'the GPU'} has is not known",
@@ -104,9 +102,7 @@ def describe_cluster(
     return Cluster(hosts=hosts, link=link)
 
 
-def query_inputs(
-    session: Session, name: str, link: ClusterLink, local_model: Model | None
-) -> PlanInputs:
+def query_inputs(session: Session, name: str, link: ClusterLink, local: Model | None) -> PlanInputs:
     """Query the nodes for their GPUs and, unless it is local, the model, and the head for the
     measured link and earlier starts. Facts in `link` come first.
 
@@ -116,13 +112,13 @@ def query_inputs(
     site = Site(inventory, observe.probe_nodes(inventory, session.transport, [], survey=True))
     cluster = Cluster(hosts=list_hosts(site), link=link)
     history_query = history.query_all_histories(site)
-    model_queries = [] if local_model else models.query_scans(site, name, hosts=True)
+    model_queries = [] if local else models.query_scans(site, name, hosts=True)
     head_queries = [network_verdict.query_record(site), *([history_query] if history_query else [])]
     answers = run_by_node(session.transport, [*head_queries, *model_queries])
     head_answers = answers[inventory.head.name]
     record = network_verdict.parse_record(head_answers.pop(0))
     revisions = history.parse_all_histories(head_answers.pop(0)) if history_query else ()
-    model = local_model or find_model(answers, name)
+    model = local or find_model(answers, name)
     return PlanInputs(
         name=model[0],
         model=model[1],
@@ -132,13 +128,11 @@ def query_inputs(
     )
 
 
-def engine_env(
-    inventory: Inventory, server_env: Mapping[str, str] | None = None
-) -> Mapping[str, str]:
+def engine_env(inventory: Inventory, own: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """Return the variables of engines that affect memory: a server's own, overridden by the
     inventory's.
     """
-    env = {**(server_env or {}), **inventory.head.env}
+    env = {**(own or {}), **inventory.head.env}
     if inventory.accelerator != "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
     return env
@@ -187,19 +181,15 @@ def merge_link(site: Site, link: ClusterLink, record: network_verdict.NetworkRec
 
 def _has_nvlink(site: Site) -> bool | None:
     """True if NVLink connects each pair of GPUs that a node uses; None if no node reports it."""
-    connections = set[str]()
+    links = set[str]()
     for node in site.observed_nodes:
         facts = site.facts[node.name]
-        used_gpus = {f"GPU{gpu.index}" for gpu in facts.used_gpus(node)}
+        used = {f"GPU{gpu.index}" for gpu in facts.used_gpus(node)}
         for gpu in facts.survey.gpus if facts.survey else ():
-            own_name = f"GPU{gpu.index}"
-            if own_name in used_gpus:
-                connections |= {
-                    connection
-                    for name, connection in gpu.peers.items()
-                    if name in used_gpus - {own_name}
-                }
-    return all(connection.startswith("NV") for connection in connections) if connections else None
+            own = f"GPU{gpu.index}"
+            if own in used:
+                links |= {link for peer, link in gpu.peers.items() if peer in used - {own}}
+    return all(link.startswith("NV") for link in links) if links else None
 
 
 def find_model(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
@@ -241,11 +231,10 @@ def _build_host(site: Site, node: Node) -> PlanHost | None:
     if not used:
         return None
     smallest = min(used, key=lambda gpu: gpu.memory_total)
-    gpu_expectations = expectations_read.load_for_user().gpu(smallest.name)
+    expected = expectations_read.load_for_user().gpu(smallest.name)
     total = smallest.memory_total / 1024
-    reported = gpu_expectations.reported_gib(smallest.name) if gpu_expectations else None
+    reported = expected.reported_gib(smallest.name) if expected else None
     is_plausible = reported is not None and abs(reported - total) < total / 10
     memory_gib = reported if is_plausible and reported is not None else total
-    return PlanHost(
-        name=node.name, gpus=len(used), gpu=GpuModel(name=smallest.name, memory_gib=memory_gib)
-    )
+    gpu_model = GpuModel(name=smallest.name, memory_gib=memory_gib)
+    return PlanHost(name=node.name, gpus=len(used), gpu=gpu_model)

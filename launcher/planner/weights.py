@@ -72,18 +72,14 @@ def stage_bytes(model: Architecture, total: int, parallel: ParallelConfig) -> tu
         return (-(-total // ranks),) * len(parallel.stages)
     layers = [_layer_parts(model, layer) for layer in model.layers]
     widths = _widths(model, layers, total)
+    width = {True: widths.linear, False: widths.other}
     ends = list(accumulate(parallel.stages))
     bytes_by_stage = []
     for start, end in zip([0, *ends], ends, strict=False):
         parts = [part for layer in layers[start:end] for part in layer]
-        parts += [_embedding_part(model)] * _count_embeddings(
-            model, first=start == 0, last=end == ends[-1]
-        )
-        size = sum(
-            _params_per_gpu(part, parallel, model)
-            * (widths.linear if part.linear else widths.other)
-            for part in parts
-        )
+        tables = _count_embeddings(model, first=start == 0, last=end == ends[-1])
+        parts += [_embedding_part(model)] * tables
+        size = sum(_params_per_gpu(part, parallel, model) * width[part.linear] for part in parts)
         vision = widths.vision / parallel.tp if start == 0 else 0.0
         bytes_by_stage.append(int(size + vision + _absorbed_bytes(model, end - start, parallel)))
     return tuple(bytes_by_stage)
@@ -211,18 +207,15 @@ def _widths(model: Architecture, layers: Sequence[Sequence[WeightPart]], total: 
     """
     linear, others = _count_params(model, layers)
     drafts, tables = _count_draft_params(model, layers[-1])
-    # What quantizes experts to four bits leaves draft layers as they were.
-    drafts_quantized = model.quantization.startswith("fp8") or not model.quantization
-    linear, others = (
-        linear + drafts * drafts_quantized,
-        others + tables + drafts * (not drafts_quantized),
-    )
+    # Four-bit quantization of experts leaves draft layers unchanged.
+    small = model.quantization.startswith("fp8") or not model.quantization
+    linear, others = linear + drafts * small, others + tables + drafts * (not small)
     vision = 2.0 * model.vision_params
     if model.quantization:
         return Widths(max(0.0, total - 2.0 * others - vision) / max(1, linear), 2.0, vision)
-    vision_bytes = total - 2.0 * (linear + others)
-    if model.vision_params and vision_bytes >= 0:
-        return Widths(2.0, 2.0, vision_bytes)
+    rest = total - 2.0 * (linear + others)
+    if model.vision_params and rest >= 0:
+        return Widths(2.0, 2.0, rest)
     width = max(0.0, total - vision) / max(1, linear + others)
     return Widths(width, width, vision)
 

@@ -57,12 +57,10 @@ def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") ->
     """
     capacities = [vllm.parse_capacity(labels, log) for labels in labels_by_api]
     tokens = [part.tokens for part in capacities if part.tokens is not None]
-    concurrencies = [part.concurrency for part in capacities if part.concurrency is not None]
+    times = [part.concurrency for part in capacities if part.concurrency is not None]
     return vllm.Capacity(
         tokens=sum(tokens) if tokens and len(tokens) == len(capacities) else None,
-        concurrency=sum(concurrencies)
-        if concurrencies and len(concurrencies) == len(capacities)
-        else None,
+        concurrency=sum(times) if times and len(times) == len(capacities) else None,
     )
 
 

@@ -58,29 +58,14 @@ def _run_on_nodes(
     session: Session, nodes: Sequence[Node], command: Argv, timeout: float, *, host: bool
 ) -> dict[str, Answer]:
     """Run the command on nodes or in their containers; nodes without a container are left out."""
-    commands, container_names = [], {}
+    commands, names = [], {}
+    limited = docker.with_deadline(command, timeout)
     for node in nodes:
-        container_names[node.name] = session.site.container_name(node)
-        container_argv = docker.exec_(
-            node.docker,
-            container_names[node.name],
-            *docker.with_deadline(command, timeout),
-            stdin=True,
-        )
-        commands.append(
-            Command(
-                node=node.name,
-                argv=command if host else container_argv,
-                timeout=timeout + 10,
-                hold_stdin=True,
-            )
-        )
+        names[node.name] = name = session.site.container_name(node)
+        argv = command if host else docker.exec_(node.docker, name, *limited, stdin=True)
+        commands.append(Command(node=node.name, argv=argv, timeout=timeout + 10, hold_stdin=True))
     answers = session.transport.run(commands)
-    return {
-        answer.node: answer
-        for answer in answers
-        if host or not _lacks_container(answer, container_names[answer.node])
-    }
+    return {a.node: a for a in answers if host or not _lacks_container(a, names[a.node])}
 
 
 def _print_answers(answers: Sequence[Answer]) -> None:

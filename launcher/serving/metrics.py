@@ -38,6 +38,8 @@ _LATENCIES = {
     "between_tokens": "vllm:inter_token_latency_seconds",
 }
 
+Reports = Mapping[str, Mapping[str, Any]]  # the answer of each node
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterValues:
@@ -142,12 +144,9 @@ def query_metrics(site: Site, servers: Sequence[Server]) -> list[Command]:
     for server in servers:
         for node, api in _api_addresses(site, server):
             apis.setdefault(node, []).append(api)
-    return [
-        site.in_container(
-            site.inventory.node(node), agent_queries.metrics(addresses, _QUERY_TIMEOUT), timeout=30
-        )
-        for node, addresses in apis.items()
-    ]
+    queries = {node: agent_queries.metrics(api, _QUERY_TIMEOUT) for node, api in apis.items()}
+    node = site.inventory.node
+    return [site.in_container(node(name), argv, timeout=30) for name, argv in queries.items()]
 
 
 def _api_addresses(site: Site, server: Server) -> Iterator[tuple[str, str]]:
@@ -166,45 +165,35 @@ class MetricsCollector:
         self._histories: dict[tuple[str, str, int], _EngineHistory] = {}
 
     def build_sample(
-        self,
-        head_state: ServersState,
-        reports: Mapping[str, Mapping[str, Any]],
-        server_name: str | None,
-        now: float,
+        self, state: ServersState, reports: Reports, only: str | None, now: float
     ) -> MetricsSample:
         """Build one sample.
 
         Args:
-            head_state: the servers as the head reports them.
+            state: the servers as the head reports them.
             reports: the answer of each node that could be queried.
-            server_name: the only server to include; None: all.
+            only: the only server to include; None: all.
             now: seconds of a monotonic clock.
         """
-        selected = [server for server in head_state.running if server_name in (None, server.name)]
-        servers = tuple(
-            self._server_metrics(server, head_state, reports, now) for server in selected
-        )
+        running = [server for server in state.running if only in (None, server.name)]
+        servers = tuple(self._server_metrics(server, state, reports, now) for server in running)
         return MetricsSample(cluster=self._site.inventory.cluster, servers=servers)
 
     def _server_metrics(
-        self,
-        server: Server,
-        head_state: ServersState,
-        reports: Mapping[str, Mapping[str, Any]],
-        now: float,
+        self, server: Server, state: ServersState, reports: Reports, now: float
     ) -> ServerMetrics:
         record = server.observed or Observed(name=server.name, id=server.id, asked=0.0)
         counters, trouble = _merge_counters(self._site, server, reports, now)
         engine = (server.name, server.id, record.generation)
         history = self._histories.setdefault(engine, _EngineHistory())
         figures = history.add_counters(counters)
-        state, detail = server_health(server, head_state.agent)
+        verdict, detail = server_health(server, state.agent)
         canary_age = None
         if record.answered is not None:
             canary_age = round(max(0.0, record.written - record.answered + server.age), 1)
         return ServerMetrics(
             name=server.name,
-            state=state,
+            state=verdict,
             detail=detail,
             model=server.model,
             backend=server.desired.backend if server.desired is not None else "",
@@ -217,22 +206,22 @@ class MetricsCollector:
             restarts=len(record.restarts),
             restarts_left=record.restarts_left,
             faults=record.fault_count,
-            ranks=tuple(_rank_statuses(record, head_state, server.age)),
+            ranks=tuple(_rank_statuses(record, state, server.age)),
             history=tuple(history.figures),
         )
 
 
-def _rank_statuses(record: Observed, head_state: ServersState, age: float) -> Iterator[RankStatus]:
+def _rank_statuses(record: Observed, state: ServersState, age: float) -> Iterator[RankStatus]:
     """Yield the ranks; unknown if the record or the node's report is old."""
     for node, ranks in record.ranks.items():
-        is_recent = age < OLD and head_state.members.get(node, math.inf) < SILENT
+        is_recent = age < OLD and state.members.get(node, math.inf) < SILENT
         for rank in ranks:
             alive = record.alive.get(node, {}).get(rank) if is_recent else None
             yield RankStatus(node=node, rank=rank, alive=alive)
 
 
 def _merge_counters(
-    site: Site, server: Server, reports: Mapping[str, Mapping[str, Any]], now: float
+    site: Site, server: Server, reports: Reports, now: float
 ) -> tuple[CounterValues | None, str]:
     """Return the counters of all APIs of a server in sum, or the reason why some are unknown."""
     texts, missing = [], []
@@ -287,9 +276,7 @@ class _EngineHistory:
     def _compute_figures(self, counters: CounterValues) -> Figures:
         recent = self._recent
         # A restarted engine counts from 0.
-        if recent and any(
-            counters.totals[name] < previous for name, previous in recent[-1].totals.items()
-        ):
+        if recent and any(counters.totals[name] < n for name, n in recent[-1].totals.items()):
             recent.clear()
         while len(recent) > 1 and counters.at - recent[1].at >= _LATENCY_WINDOW:
             recent.popleft()

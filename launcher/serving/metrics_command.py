@@ -81,37 +81,33 @@ def _poll_metrics(
         NodeError: the head cannot list its servers.
         RequestError: no server runs, or none of that name.
     """
-    head_state = choose.query_servers(session)
-    if server_name is not None or not head_state.running:
-        servers.choose_server(head_state.running, server_name)  # raises
+    state = choose.query_servers(session)
+    if server_name is not None or not state.running:
+        servers.choose_server(state.running, server_name)  # raises
     collector, next_at = MetricsCollector(session.site), time.monotonic()
     while True:
-        sample, head_state = _take_sample(session, collector, head_state, server_name)
+        sample, state = _take_sample(session, collector, state, server_name)
         yield sample
         next_at = max(next_at + every, time.monotonic() - every)
         sleep(max(0.0, next_at - time.monotonic()))
 
 
 def _take_sample(
-    session: Session, collector: MetricsCollector, head_state: ServersState, server_name: str | None
+    session: Session, collector: MetricsCollector, state: ServersState, server_name: str | None
 ) -> tuple[MetricsSample, ServersState]:
     """Query the servers of the previous sample again."""
     from dataclasses import replace
 
     from launcher.serving import metrics
 
-    queries = metrics.query_metrics(session.site, head_state.running)
+    queries = metrics.query_metrics(session.site, state.running)
     missing = session.fleet.connect([query.node for query in queries])
     queries = [query for query in queries if query.node not in missing]
     reports = {node: {"error": error.message} for node, error in missing.items()}
     reports |= {answer.node: try_payload(answer) for answer in session.transport.run(queries)}
     head_report = reports.get(session.inventory.head.name, {})
     if "servers" in head_report:
-        head_state = servers.parse_servers(head_report)
-        return collector.build_sample(
-            head_state, reports, server_name, time.monotonic()
-        ), head_state
-    sample = collector.build_sample(head_state, {}, server_name, time.monotonic())
-    return replace(
-        sample, trouble=str(head_report.get("error") or "the head says nothing")
-    ), head_state
+        state = servers.parse_servers(head_report)
+        return collector.build_sample(state, reports, server_name, time.monotonic()), state
+    sample = collector.build_sample(state, {}, server_name, time.monotonic())
+    return replace(sample, trouble=str(head_report.get("error") or "the head says nothing")), state

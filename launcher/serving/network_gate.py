@@ -208,7 +208,7 @@ def _save_confirmation(
     if record.taken:
         server = start.spec
         step = network_plan.record_confirmation(
-            snapshot.site, record, server=server.name, id=server.id, transport=summary
+            snapshot.site, record, server=server.name, id=server.id, links=summary
         )
         for _ in session.transport.run([step.command]):
             pass

@@ -122,19 +122,17 @@ class _CapacityCheck:
 
     def _judge_node_gpus(self) -> Iterator[Finding]:
         """Check each node; GPUs of the replaced server return to Ray."""
-        busy_gpus, replaced_gpus = (
-            serving_judges.busy_gpus_by_node(self.snapshot.payload),
-            _gpus_in_ray(self.replaced),
-        )
+        busy = serving_judges.busy_gpus_by_node(self.snapshot.payload)
+        freed = _gpus_in_ray(self.replaced)
         for name, count in self.request.placement.nodes:
             node = self.inventory.node(name)
-            holders = [
+            users = [
                 serving_judges.server_gpu_user(other, gpus)
                 for other in self.others
                 if (gpus := _gpus_by_node(other).get(name))
             ]
-            in_ray = busy_gpus.get(node.ip, 0.0) - replaced_gpus.get(name, 0)
-            yield serving_judges.judge_node_gpus(node, count, holders, in_ray)
+            in_ray = busy.get(node.ip, 0.0) - freed.get(name, 0)
+            yield serving_judges.judge_node_gpus(node, count, users, in_ray)
 
     def judge_port(self, node: Node) -> Finding:
         """Check that the API's port on a node is free, or in use by the replaced server."""

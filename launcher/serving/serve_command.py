@@ -141,9 +141,7 @@ def serve(
     spec = replace(spec, planned=_planner_chooses(call, spec, chosen_by))
     if describe:
         spec = describe(call, spec)
-    spec.build_request(
-        inventory, None
-    )  # what can never be placed has its error before anything is touched
+    spec.build_request(inventory, None)  # fails before any change if nothing can place the model
     if call.offline:
         _, start_plan = spec.plan_start(inventory, ClusterSnapshot(site=Site(inventory)))
         call.print_script([start_plan.plan])

@@ -83,17 +83,17 @@ class StartSpec(ServerSpec):
         PlacementError.
         """
         self._check_ray(inventory)
-        narrowed = placement.narrow_inventory(inventory, self.nodes, self.gpus)
+        nodes = placement.narrow_inventory(inventory, self.nodes, self.gpus)
         sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
-        if sizes == (None, None, None):  # half of a split from each source would be nobody's choice
+        if sizes == (None, None, None):  # sizes from two sources must not mix
             sizes = (serve.tp, serve.pp, serve.dp)
         tp, pp, dp = sizes
         pcp = vllm.prefill_context_parallel(self.args)
-        placement_choice = placement.choose_placement(
-            narrowed, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
+        chosen = placement.choose_placement(
+            nodes, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
         )
-        request = ServeRequest(**self.spec_fields(), placement=placement_choice)
-        balancing.check_balancing(request, narrowed)
+        request = ServeRequest(**self.spec_fields(), placement=chosen)
+        balancing.check_balancing(request, nodes)
         return request
 
     def has_fixed_layout(self, inventory: Inventory) -> bool:
@@ -258,7 +258,7 @@ def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot
         spec = replace(spec, planned=False, tp=1, pp=1, dp=1)
     elif spec.planned:
         spec = serve_forecast.apply_planned_layout(spec, snapshot)
-    return spec.plan_start(inventory, snapshot)[1].plan_start
+    return spec.plan_start(inventory, snapshot)[1].plan
 
 
 def _apply_plan(

@@ -33,15 +33,12 @@ def render_status(status: ClusterStatus) -> RenderableType:
     """Return the table and the lines below it."""
     from rich.console import Group
 
-    lines: list[RenderableType] = [
-        plain_text(f"cluster {status.cluster}", "bold"),
-        _node_table(status.nodes),
-    ]
+    title = plain_text(f"cluster {status.cluster}", "bold")
+    lines: list[RenderableType] = [title, _node_table(status.nodes)]
     if len(status.nodes) > _MAX_ROWS:
         lines.append(plain_text("  each node by itself: `vlaunch status --json`", "dim"))
-    lines += [
-        text_line(text, lead=f"  {names}: ") for text, names in _node_remarks(status.nodes).items()
-    ]
+    remarks = _node_remarks(status.nodes).items()
+    lines += [text_line(text, lead=f"  {names}: ") for text, names in remarks]
     if compiled := _describe_compile_cache(status.nodes):
         lines.append(text_line(compiled, lead="compiled: "))
     if status.network:
@@ -202,9 +199,8 @@ def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
     if record is None or server.age is None:
         return
     fault = record.last_fault
-    text = (
-        f"kept: looked at {server.age:.0f} s ago, {format_count(len(record.restarts), 'restart')}"
-    )
+    restarts = format_count(len(record.restarts), "restart")
+    text = f"kept: looked at {server.age:.0f} s ago, {restarts}"
     if record.restarts_left is not None:
         text += f", {record.restarts_left} left"
     if fault is not None:
@@ -228,11 +224,9 @@ def _describe_fault(fault: Fault) -> str:
         if fault.ready_again_after is None
         else f"ready again after {fault.ready_again_after:.0f}s"
     )
-    lost = (
-        "requests lost: unknown"
-        if fault.lost is None
-        else f"{format_count(fault.lost, 'request')} lost"
-    )
+    lost = "requests lost: unknown"
+    if fault.lost is not None:
+        lost = f"{format_count(fault.lost, 'request')} lost"
     return f"{fault.what}{f' ({where})' if where else ''}{cause}; {after}, {lost}"
 
 

@@ -51,13 +51,10 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
         servers = _list_servers(ours, snapshot)
         chosen = [server for server in servers if not names or server.name in names]
         if len(chosen) > 1 and not names and not everyone:
-            listed = ", ".join(
-                f"`{candidate.name}` ({candidate.model}, {candidate.state})" for candidate in chosen
-            )
+            listed = ", ".join(f"`{s.name}` ({s.model}, {s.state})" for s in chosen)
             commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
-            raise RequestError(
-                f"{len(chosen)} servers are there: {listed}", hint=f"say which: {commands}"
-            )
+            text = f"{len(chosen)} servers are there: {listed}"
+            raise RequestError(text, hint=f"say which: {commands}")
         if chosen or not names:
             _stop_servers(call, ours, snapshot, chosen, grace)
         server_names = {server.name for server in servers}
@@ -72,9 +69,8 @@ def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
     from launcher.app.servers import require_servers
 
     if not snapshot.site.head_runs:
-        return [
-            Server(name=name) for name in history.servers_with_file(snapshot.site, state.DESIRED)
-        ]
+        names = history.servers_with_file(snapshot.site, state.DESIRED)
+        return [Server(name=name) for name in names]
     require_servers(session, snapshot)
     return [server for server in snapshot.servers_state.servers if server.state != "stopped"]
 

@@ -103,7 +103,7 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
 def judge_stopped(
     alive: Sequence[str],
     ports: Sequence[str],
-    head_payload: Mapping[str, Any] | None,
+    payload: Mapping[str, Any] | None,
     others: float,
 ) -> list[Finding]:
     """Check that servers have stopped, their ports are closed, and their GPUs are free in Ray.
@@ -111,19 +111,18 @@ def judge_stopped(
     Args:
         alive: the states of those that still run, in words.
         ports: the ports that are still open, in words.
-        head_payload: the head's answer about Ray, or its `error`; None if they used no Ray GPUs.
+        payload: the head's answer about Ray, or its `error`; None if they used no Ray GPUs.
         others: the GPUs of servers that keep running.
     """
     remaining = [*alive, *(f"{port} is still open" for port in ports)]
-    if head_payload is not None and "jobs" not in head_payload:
-        remaining.append(f"Ray cannot be asked: {head_payload.get('error', 'no answer')}")
+    if payload is not None and "jobs" not in payload:
+        remaining.append(f"Ray cannot be asked: {payload.get('error', 'no answer')}")
     # What other work holds, a batch job say, is not ours to wait for.
     elif (
-        head_payload is not None
-        and all(job["status"] in serving_judges.OVER for job in head_payload["jobs"])
-        and (busy := serving_judges.busy_gpus(head_payload) - others) > 0
+        payload is not None
+        and all(job["status"] in serving_judges.OVER for job in payload["jobs"])
+        and (busy := serving_judges.busy_gpus(payload) - others) > 0
     ):
         remaining.append(f"{busy:g} GPUs are still reserved in Ray")
-    return [
-        judge_removal(remaining, "the server is gone, what it held is free, and its port is closed")
-    ]
+    text = "the server is gone, what it held is free, and its port is closed"
+    return [judge_removal(remaining, text)]

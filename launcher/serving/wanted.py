@@ -93,7 +93,7 @@ def _build_processes(
             placement_env = vllm.ray_replica_env(
                 [node.ip for node in nodes],
                 spans=placement.spans,
-                alike=len({node.gpus for node in nodes}) == 1,
+                uniform=len({node.gpus for node in nodes}) == 1,
                 copied_variables=sorted(request.env),
             )
         head_env = env(inventory.head, placement_env)

@@ -185,11 +185,8 @@ class _StartWatcher:
         node = site.inventory.node(spec.api_node)
         patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
         log = agent_queries.log_tail(spec.api_host, spec.port, spec.name, self.offset, patience)
-        commands = [
-            *([] if node.head else [servers.query_servers(site)]),
-            site.in_container(node, log),
-        ]
-        answers = run_by_node(self.transport, commands)
+        queries = [] if node.head else [servers.query_servers(site)]
+        answers = run_by_node(self.transport, [*queries, site.in_container(node, log)])
         try:
             self._read_server(answers[site.head.name][0])
         except UnreadableAnswer as error:
@@ -227,9 +224,8 @@ class _StartWatcher:
             stop_reason = f"{server.model} has taken its place"
         if server is None or stop_reason:
             text = "the server was stopped while it was being watched"
-            raise StoppedError(
-                text, evidence=stop_reason, hint="see who stopped it: `vlaunch audit`"
-            )
+            hint = "see who stopped it: `vlaunch audit`"
+            raise StoppedError(text, evidence=stop_reason, hint=hint)
         self.server = servers.with_node_names(self.site.nodes, server)
         self.state, self.reason = servers.server_health(self.server, head_state.agent)
 
@@ -320,12 +316,10 @@ class _StartWatcher:
 
     def _ready_server(self, first: FirstAnswer) -> ReadyServer:
         labels = self.record.held.values()
+        apis = endpoints.list_endpoints(self.site.inventory, self.spec)
         return ReadyServer(
             first=first,
-            endpoints=tuple(
-                endpoint.url
-                for endpoint in endpoints.list_endpoints(self.site.inventory, self.spec)
-            ),
+            endpoints=tuple(endpoint.url for endpoint in apis),
             ranks={},
             capacity=endpoints.total_capacity(labels or ({},), "\n".join(self.lines)),
             seconds=self.clock() - self.began,

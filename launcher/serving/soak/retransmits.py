@@ -39,11 +39,7 @@ def query_counters(nodes: Sequence[str]) -> list[Command]:
 
 def parse_counters(answers: Iterable[Answer]) -> dict[str, TcpCounters]:
     """Parse the answers of nodes that have counters."""
-    return {
-        answer.node: counters
-        for answer in answers
-        if (counters := _parse_answer(answer)) is not None
-    }
+    return {a.node: counters for a in answers if (counters := _parse_answer(a)) is not None}
 
 
 def _parse_answer(answer: Answer) -> TcpCounters | None:

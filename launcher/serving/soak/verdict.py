@@ -84,10 +84,8 @@ def verdict_rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "requests", f"{done:,} done, {verdict['open']} open at the end, {failed} failed"
     for kind, count in errors.items():
         yield "", f"{count} x {kind}"
-    yield (
-        "tokens",
-        f"{tokens:,}" + (f" ({format_rate(tokens / seconds)} per second)" if seconds else ""),
-    )
+    per_second = f" ({format_rate(tokens / seconds)} per second)" if seconds else ""
+    yield "tokens", f"{tokens:,}{per_second}"
     yield "first token", _format_latency(verdict["first_token"])
     yield "next token", _format_latency(verdict["between_tokens"])
     gap, until = verdict["longest_gap"]["seconds"], verdict["longest_gap"]["until"]
