@@ -296,7 +296,7 @@ class Logging:
 
     driver: values.LogDriver | None = None
     """Docker's log driver, such as local or journald; the daemon's own by default."""
-    long_options: Mapping[values.LogOption, values.Argument] | None = None
+    options: Mapping[values.LogOption, values.Argument] | None = None
     """Its options, such as {max-size: 20m, max-file: 5}, which json-file and local have by default;
     {} leaves it to the daemon.
     """

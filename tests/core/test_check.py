@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.core.check import Finding, Status, failed, fold_findings, passed, skipped, worst_status
+from launcher.core.check import (
+    Finding,
+    Status,
+    failed,
+    fold_findings,
+    passed,
+    skipped,
+    worst_status,
+)
 from launcher.core.domain import Node
-from launcher.hosts.check import Host, uniform_value, per_host, per_survey, collect_surveys
+from launcher.hosts.check import Host, collect_surveys, per_host, per_survey, uniform_value
 from launcher.tools.survey import Survey
 from tests.hosts.checks.spoiled import HEALTHY
 
@@ -41,7 +49,7 @@ def test_nodes_that_say_the_same_are_one_line() -> None:
         finding("", text="cluster"),
     ]
 
-    assert [(each.node, each.text) for each in fold_findings(same)] == [
+    assert [(item.node, item.text) for item in fold_findings(same)] == [
         ("gpu[02-03]", "no"),
         ("gpu04", "other"),
         ("", "cluster"),
@@ -50,24 +58,27 @@ def test_nodes_that_say_the_same_are_one_line() -> None:
 
 def test_a_node_that_answered_is_bound_to_what_it_said_and_to_the_rest() -> None:
     """In the inventory's order; one that did not answer is no host."""
-    seen = HEALTHY.seen()
-    left = replace(seen, facts={name: seen.facts[name] for name in ("gpu03", "gpu01")})
+    evidence = HEALTHY.build_evidence()
+    remaining = replace(evidence, facts={name: evidence.facts[name] for name in ("gpu03", "gpu01")})
 
-    assert [host.name for host in left.reached] == ["gpu01", "gpu03"]
-    assert left.host("gpu02") is None
-    assert left.host("gpu03") == left.reached[1]
-    for host in left.reached:
-        assert (host.node, host.inventory) == (seen.inventory.node(host.name), seen.inventory)
-        assert host.facts is seen.facts[host.name]
+    assert [host.name for host in remaining.reached] == ["gpu01", "gpu03"]
+    assert remaining.host("gpu02") is None
+    assert remaining.host("gpu03") == remaining.reached[1]
+    for host in remaining.reached:
+        assert (host.node, host.inventory) == (
+            evidence.inventory.node(host.name),
+            evidence.inventory,
+        )
+        assert host.facts is evidence.facts[host.name]
         assert host.survey is host.facts.survey
-        assert host.expected_gpu is seen.expectations.gpu("NVIDIA H100 80GB HBM3")
+        assert host.expected_gpu is evidence.expectations.gpu("NVIDIA H100 80GB HBM3")
 
 
 def test_judges_of_a_single_node_become_one_of_all() -> None:
     """Nothing to say is a PASS; whoever has no survey is a SKIP for those who judge surveys."""
-    seen = HEALTHY.seen()
-    facts = {**seen.facts, "gpu02": replace(seen.facts["gpu02"], survey=None)}
-    spoiled = replace(seen, facts=facts)
+    evidence = HEALTHY.build_evidence()
+    facts = {**evidence.facts, "gpu02": replace(evidence.facts["gpu02"], survey=None)}
+    spoiled = replace(evidence, facts=facts)
 
     def unsurveyed(host: Host) -> Finding | None:
         return failed(host, "has none") if host.survey is None else None
@@ -75,21 +86,21 @@ def test_judges_of_a_single_node_become_one_of_all() -> None:
     def whole(node: Node, survey: Survey) -> Finding:
         return passed(node, survey.kernel)
 
-    assert [each_.status for each_ in per_host(unsurveyed)(spoiled)] == ["pass", "fail", "pass"]
-    assert [each_.status for each_ in per_survey(whole)(spoiled)] == ["pass", "skip", "pass"]
-    found, gaps = collect_surveys(spoiled)
-    assert (list(found), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])
+    assert [finding.status for finding in per_host(unsurveyed)(spoiled)] == ["pass", "fail", "pass"]
+    assert [finding.status for finding in per_survey(whole)(spoiled)] == ["pass", "skip", "pass"]
+    surveys, gaps = collect_surveys(spoiled)
+    assert (list(surveys), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])
 
 
 def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
     """GPUs are judged on each node, and then the port on one of them."""
-    said = [passed("n1"), passed("n2"), passed("n1")]
+    findings = [passed("n1"), passed("n2"), passed("n1")]
 
-    assert [each.node for each in fold_findings(said)] == ["n[1-2]"]
+    assert [finding.node for finding in fold_findings(findings)] == ["n[1-2]"]
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"gpu01": 1}, ["pass 1"]),
         ({"gpu01": 1, "gpu02": 7, "gpu03": 1}, ["pass 1", "fail 7, gpu[01,03] 1", "pass 1"]),
@@ -99,16 +110,16 @@ def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
     ],
 )
 def test_the_odd_one_is_told_from_whom_it_differs(
-    values: dict[str, int | None], told: list[str]
+    values: dict[str, int | None], expected: list[str]
 ) -> None:
     """Most nodes are right, and of two the first; the others pass with the value."""
-    evidence = HEALTHY.seen()
+    evidence = HEALTHY.build_evidence()
     facts = {name: evidence.facts[name] for name in values}
 
     judge = uniform_value(
-        lambda host: skipped(host, "unknown") if (one := values[host.name]) is None else one,
+        lambda host: skipped(host, "unknown") if (first := values[host.name]) is None else first,
         lambda host, value, common, others: failed(host, f"{value}, {others} {common}"),
     )
-    found = judge(replace(evidence, facts=facts))
+    findings = judge(replace(evidence, facts=facts))
 
-    assert [f"{each.status} {each.text}" for each in found] == told
+    assert [f"{finding.status} {finding.text}" for finding in findings] == expected

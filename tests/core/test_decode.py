@@ -42,8 +42,8 @@ class Cart:
     wheels: tuple[Wheel, ...] = ()
 
 
-def cart(**said: Any) -> Cart:
-    return decode.parse_json(Cart, json.dumps({"name": "a", "owner": "eve", **said}), "the cart")
+def cart(**fields: Any) -> Cart:
+    return decode.parse_json(Cart, json.dumps({"name": "a", "owner": "eve", **fields}), "the cart")
 
 
 def test_an_answer_becomes_its_dataclass() -> None:
@@ -59,7 +59,7 @@ def test_an_answer_becomes_its_dataclass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "misfit"),
+    ("fields", "misfit"),
     [
         ({"name": 5}, "`name` cannot be 5"),
         ({"name": None}, "`name` cannot be None"),
@@ -78,10 +78,10 @@ def test_an_answer_becomes_its_dataclass() -> None:
         ({"note": ["x" * 1000]}, f"`note` cannot be ['{'x' * 78}"),
     ],
 )
-def test_the_error_names_whose_it_is_and_the_field(said: dict[str, Any], misfit: str) -> None:
+def test_the_error_names_whose_it_is_and_the_field(fields: dict[str, Any], misfit: str) -> None:
     """And no kind is taken for another one."""
     with pytest.raises(UnreadableAnswer) as caught:
-        cart(**said)
+        cart(**fields)
 
     assert caught.value.message == f"the cart cannot be read: {misfit}"
 
@@ -123,13 +123,13 @@ def test_halves_of_characters_become_question_marks() -> None:
 
 def test_a_field_that_nobody_knows_is_passed_over() -> None:
     """A newer version wrote it; a closed shape refuses it, at any depth."""
-    said = {"size": 1, "new": 2}
-    assert decode.validate(Wheel, said, "a wheel") == Wheel(size=1)
-    assert cart(wheel=said).wheel == Wheel(size=1)
+    fields = {"size": 1, "new": 2}
+    assert decode.validate(Wheel, fields, "a wheel") == Wheel(size=1)
+    assert cart(wheel=fields).wheel == Wheel(size=1)
 
-    for shape, given in ((Wheel, said), (Cart, {"name": "a", "owner": "b", "wheel": said})):
+    for shape, value in ((Wheel, fields), (Cart, {"name": "a", "owner": "b", "wheel": fields})):
         with pytest.raises(UnreadableAnswer, match="new` cannot be 2"):
-            decode.validate(shape, given, "it", forbid_unknown=True)
+            decode.validate(shape, value, "it", forbid_unknown=True)
 
 
 @pytest.mark.parametrize(("color", "read"), [("red", "red"), ("RED", "none"), (5, "none")])
@@ -155,9 +155,9 @@ def test_a_name_that_a_node_gave_is_shown_as_it_can_be_printed() -> None:
 
 def test_items_that_misfit_are_dropped() -> None:
     """The others stay in their order; a collection that is none is refused all the same."""
-    found = cart(good=["x", 3, None, "y"], sizes={"a": 1, "b": "2", "c": True})
+    decoded = cart(good=["x", 3, None, "y"], sizes={"a": 1, "b": "2", "c": True})
 
-    assert (found.good, found.sizes) == (("x", "y"), {"a": 1})
+    assert (decoded.good, decoded.sizes) == (("x", "y"), {"a": 1})
     with pytest.raises(UnreadableAnswer, match="`good`"):
         cart(good="x")
 
@@ -165,9 +165,9 @@ def test_items_that_misfit_are_dropped() -> None:
 def test_long_texts_are_shortened() -> None:
     """Lines of a text where they are too long to be looked at, and a text that has its own end."""
     line = "x" * (untrusted.MAX_LINE_LENGTH + 1)
-    found = cart(note=f"{line}\nend", owner="someone")
+    decoded = cart(note=f"{line}\nend", owner="someone")
 
-    assert (found.note, found.owner) == (f"{line[:-1]}\nend", "some")
+    assert (decoded.note, decoded.owner) == (f"{line[:-1]}\nend", "some")
 
 
 def test_the_shapes_alone_load_no_pydantic() -> None:

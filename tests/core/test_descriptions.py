@@ -33,4 +33,7 @@ def test_the_text_below_a_field_is_one_line() -> None:
 
 def test_fields_of_bases_are_described() -> None:
     """A class says what it adds."""
-    assert field_descriptions(Rack) == {"height": "How high it is, in metres.", "books": "Books on it."}
+    assert field_descriptions(Rack) == {
+        "height": "How high it is, in metres.",
+        "books": "Books on it.",
+    }

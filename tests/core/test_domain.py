@@ -77,7 +77,7 @@ def test_an_inventory_knows_its_head_its_workers_and_its_gpus() -> None:
     inventory = Inventory(path=Path("x"), cluster="c", image="i", nodes=nodes)
 
     assert inventory.head.name == "b"
-    assert [each.name for each in inventory.workers] == ["a", "c"]
+    assert [worker.name for worker in inventory.workers] == ["a", "c"]
     assert inventory.gpus == 16
     assert inventory.node("c") is nodes[2]
     with pytest.raises(KeyError):

@@ -20,8 +20,8 @@ def test_every_figure_of_ours_has_a_source(name: str) -> None:
     entries = next(iter(yaml.safe_load((DATA / name).read_text()).values()))
 
     assert entries
-    assert all(len(each["source"]) > 15 for each in entries)
-    assert len({each["model"] for each in entries}) == len(entries)
+    assert all(len(entry["source"]) > 15 for entry in entries)
+    assert len({entry["model"] for entry in entries}) == len(entries)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_every_figure_of_ours_has_a_source(name: str) -> None:
 )
 def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str | None) -> None:
     """Each the entry of its own model, though one name is part of another."""
-    found = load_expectations().gpu(name)
+    gpu = load_expectations().gpu(name)
 
-    assert (found.model if found else None) == model
+    assert (gpu.model if gpu else None) == model
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str 
 )
 def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> None:
     """An unknown one is judged by what its link says."""
-    found = load_expectations().nic(name)
+    nic = load_expectations().nic(name)
 
-    assert found is not None
-    assert found.model == model
-    assert 0 < found.share_tcp <= found.share <= 1
+    assert nic is not None
+    assert nic.model == model
+    assert 0 < nic.share_tcp <= nic.share <= 1
 
 
 def test_gpudirect_is_not_expected_where_there_is_none() -> None:
     """GB10 shares the host's memory; GeForce was never given it."""
     ours = load_expectations()
 
-    without = [each.model for each in ours.gpus if not each.gpudirect]
+    without = [gpu.model for gpu in ours.gpus if not gpu.gpudirect]
     assert "GB10" in without
     assert {model.split()[0] for model in without} == {"GB10", "GeForce"}
 
@@ -106,10 +106,10 @@ def test_gpudirect_is_not_expected_where_there_is_none() -> None:
 )
 def test_what_cuda_reports_follows_the_size_in_the_name(name: str, gib: float | None) -> None:
     """Of two cards of a name the smaller one, unless the name says which."""
-    found = load_expectations().gpu(name)
+    gpu = load_expectations().gpu(name)
 
-    assert found is not None
-    assert found.reported_gib(name) == gib
+    assert gpu is not None
+    assert gpu.reported_gib(name) == gib
 
 
 def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
 
     assert before is not None
     assert after == replace(before, driver=999)
-    assert [each.memory for each in (mine.gpu("NVIDIA H100 80GB HBM3e"),) if each] == [94]
-    assert [(each.share, each.rate) for each in (mine.nic("MT4129"),) if each] == [(0.8, 400)]
+    assert [entry.memory for entry in (mine.gpu("NVIDIA H100 80GB HBM3e"),) if entry] == [94]
+    assert [(entry.share, entry.rate) for entry in (mine.nic("MT4129"),) if entry] == [(0.8, 400)]
 
 
 @pytest.mark.parametrize(

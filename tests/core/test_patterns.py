@@ -14,8 +14,8 @@ SHARED = {name: value for name, value in vars(patterns).items() if name.isupper(
 @pytest.mark.parametrize("name", SHARED)
 def test_a_pattern_is_used_on_both_sides(name: str) -> None:
     """One that only one of them needs stands with it."""
-    assert any(SHARED[name] in each.pattern for each in symptoms.TABLE)
-    assert any(SHARED[name] in each.pattern for each in failures.KNOWN_FAILURES)
+    assert any(SHARED[name] in symptom.pattern for symptom in symptoms.TABLE)
+    assert any(SHARED[name] in symptom.pattern for symptom in failures.KNOWN_FAILURES)
 
 
 def test_nothing_is_said_on_both_sides() -> None:
@@ -23,8 +23,8 @@ def test_nothing_is_said_on_both_sides() -> None:
     mine, theirs = (
         {
             alternative.removeprefix("(?i)").lower()
-            for each in table
-            for alternative in _own(each.pattern).split("|")
+            for symptom in table
+            for alternative in _own(symptom.pattern).split("|")
         }
         for table in (failures.KNOWN_FAILURES, symptoms.TABLE)
     )
@@ -34,6 +34,6 @@ def test_nothing_is_said_on_both_sides() -> None:
 
 def _own(pattern: str) -> str:
     """Return what is left of a pattern without the shared ones."""
-    for each in SHARED.values():
-        pattern = pattern.replace(each, "")
+    for shared in SHARED.values():
+        pattern = pattern.replace(shared, "")
     return pattern

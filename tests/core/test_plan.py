@@ -16,7 +16,7 @@ def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
     """
     waves = split_waves([step("a1"), step("a2"), step("b1"), step("c1"), step("a3"), step("c2")])
 
-    assert [[each.title for each in wave] for wave in waves] == [
+    assert [[item.title for item in wave] for wave in waves] == [
         ["a1", "b1", "c1"],
         ["a2", "c2"],
         ["a3"],
@@ -35,4 +35,4 @@ def test_the_steps_of_a_plan_are_those_of_its_stages_in_order() -> None:
         ),
     )
 
-    assert [each.title for each in plan.steps] == ["a1", "b1"]
+    assert [item.title for item in plan.steps] == ["a1", "b1"]

@@ -114,9 +114,11 @@ def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
     """At most the characters that the neighbours share stay: two before and three behind."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(around + value.encode() + around).decode()
-        found = max((len(form) for form in redaction.encoded_forms(value) if form in text), default=0)
+        longest = max(
+            (len(form) for form in redaction.encoded_forms(value) if form in text), default=0
+        )
 
-        assert found >= len(value.encode()) * 8 // 6 - 1 or found >= len(value)
+        assert longest >= len(value.encode()) * 8 // 6 - 1 or longest >= len(value)
 
 
 def test_lines_from_nodes_are_clean_before_they_are_laid_out(
@@ -135,14 +137,14 @@ def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
     lines.
     """
     redaction.add_secrets("hf_thisMustStayHidden")
-    words = "say hf_thisMustStayHidden"
+    text = "say hf_thisMustStayHidden"
     with redaction.redact_output():
-        PlainLines().show(Event(kind="note", text=words))
-        JsonLines().show(Event(kind="note", text="x", data={words: [words]}))
-        terminal.show_error(VlaunchError(words, evidence=words, hint=words))
-        click.echo(words.encode())
-        sys.stdout.writelines([words])
-        sys.stdout.buffer.write(words.encode())
+        PlainLines().show(Event(kind="note", text=text))
+        JsonLines().show(Event(kind="note", text="x", data={text: [text]}))
+        terminal.show_error(VlaunchError(text, evidence=text, hint=text))
+        click.echo(text.encode())
+        sys.stdout.writelines([text])
+        sys.stdout.buffer.write(text.encode())
     out, err = capsys.readouterr()
 
     assert "hf_" not in out + err

@@ -47,11 +47,11 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSS
 )
 def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
     """What stood around it stays, so that a reader sees what it was."""
-    said = redact_secrets(text)
+    redacted = redact_secrets(text)
 
     assert secret in text
-    assert secret not in said
-    assert "***" in said
+    assert secret not in redacted
+    assert "***" in redacted
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,23 @@ def test_a_secret_in_nested_json_goes(password: str, depth: int) -> None:
     alone: object = {"x": [f"a {password} b"]}
     for _ in range(depth):
         text, alone = json.dumps(text), json.dumps(alone)
-    said = redact_secrets(str(text))
+    redacted = redact_secrets(str(text))
 
-    assert said.endswith(str(text)[str(text).index("model") :])
-    assert said.startswith(str(text)[: str(text).index("api_key")])
-    assert [word for word in re.findall(r"\w{4,}", password) if word in said] == []
+    assert redacted.endswith(str(text)[str(text).index("model") :])
+    assert redacted.startswith(str(text)[: str(text).index("api_key")])
+    assert [part for part in re.findall(r"\w{4,}", password) if part in redacted] == []
     redaction.add_secrets(password)
-    assert [word for word in re.findall(r"\w{4,}", password) if word in redact_secrets(str(alone))] == []
+    assert [
+        part for part in re.findall(r"\w{4,}", password) if part in redact_secrets(str(alone))
+    ] == []
 
 
 def test_a_key_without_an_end_takes_no_errors_with_it() -> None:
     """Its base64 goes, what stands behind it stays."""
     text = f"{KEY.partition('-----END')[0]}ValueError: no memory\n"
-    said = redact_secrets(text)
+    redacted = redact_secrets(text)
 
-    assert said == "***\nValueError: no memory\n"
+    assert redacted == "***\nValueError: no memory\n"
 
 
 PIECES = (

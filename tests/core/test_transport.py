@@ -9,13 +9,17 @@ from tests.fakes import FakeTransport
 
 def test_answers_by_node_are_in_the_order_asked() -> None:
     """Who asks a node twice tells the answers apart by that."""
-    transport = FakeTransport(lambda each: Answer(node=each.node, code=0, out=each.argv[0]))
-    words = (("n1", "a"), ("n2", "b"), ("n1", "c"))
-    asked = [Command(node=node, argv=(word,)) for node, word in words]
+    transport = FakeTransport(
+        lambda command: Answer(node=command.node, code=0, out=command.argv[0])
+    )
+    pairs = (("n1", "a"), ("n2", "b"), ("n1", "c"))
+    commands = [Command(node=node, argv=(argument,)) for node, argument in pairs]
 
-    found = run_by_node(transport, asked)
+    answers = run_by_node(transport, commands)
 
-    assert {node: [each.out for each in said] for node, said in found.items()} == {
+    assert {
+        node: [answer.out for answer in node_answers] for node, node_answers in answers.items()
+    } == {
         "n1": ["a", "c"],
         "n2": ["b"],
     }

@@ -37,5 +37,5 @@ def test_a_secret_is_replaced_before_a_part_of_it_is_cut_off(place: int) -> None
         (2 << 20, untrusted.truncate),
     ):
         text = f"{'x' * 9000}\n{secret}{'y' * (size + place)}"
-        left = ending(text, last=True)
-        assert not [at for at in range(3, 15) if secret[-at:] in left], (size, ending)
+        remaining = ending(text, last=True)
+        assert not [at for at in range(3, 15) if secret[-at:] in remaining], (size, ending)

@@ -22,9 +22,9 @@ def results(ran: Ran) -> dict[str, dict[str, Any]]:
     return {check["id"]: check for check in json.loads(ran.out)["checks"]}
 
 
-def told(check: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def finding_texts(check: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return status and text of each finding of a check, by its nodes."""
-    return {each["node"]: (each["status"], each["text"]) for each in check["findings"]}
+    return {finding["node"]: (finding["status"], finding["text"]) for finding in check["findings"]}
 
 
 def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
@@ -48,7 +48,7 @@ def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> 
     ran = cluster.run("check", "--json")
 
     assert (ran.code, cluster.world.changes) == (0, [])
-    assert not [each.argv for each in cluster.commands if each.argv[1:2] == ("run",)]
+    assert not [command.argv for command in cluster.commands if command.argv[1:2] == ("run",)]
     assert results(ran)["ray-version"]["status"] == "pass"
 
 
@@ -77,7 +77,7 @@ def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[st
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "text"),
     [
         (["--only", "time-skwe"], "there is no check `time-skwe`; did you mean `time-skew`?"),
         (["--skip", "ssh,zzz"], "there is no check `zzz`"),
@@ -87,16 +87,16 @@ def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[st
         (["--expect", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str], said: str) -> None:
+def test_a_wrong_request_touches_no_node(cluster: Cluster, args: list[str], text: str) -> None:
     """Exit code 2, with the near miss; a request that checks nothing is none that passes."""
-    ran = cluster.run("check", *words)
+    ran = cluster.run("check", *args)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
-    assert said in ran.err
+    assert text in ran.err
 
 
 @pytest.mark.parametrize(
-    ("words", "ids"),
+    ("args", "ids"),
     [
         (["--only", "ssh,time-skew"], ["ssh", "time-skew"]),
         (["--only", "time-skew", "--only", " ssh "], ["ssh", "time-skew"]),
@@ -105,44 +105,45 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str], sai
         (["--group", "reach", "--only", "disk"], ["ssh", "sudo", "disk"]),
     ],
 )
-def test_checks_can_be_chosen(cluster: Cluster, words: list[str], ids: list[str]) -> None:
+def test_checks_can_be_chosen(cluster: Cluster, args: list[str], ids: list[str]) -> None:
     """By commas and by repeating, always in the catalogue's order."""
-    assert list(results(cluster.run("check", "--json", *words))) == ids
+    assert list(results(cluster.run("check", "--json", *args))) == ids
 
 
 def test_only_what_the_checks_need_is_asked(cluster: Cluster) -> None:
     """One round trip is enough for a login."""
     assert cluster.run("check", "--only", "ssh").code == 0
-    assert [each.argv[3] for each in cluster.commands] == ["probe", "probe"]
+    assert [command.argv[3] for command in cluster.commands] == ["probe", "probe"]
 
 
 def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
     """Every check with what it proves; as JSON, one list."""
     cluster.path.unlink()
-    ran, said = (
+    ran, text = (
         cluster.run("check", "--list"),
         cluster.run("check", "--list", "--json", "--group", "model"),
     )
 
-    assert (ran.code, said.code, cluster.commands) == (0, 0, [])
+    assert (ran.code, text.code, cluster.commands) == (0, 0, [])
     assert all(check.id in ran.out and check.what in ran.out for check in CATALOGUE)
-    assert {each["group"] for each in json.loads(said.out)} == {"model"}
-    assert set(json.loads(said.out)[0]) == {"id", "group", "what", "why"}
+    assert {row["group"] for row in json.loads(text.out)} == {"model"}
+    assert set(json.loads(text.out)[0]) == {"id", "group", "what", "why"}
 
 
 def test_json_is_one_document(cluster: Cluster) -> None:
     """Each check with its findings, why it matters and where it is described; the counts add up."""
     ran = cluster.run("check", "--json")
-    said = json.loads(ran.out)
+    data = json.loads(ran.out)
 
-    assert (ran.err, said["passed"], ran.out.count("\n")) == ("", True, 1)
-    assert sum(said["counts"].values()) == len(said["checks"]) == len(CATALOGUE)
-    for check in said["checks"]:
+    assert (ran.err, data["passed"], ran.out.count("\n")) == ("", True, 1)
+    assert sum(data["counts"].values()) == len(data["checks"]) == len(CATALOGUE)
+    for check in data["checks"]:
         assert set(check) == {"id", "group", "status", "what", "why", "docs", "findings"}
         assert check["docs"] == f"docs/reference/checks.md#{check['id']}"
         assert check["findings"]
         assert all(
-            set(each) == {"node", "status", "text", "evidence", "fix"} for each in check["findings"]
+            set(finding) == {"node", "status", "text", "evidence", "fix"}
+            for finding in check["findings"]
         )
 
 
@@ -152,15 +153,15 @@ def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_oth
     """One cause is told once; the other node is looked at all the same."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "no answer from gpu02:22 within 10s")
     ran = cluster.run("check", "--json")
-    said = results(ran)
+    checks = results(ran)
 
     assert ran.code == 1
-    assert told(said["ssh"])["gpu02"] == (
+    assert finding_texts(checks["ssh"])["gpu02"] == (
         "fail",
         "cannot be reached: no answer from gpu02:22 within 10s",
     )
-    assert [id_ for id_, each in said.items() if each["status"] == "fail"] == ["ssh"]
-    assert told(said["docker"]) == {
+    assert [id_ for id_, result in checks.items() if result["status"] == "fail"] == ["ssh"]
+    assert finding_texts(checks["docker"]) == {
         "gpu01": ("pass", "Docker answers"),
         "gpu02": ("skip", "it was not reached: see `ssh`"),
     }
@@ -181,18 +182,18 @@ def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> N
     answer = cluster.world.answer
 
     def garbled(command: Any) -> Any:
-        said = answer(command)
+        text = answer(command)
         return (
-            said
-            if command.node != "gpu02" or said is None
-            else type(said)(node="gpu02", code=0, out="motd of the day")
+            text
+            if command.node != "gpu02" or text is None
+            else type(text)(node="gpu02", code=0, out="motd of the day")
         )
 
     cluster.world.answer = garbled  # type: ignore[method-assign]
-    said = results(cluster.run("check", "--json"))
+    text = results(cluster.run("check", "--json"))
 
-    assert told(said["ssh"])["gpu02"][0] == "fail"
-    assert "motd" in json.dumps(said["ssh"])
+    assert finding_texts(text["ssh"])["gpu02"][0] == "fail"
+    assert "motd" in json.dumps(text["ssh"])
 
 
 def skip_inside(cluster: Cluster) -> None:
@@ -232,10 +233,10 @@ def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
     """Never green, never an error of the program, and the other node is judged."""
     spoil(cluster)
     ran = cluster.run("check", "--json", "--offline", "--model", MODEL)
-    found = told(results(ran)[id_])
+    texts = finding_texts(results(ran)[id_])
 
     assert ran.err == ""
-    assert any(status == "skip" and reason in text for status, text in found.values()), found
+    assert any(status == "skip" and reason in text for status, text in texts.values()), texts
     assert cluster.world.changes == []
 
 
@@ -268,11 +269,11 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
     """A preflight on a machine without the secret tells so where it matters."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
-    said = results(ran)
+    text = results(ran)
 
     assert (ran.code, ran.err) == (0, "")
-    assert "HF_TOKEN" in json.dumps(said["hf-token"])
-    assert said["hf-token"]["status"] == "skip"
+    assert "HF_TOKEN" in json.dumps(text["hf-token"])
+    assert text["hf-token"]["status"] == "skip"
 
 
 @pytest.mark.parametrize(

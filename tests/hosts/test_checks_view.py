@@ -40,16 +40,20 @@ def spoiled() -> list[CheckOutcome]:
         },
         facts={"gpu01": {"survey": None}},
     )
-    wanted = [
+    ids = [
         check.id
         for check in CATALOGUE
         if check.group in ("reach", "host", "ports", "rdma", "model")
     ]
-    return run_checks(case.seen(), ids=wanted)
+    return run_checks(case.build_evidence(), ids=ids)
 
 
 def drawn(
-    results: list[CheckOutcome], width: int, *, colour: bool = False, env: dict[str, str] | None = None
+    results: list[CheckOutcome],
+    width: int,
+    *,
+    colour: bool = False,
+    env: dict[str, str] | None = None,
 ) -> str:
     """Render results as a console of this width prints them."""
     file = io.StringIO()
@@ -77,8 +81,8 @@ def test_words_say_it_without_colour() -> None:
     assert "\x1b[31m" not in dull
     assert "\x1b[1;31m" in bright
     assert "\x1b[1;31m" not in dull
-    for word in ("PASS", "WARN", "FAIL", "SKIP"):
-        assert word in dull
+    for text in ("PASS", "WARN", "FAIL", "SKIP"):
+        assert text in dull
 
 
 def test_the_sum_is_of_checks() -> None:
@@ -89,8 +93,11 @@ def test_the_sum_is_of_checks() -> None:
 
     assert counts.startswith(f"{len(results)} checks: ")
     assert sum(numbers) == len(results)
-    assert red == f"FAIL: {', '.join(each.check.id for each in results if each.status == 'fail')}"
-    assert all(word in counts for word in ("passed", "failed", "skipped"))
+    assert (
+        red
+        == f"FAIL: {', '.join(result.check.id for result in results if result.status == 'fail')}"
+    )
+    assert all(text in counts for text in ("passed", "failed", "skipped"))
 
 
 def test_a_skip_is_never_green() -> None:
@@ -131,22 +138,22 @@ def test_much_evidence_is_cut() -> None:
 def test_json_has_what_the_rows_have() -> None:
     """Folded alike; `passed` is false as soon as one check failed."""
     results = spoiled()
-    said = json.loads(json.dumps(checks_view.results_json(results)))
+    data = json.loads(json.dumps(checks_view.results_json(results)))
     healthy = [
-        replace(each, findings=(Finding(node="a", status="warn", text="x"),), status="warn")
-        for each in results
+        replace(row, findings=(Finding(node="a", status="warn", text="x"),), status="warn")
+        for row in results
     ]
 
-    assert said["passed"] is False
+    assert data["passed"] is False
     assert checks_view.results_json(healthy)["passed"] is True
-    assert sum(said["counts"].values()) == len(results)
-    assert [each["id"] for each in said["checks"]] == [each.check.id for each in results]
+    assert sum(data["counts"].values()) == len(results)
+    assert [row["id"] for row in data["checks"]] == [row.check.id for row in results]
     assert all(
-        each["status"] == worst_status(result.findings)
-        for each, result in zip(said["checks"], results, strict=True)
+        row["status"] == worst_status(result.findings)
+        for row, result in zip(data["checks"], results, strict=True)
     )
     assert {"gpu[01-03]"} <= {
-        finding["node"] for each in said["checks"] for finding in each["findings"]
+        finding["node"] for row in data["checks"] for finding in row["findings"]
     }
 
 
@@ -157,6 +164,6 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert rows[0].split() == ["ID", "GROUP", "TRUE", "WHEN", "GREEN"]
     assert [row.split()[:2] for row in rows[1:]] == [
-        [each.id, each.group] for each in CATALOGUE[:2]
+        [check.id, check.group] for check in CATALOGUE[:2]
     ]
     assert CATALOGUE[0].what in rows[1]

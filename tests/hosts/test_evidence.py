@@ -40,9 +40,9 @@ def _no_file_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
-def world(more: str = "") -> World:
+def world(extra: str = "") -> World:
     """Three nodes that have the image."""
-    return World(loads(f"cluster: c\nimage: x:1\n{more}\nnodes:\n{NODES}", Path("inventory.yaml")))
+    return World(loads(f"cluster: c\nimage: x:1\n{extra}\nnodes:\n{NODES}", Path("inventory.yaml")))
 
 
 def gather(
@@ -64,14 +64,14 @@ def gather(
         hooks=Hooks(inventory=of.inventory, verb=""),
         missing=lost,  # type: ignore[arg-type]
     )
-    found = evidence.gather_evidence(
+    gathered = evidence.gather_evidence(
         session,
         catalogue.select_checks(only=ids),
         model=model,
         expectations=expectations_read.load_for_user(),
         offline=offline,
     )
-    return found, transport.commands
+    return gathered, transport.commands
 
 
 @pytest.mark.parametrize(
@@ -91,24 +91,24 @@ def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
     """The survey always, in one round trip a node; containers, port probes and files when a
     check of their group was chosen.
     """
-    _, asked = gather(world(), ids, model="org/m")
+    _, commands = gather(world(), ids, model="org/m")
 
-    assert len(asked) == 3 * times
-    assert all(each.argv[3] == "probe" for each in asked[:3])
+    assert len(commands) == 3 * times
+    assert all(command.argv[3] == "probe" for command in commands[:3])
 
 
 def test_all_is_there_on_healthy_nodes() -> None:
     """Of each node, and of each direction between them, on one high port that nobody has."""
     of = world()
     of.machines["gpu02"].model = {"config.json": 7}
-    found, asked = gather(of, model="org/m")
-    probes = [json.loads(each.argv[-1]) for each in asked if "peers" in each.argv[-1]]
+    gathered, commands = gather(of, model="org/m")
+    probes = [json.loads(command.argv[-1]) for command in commands if "peers" in command.argv[-1]]
 
-    assert list(found.facts) == list(found.inside) == ["gpu01", "gpu02", "gpu03"]
-    assert (found.inside_missing, found.probes_missing, found.missing) == ({}, {}, {})
-    assert len(found.port_probes or ()) == 6
-    assert found.files == {"gpu01": None, "gpu02": {"config.json": 7}, "gpu03": None}
-    assert len({(each["port"], each["nonce"]) for each in probes}) == 1
+    assert list(gathered.facts) == list(gathered.inside) == ["gpu01", "gpu02", "gpu03"]
+    assert (gathered.inside_missing, gathered.probes_missing, gathered.missing) == ({}, {}, {})
+    assert len(gathered.port_probes or ()) == 6
+    assert gathered.files == {"gpu01": None, "gpu02": {"config.json": 7}, "gpu03": None}
+    assert len({(command["port"], command["nonce"]) for command in probes}) == 1
     assert 40000 <= probes[0]["port"] < 60000
 
 
@@ -121,11 +121,11 @@ def test_two_runs_use_another_port_and_nonce() -> None:
 
 def test_a_missing_node_is_asked_nothing() -> None:
     """The others are asked about each other."""
-    found, asked = gather(world(), missing=["gpu02"], model="org/m")
+    gathered, commands = gather(world(), missing=["gpu02"], model="org/m")
 
-    assert "gpu02" not in {each.node for each in asked}
-    assert found.missing == {"gpu02": "no answer"}
-    assert {(each.source, each.target) for each in found.port_probes or ()} == {
+    assert "gpu02" not in {command.node for command in commands}
+    assert gathered.missing == {"gpu02": "no answer"}
+    assert {(command.source, command.target) for command in gathered.port_probes or ()} == {
         ("gpu01", "gpu03"),
         ("gpu03", "gpu01"),
     }
@@ -133,17 +133,17 @@ def test_a_missing_node_is_asked_nothing() -> None:
 
 def test_one_node_alone_knocks_at_nobody() -> None:
     """There is no probe, and that is not the same as none that got through."""
-    found, _ = gather(world(), missing=["gpu01", "gpu02"])
+    gathered, _ = gather(world(), missing=["gpu01", "gpu02"])
 
-    assert found.port_probes is None
-    assert list(found.facts) == ["gpu03"]
+    assert gathered.port_probes is None
+    assert list(gathered.facts) == ["gpu03"]
 
 
 def test_nobody_reached() -> None:
     """Nothing is asked."""
-    found, asked = gather(world(), missing=["gpu01", "gpu02", "gpu03"], model="org/m")
+    gathered, commands = gather(world(), missing=["gpu01", "gpu02", "gpu03"], model="org/m")
 
-    assert (found.facts, asked, found.files) == ({}, [], {})
+    assert (gathered.facts, commands, gathered.files) == ({}, [], {})
 
 
 def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
@@ -160,18 +160,18 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
         return answer(command)
 
     of.answer = breaking  # type: ignore[method-assign]
-    found, _ = gather(of, model="org/m")
-    results = {result.check.id: result for result in catalogue.run_checks(found)}
+    actual, _ = gather(of, model="org/m")
+    results = {gathered.check.id: gathered for gathered in catalogue.run_checks(actual)}
 
-    assert found.inside["gpu03"].error == "connection lost"
-    assert "connection lost" in found.probes_missing["gpu03"]
-    assert "gpu03" not in found.files
+    assert actual.inside["gpu03"].error == "connection lost"
+    assert "connection lost" in actual.probes_missing["gpu03"]
+    assert "gpu03" not in actual.files
     for id_ in ("ray-version", "ports-reachable"):
         assert {f.node: f.status for f in results[id_].findings}["gpu03"] == "skip"
 
 
 @pytest.mark.parametrize(
-    ("more", "rdma", "level"),
+    ("extra", "rdma", "level"),
     [
         ("", "", "any"),
         ("", "mlx5_0/ports/1/state:4: ACTIVE", "rdma"),
@@ -181,10 +181,10 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
     ],
 )
 def test_the_level_is_the_one_that_check_nccl_would_ask_for(
-    more: str, rdma: str, level: str
+    extra: str, rdma: str, level: str
 ) -> None:
     """From the inventory, else from what the survey found."""
-    of = world(more)
+    of = world(extra)
     for machine in of.machines.values():
         machine.survey["rdma"] = rdma
 
@@ -193,20 +193,20 @@ def test_the_level_is_the_one_that_check_nccl_would_ask_for(
 
 def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked with the inventory's own; other secrets are not even fetched."""
-    asked: list[tuple[str, Secret | None]] = []
+    request: list[tuple[str, Secret | None]] = []
 
     def ask(model: str, token: Secret | None) -> HubAccess:
-        asked.append((model, token))
+        request.append((model, token))
         return HubAccess(status="ok")
 
     monkeypatch.setattr(evidence, "query_hub", ask)
     monkeypatch.setenv("THE_TOKEN", "hf_thisMustStayHidden")
     secret = "secrets: {HF_TOKEN: {env: THE_TOKEN}, OTHER: {command: 'exit 7'}}"
-    found, commands = gather(world(secret), ["hf-token"], model="org/m", offline=False)
+    gathered, commands = gather(world(secret), ["hf-token"], model="org/m", offline=False)
     gather(world(), ["hf-token"], model="org/m", offline=False)
 
-    assert found.hub == HubAccess(status="ok")
-    assert [(model, token and token.reveal()) for model, token in asked] == [
+    assert gathered.hub == HubAccess(status="ok")
+    assert [(model, token and token.reveal()) for model, token in request] == [
         ("org/m", "hf_thisMustStayHidden"),
         ("org/m", None),
     ]
@@ -220,7 +220,7 @@ class HubServer:
     url: str = ""
     code: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
     mute: threading.Event | None = None
 
 
@@ -248,7 +248,7 @@ def serve() -> Iterator[HubServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            state.asked.append((self.path, self.headers["Authorization"]))
+            state.requests.append((self.path, self.headers["Authorization"]))
             if state.mute is not None:
                 state.mute.wait(20)
                 return
@@ -308,10 +308,10 @@ def test_each_answer_has_a_status(
 ) -> None:
     """With the hub's own words where it has some."""
     served.code, served.headers = code, headers
-    said = evidence.query_hub("org/m", token)
+    access = evidence.query_hub("org/m", token)
 
-    assert (said.status, said.text) == (status, text)
-    assert TOKEN.reveal() not in repr(said)
+    assert (access.status, access.text) == (status, text)
+    assert TOKEN.reveal() not in repr(access)
 
 
 def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
@@ -319,7 +319,7 @@ def test_the_token_travels_as_a_header_only(served: HubServer) -> None:
     evidence.query_hub("org/m", TOKEN)
     evidence.query_hub("org/a b?c", None)
 
-    assert served.asked == [
+    assert served.requests == [
         ("/api/models/org/m/revision/main", f"Bearer {TOKEN.reveal()}"),
         ("/api/models/org/a%20b%3Fc/revision/main", None),
     ]
@@ -330,7 +330,7 @@ def test_a_model_that_was_renamed_is_followed(served: HubServer) -> None:
     served.code, served.headers = 307, {"Location": "/api/models/new/m"}
     evidence.query_hub("org/m", TOKEN)
 
-    assert served.asked[1] == ("/api/models/new/m", f"Bearer {TOKEN.reveal()}")
+    assert served.requests[1] == ("/api/models/new/m", f"Bearer {TOKEN.reveal()}")
 
 
 def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) -> None:
@@ -339,10 +339,10 @@ def test_another_host_never_sees_the_token(served: HubServer, other: HubServer) 
         302,
         {"Location": f"{other.url.replace('127.0.0.1', 'localhost')}/elsewhere"},
     )
-    said = evidence.query_hub("org/m", TOKEN)
+    access = evidence.query_hub("org/m", TOKEN)
 
-    assert other.asked == [("/elsewhere", None)]
-    assert said.status == "ok"
+    assert other.requests == [("/elsewhere", None)]
+    assert access.status == "ok"
 
 
 def test_another_login_on_this_machine_has_no_say(
@@ -354,7 +354,7 @@ def test_another_login_on_this_machine_has_no_say(
     evidence.query_hub("org/m", TOKEN)
     evidence.query_hub("org/m", None)
 
-    assert [authorization for _, authorization in served.asked] == [
+    assert [authorization for _, authorization in served.requests] == [
         f"Bearer {TOKEN.reveal()}",
         None,
     ]
@@ -365,9 +365,9 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    said = evidence.query_hub("org/m", TOKEN)
+    access = evidence.query_hub("org/m", TOKEN)
 
-    assert (said.status, said.text) == ("offline", "127.0.0.1: ConnectionError")
+    assert (access.status, access.text) == ("offline", "127.0.0.1: ConnectionError")
 
 
 def test_a_hub_that_does_not_answer_is_given_up(
@@ -376,9 +376,9 @@ def test_a_hub_that_does_not_answer_is_given_up(
     """Within the deadline."""
     served.mute = threading.Event()
     monkeypatch.setattr(evidence, "_HUB_TIMEOUT", 0.2)
-    said = evidence.query_hub("org/m", TOKEN)
+    access = evidence.query_hub("org/m", TOKEN)
 
-    assert (said.status, said.text) == ("offline", "127.0.0.1: ReadTimeout")
+    assert (access.status, access.text) == ("offline", "127.0.0.1: ReadTimeout")
 
 
 def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
@@ -394,20 +394,20 @@ def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
 def test_an_endpoint_that_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is named, and what it holds."""
     monkeypatch.setenv("HF_ENDPOINT", where)
-    said = evidence.query_hub("org/m", TOKEN)
+    access = evidence.query_hub("org/m", TOKEN)
 
-    assert said.status == "offline"
-    assert where in said.text
+    assert access.status == "offline"
+    assert where in access.text
 
 
 @pytest.mark.parametrize("token", ["hf_ünïcode", "hf_日本", "hf_with\nbreak"])
 def test_a_token_that_no_header_can_carry(served: HubServer, token: str) -> None:
     """It is not accepted, and not shown."""
-    said = evidence.query_hub("org/m", Secret(token))
+    access = evidence.query_hub("org/m", Secret(token))
 
-    assert (said.status, token in said.text) == ("unauthorized", False)
+    assert (access.status, token in access.text) == ("unauthorized", False)
 
 
 def test_a_path_needs_no_hub(served: HubServer) -> None:
     """Nobody is asked."""
-    assert (evidence.query_hub("/models/m", TOKEN).status, served.asked) == ("not asked", [])
+    assert (evidence.query_hub("/models/m", TOKEN).status, served.requests) == ("not asked", [])

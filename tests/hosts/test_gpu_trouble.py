@@ -22,10 +22,10 @@ CHECK = ("check", "--only", "accelerator,gpu-runtime,gpu-memory,gpu-errors")
 SERVE = ("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
 
-def listed(*, lost: int = -1, held: dict[int, int] | None = None) -> str:
+def listed(*, lost: int = -1, usage: dict[int, int] | None = None) -> str:
     """What `nvidia-smi` says of eight GPUs, some with memory in use."""
     lines = [
-        f"{at}, NVIDIA H100 80GB HBM3, 81559, {(held or {}).get(at, 4)}, 580.95.05, GPU-{at}"
+        f"{at}, NVIDIA H100 80GB HBM3, 81559, {(usage or {}).get(at, 4)}, 580.95.05, GPU-{at}"
         for at in range(8)
         if at != lost
     ]
@@ -54,7 +54,7 @@ class Trouble:
 ADA = "GPU-3, 4711, python3, 61169\n@4711 ada 0::/user.slice/user-1000.slice\n"
 CASES = {
     "busy": Trouble(
-        probed={"gpus": (listed(held={3: 61173}), 0), "gpuapps": (ADA, 0)},
+        probed={"gpus": (listed(program={3: 61173}), 0), "gpuapps": (ADA, 0)},
     ),
     "lost": Trouble(probed={"gpus": (listed(lost=3), 255), "gpuapps": ("", 0)}),
     "no-hook": Trouble(
@@ -62,16 +62,16 @@ CASES = {
         before=True,
     ),
     "display": Trouble(
-        probed={"gpus": (listed(held={0: 2612}), 0)},
+        probed={"gpus": (listed(program={0: 2612}), 0)},
         survey={"gpustate": states(display=0)},
     ),
 }
 
 
-def told(ran: Ran, *words: str) -> str:
+def transcript(ran: Ran, *args: str) -> str:
     """A command with all that it prints, and its exit code; how long it took is left out."""
     text = re.sub(r" \(\d+\.\d+s\)", "", ran.err + ran.out)
-    return f"$ vlaunch {' '.join(words)}\n{text}exit code {ran.code}\n"
+    return f"$ vlaunch {' '.join(args)}\n{text}exit code {ran.code}\n"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,7 +82,7 @@ def test_what_is_said_of_a_gpu(name: str, cluster: Cluster) -> None:
         assert cluster.run("up").code == 0
     machine.probed.update(trouble.probed)
     machine.survey.update(trouble.survey)
-    parts = [told(cluster.run(*words), *words) for words in (CHECK, ("up",), SERVE)]
+    parts = [transcript(cluster.run(*args), *args) for args in (CHECK, ("up",), SERVE)]
 
     golden.check(GOLDEN / f"gpu-{name}.txt", "\n".join(parts))
     assert bool(cluster.world.servers()) is (name == "display")

@@ -80,16 +80,16 @@ class Hosts:
     batches: list[list[Command]] = field(default_factory=list)
     stock: str = "@@stock amd 0\n@@stock images\n\n@@stock end\n"
 
-    def run(self, *words: str) -> Ran:
+    def run(self, *args: str) -> Ran:
         """Run `vlaunch init` with these words."""
         self.capsys.readouterr()
-        code = run_command(["init", *words])
+        code = run_command(["init", *args])
         return Ran(code, *self.capsys.readouterr())
 
     def answer(self, command: Command) -> Answer | None:
         """Answer the one question; anything else, and so any change, fails the test."""
-        host, word = self.hosts[command.node], command.argv[3]
-        if word == "probe":
+        host, text = self.hosts[command.node], command.argv[3]
+        if text == "probe":
             docker = ("sudo", "-n", "docker") if "sudo" in command.argv else ("docker",)
             return Answer(node=command.node, code=0, out=host.probe(docker) + self.stock)
         return None
@@ -102,27 +102,27 @@ def hosts(
     """Two hosts; nothing stands where the inventory will."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    made = Hosts(capsys, {"gpu01": Host("10.0.0.11"), "gpu02": Host("10.0.0.12")})
+    created = Hosts(capsys, {"gpu01": Host("10.0.0.11"), "gpu02": Host("10.0.0.12")})
 
     class FakeFleet(contextlib.nullcontext["FakeFleet"]):
         """Stands where `Fleet` does: the one boundary."""
 
         def __init__(self, inventory: Inventory, **_: Any) -> None:
             super().__init__(self)
-            made.fleets.append(inventory)
+            created.fleets.append(inventory)
 
         def __enter__(self) -> FakeFleet:
             return self
 
         def connect(self, nodes: Iterable[str]) -> dict[str, ConnectError]:
-            return {name: error for name, error in made.missing.items() if name in set(nodes)}
+            return {name: error for name, error in created.missing.items() if name in set(nodes)}
 
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-            made.batches.append(list(commands))
-            return FakeTransport(made.answer).run(commands)
+            created.batches.append(list(commands))
+            return FakeTransport(created.answer).run(commands)
 
     monkeypatch.setattr("launcher.ssh.fleet.Fleet", FakeFleet)
-    return made
+    return created
 
 
 def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:
@@ -284,7 +284,7 @@ def test_json_is_events(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         (),
         ("gpu01", "-o", "-", "--json"),
@@ -297,9 +297,9 @@ def test_json_is_events(hosts: Hosts) -> None:
         ("gpu01", "--docker", ""),
     ],
 )
-def test_a_wrong_request_reaches_no_host(hosts: Hosts, words: tuple[str, ...]) -> None:
+def test_a_wrong_request_reaches_no_host(hosts: Hosts, args: tuple[str, ...]) -> None:
     """Exit code 2, with what is wrong."""
-    ran = hosts.run(*words)
+    ran = hosts.run(*args)
 
     assert (ran.code, hosts.fleets) == (2, [])
     assert "rror: " in ran.err

@@ -16,7 +16,7 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import inside
 from launcher.hosts.inside import ContainerView
 
-SAID = {
+VIEW = {
     "memlock": None,
     "memlock_unlimited": True,
     "ipc_lock": True,
@@ -31,17 +31,17 @@ SAID = {
 def read(**changed: object) -> ContainerView:
     """Return what an answer says."""
     return inside.parse_view(
-        Answer(node="a", code=0, out="warning: x\n" + json.dumps({**SAID, **changed}) + "\n")
+        Answer(node="a", code=0, out="warning: x\n" + json.dumps({**VIEW, **changed}) + "\n")
     )
 
 
 def test_an_answer_is_read() -> None:
     """Lines that the image prints first are passed over."""
-    found = read()
+    view = read()
 
-    assert (found.ipc_lock, found.error) == (True, "")
-    assert (found.memlock, found.memlock_unlimited) == (None, True)
-    assert found.infiniband == ("rdma_cm", "uverbs0")
+    assert (view.ipc_lock, view.error) == (True, "")
+    assert (view.memlock, view.memlock_unlimited) == (None, True)
+    assert view.infiniband == ("rdma_cm", "uverbs0")
 
 
 def test_a_container_that_cannot_be_asked_says_why() -> None:
@@ -53,7 +53,7 @@ def test_a_container_that_cannot_be_asked_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    "out", ["", "null", "[]", "{}", "Traceback", json.dumps({**SAID, "ipc_lock": "x"})]
+    "out", ["", "null", "[]", "{}", "Traceback", json.dumps({**VIEW, "ipc_lock": "x"})]
 )
 def test_another_answer_is_unreadable(out: str) -> None:
     """With what it was as evidence."""
@@ -63,27 +63,27 @@ def test_another_answer_is_unreadable(out: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(SAID)),
+        st.sampled_from(sorted(VIEW)),
         st.none() | st.integers() | st.text(max_size=5) | st.lists(st.none()),
     )
 )
 def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[str, object]) -> None:
     """The image may be anybody's."""
     try:
-        found = read(**changed)
+        view = read(**changed)
     except UnreadableAnswer:
         return
 
-    assert isinstance(found, ContainerView)
+    assert isinstance(view, ContainerView)
 
 
 def test_the_program_runs_here() -> None:
     """With this machine's own Python, as root in a container's rights."""
     argv = (sys.executable, *inside.view_argv()[1:])
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    found = inside.parse_view(Answer(node="a", code=0, out=done.stdout))
+    view = inside.parse_view(Answer(node="a", code=0, out=done.stdout))
     status = Path("/proc/self/status").read_text()
     bits = int(status.partition("CapEff:")[2].split()[0], 16)
 
-    assert found.ipc_lock is bool(bits & 1 << 14)
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
+    assert view.ipc_lock is bool(bits & 1 << 14)
+    assert view.python == ".".join(map(str, sys.version_info[:3]))

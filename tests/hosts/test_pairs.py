@@ -15,7 +15,7 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import pairs
 from launcher.hosts.pairs import Peer, PortProbe
 
-SEEN = {
+PROBE = {
     "ports": {"6379": "timed out", "27111": "open"},
     "errors": {"6379": "x"},
     "bulk": True,
@@ -41,9 +41,9 @@ def probe(peers: int = 1) -> Argv:
     )
 
 
-def answer(said: object, code: int = 0) -> Answer:
+def answer(text: object, code: int = 0) -> Answer:
     """Return a node's answer."""
-    return Answer(node="a", code=code, out=f"{json.dumps(said)}\n")
+    return Answer(node="a", code=code, out=f"{json.dumps(text)}\n")
 
 
 def test_the_program_travels_as_an_argument_and_fits() -> None:
@@ -68,7 +68,7 @@ def test_the_program_is_one_for_old_pythons() -> None:
 
 def test_an_answer_is_read() -> None:
     """One probe a peer, with the source filled in."""
-    said = {"node": "a", "mtu": 1500, "peers": {"b": SEEN}}
+    text = {"node": "a", "mtu": 1500, "peers": {"b": PROBE}}
     probe = PortProbe(
         source="a",
         target="b",
@@ -80,11 +80,11 @@ def test_an_answer_is_read() -> None:
         heard=True,
     )
 
-    assert pairs.parse_probes(answer(said)) == (probe,)
+    assert pairs.parse_probes(answer(text)) == (probe,)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "message"),
     [
         (
             answer(
@@ -95,14 +95,16 @@ def test_an_answer_is_read() -> None:
         (Answer(node="a", code=127, err="sh: python3: not found"), "gave no answer"),
         (answer([]), "gave no answer"),
         (answer({"mtu": 1, "peers": []}), "`peers` cannot be"),
-        (answer({"mtu": 1, "peers": {"b": {**SEEN, "ports": {"1": "ajar"}}}}), "ajar"),
-        (answer({"mtu": "x", "peers": {"b": SEEN}}), "`mtu` cannot be"),
+        (answer({"mtu": 1, "peers": {"b": {**PROBE, "ports": {"1": "ajar"}}}}), "ajar"),
+        (answer({"mtu": "x", "peers": {"b": PROBE}}), "`mtu` cannot be"),
     ],
 )
-def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, words: str) -> None:
+def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(
+    value: Answer, message: str
+) -> None:
     """An address that is not the node's is the most likely one."""
-    with pytest.raises(UnreadableAnswer, match=words):
-        pairs.parse_probes(given)
+    with pytest.raises(UnreadableAnswer, match=message):
+        pairs.parse_probes(value)
 
 
 @given(
@@ -110,17 +112,19 @@ def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(given: Answer, w
         st.sampled_from(["mtu", "peers", "error"]), st.none() | st.integers() | st.text(max_size=3)
     ),
     st.dictionaries(
-        st.sampled_from(sorted(SEEN)),
+        st.sampled_from(sorted(PROBE)),
         st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none()),
     ),
 )
 def test_whatever_comes_back_only_the_tools_own_error_is_raised(
-    outer: dict[str, object], seen: dict[str, object]
+    outer: dict[str, object], changes: dict[str, object]
 ) -> None:
     """A node may be broken, or hostile."""
     try:
-        found = pairs.parse_probes(answer({"mtu": 1500, "peers": {"b": {**SEEN, **seen}}, **outer}))
+        probes = pairs.parse_probes(
+            answer({"mtu": 1500, "peers": {"b": {**PROBE, **changes}}, **outer})
+        )
     except UnreadableAnswer:
         return
 
-    assert all(isinstance(each, PortProbe) for each in found)
+    assert all(isinstance(probe, PortProbe) for probe in probes)

@@ -30,14 +30,14 @@ NODES = (
 ETH0 = Nic(name="eth0", up=True, mtu=9000)
 
 
-def seen(inventory: Inventory, *, up: bool = False, **survey: Any) -> dict[str, HostFacts]:
+def collect_facts(inventory: Inventory, *, up: bool = False, **survey: Any) -> dict[str, HostFacts]:
     """Look at nodes that have the image, with a survey."""
     world = World(inventory)
     if up:
         bring_up(inventory, world, {})
     facts = probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
-    known = Survey(**{"python": "3.12.3", "nics": (ETH0,), **survey})
-    return {name: replace(each, survey=known) for name, each in facts.items()}
+    surveyed = Survey(**{"python": "3.12.3", "nics": (ETH0,), **survey})
+    return {name: replace(node_facts, survey=surveyed) for name, node_facts in facts.items()}
 
 
 def without_image(facts: HostFacts) -> HostFacts:
@@ -47,8 +47,8 @@ def without_image(facts: HostFacts) -> HostFacts:
 
 def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
     """Return what each node is asked, by its name."""
-    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
-    return {each.node: json.loads(each.argv[-1]) for each in asked.commands}
+    queries = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
+    return {command.node: json.loads(command.argv[-1]) for command in queries.commands}
 
 
 def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
@@ -56,10 +56,10 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
     directories.
     """
     inventory = load("network: {fabric: infiniband}")
-    asked = preflight.query_containers(Site(inventory, seen(inventory)))
+    queries = preflight.query_containers(Site(inventory, collect_facts(inventory)))
 
-    assert asked.missing == {}
-    for command in asked.commands:
+    assert queries.missing == {}
+    for command in queries.commands:
         assert command.argv[3:6] == ("once", f"vlaunch-c-{command.node}-probe", "--interactive")
         assert {"/dev/infiniband", "IPC_LOCK"} <= set(command.argv)
         assert not {"--volume", "--mount", "--detach", "--restart"} & set(command.argv)
@@ -69,9 +69,9 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
 def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
     """What serves is what counts."""
     inventory = load()
-    asked = preflight.query_containers(Site(inventory, seen(inventory, up=True)))
+    queries = preflight.query_containers(Site(inventory, collect_facts(inventory, up=True)))
 
-    assert [each.argv[:3] for each in asked.commands] == [
+    assert [command.argv[:3] for command in queries.commands] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),
     ]
@@ -80,12 +80,12 @@ def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
 def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
     """It is named with the way out; one that was not reached is not spoken of again."""
     inventory = load(nodes=NODES)
-    facts = seen(inventory)
+    facts = collect_facts(inventory)
     facts = {"gpu01": facts["gpu01"], "gpu02": without_image(facts["gpu02"])}
-    asked = preflight.query_containers(Site(inventory, facts))
+    queries = preflight.query_containers(Site(inventory, facts))
 
-    assert [each.node for each in asked.commands] == ["gpu01"]
-    assert asked.missing == {
+    assert [command.node for command in queries.commands] == ["gpu01"]
+    assert queries.missing == {
         "gpu02": "vllm/vllm-openai:v0.32.0 is not on this node yet: run `vlaunch up`"
     }
 
@@ -109,25 +109,27 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     with its card's MTU.
     """
     inventory = load(nodes=NODES)
-    asked = probing(inventory, seen(inventory))
+    commands = probing(inventory, collect_facts(inventory))
 
-    assert {name: [peer["name"] for peer in said["peers"]] for name, said in asked.items()} == {
+    assert {
+        name: [peer["name"] for peer in request["peers"]] for name, request in commands.items()
+    } == {
         "gpu01": ["gpu02", "gpu03"],
         "gpu02": ["gpu01", "gpu03"],
         "gpu03": ["gpu01", "gpu02"],
     }
-    assert {(said["port"], said["nonce"], said["mtu"]) for said in asked.values()} == {
-        (43210, "f00d", 9000)
-    }
-    assert asked["gpu01"]["ip"] == "10.0.0.11"
-    assert asked["gpu01"]["listen"] == sorted(
+    assert {
+        (request["port"], request["nonce"], request["mtu"]) for request in commands.values()
+    } == {(43210, "f00d", 9000)}
+    assert commands["gpu01"]["ip"] == "10.0.0.11"
+    assert commands["gpu01"]["listen"] == sorted(
         preflight.fixed_ports(inventory.ports, inventory.node("gpu01"))
     )
-    assert asked["gpu01"]["peers"][0]["ports"] == list(
+    assert commands["gpu01"]["peers"][0]["ports"] == list(
         preflight.fixed_ports(inventory.ports, inventory.head)
     )
     for command in preflight.query_port_probes(
-        Site(inventory, seen(inventory)), high=43210, nonce="f00d"
+        Site(inventory, collect_facts(inventory)), high=43210, nonce="f00d"
     ).commands:
         assert (command.simultaneous, command.hold_stdin, command.stdin is not None) == (
             True,
@@ -156,11 +158,11 @@ def test_a_node_without_python_uses_the_images(
 ) -> None:
     """On the host's network, in the container that is there, else in a throw-away one."""
     inventory = load()
-    asked = preflight.query_port_probes(
-        Site(inventory, seen(inventory, up=up, python=python)), high=43210, nonce="f00d"
+    queries = preflight.query_port_probes(
+        Site(inventory, collect_facts(inventory, up=up, python=python)), high=43210, nonce="f00d"
     )
 
-    assert asked.commands[0].argv[: len(begins)] == begins
+    assert queries.commands[0].argv[: len(begins)] == begins
 
 
 def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
@@ -169,13 +171,13 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     The others go on.
     """
     inventory = load(nodes=NODES.replace("]", ", {host: gpu04, ip: 10.0.0.14, gpus: 8}]"))
-    facts = seen(inventory)
+    facts = collect_facts(inventory)
     facts["gpu03"] = replace(facts["gpu03"], addresses=())
     facts["gpu04"] = replace(without_image(facts["gpu04"]), survey=Survey(python=""))
-    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
+    queries = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
 
-    assert [each.node for each in asked.commands] == ["gpu01", "gpu02"]
-    assert asked.missing == {
+    assert [command.node for command in queries.commands] == ["gpu01", "gpu02"]
+    assert queries.missing == {
         "gpu03": "no interface carries 10.0.0.13",
         "gpu04": (
             "neither Python nor vllm/vllm-openai:v0.32.0 is on this node yet: run `vlaunch up`"
@@ -186,36 +188,41 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
 def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
     """Nothing is asked, and the reason of the other stays."""
     inventory = load()
-    facts = seen(inventory)
+    facts = collect_facts(inventory)
     facts["gpu02"] = replace(facts["gpu02"], addresses=())
-    asked = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
+    queries = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
 
-    assert (asked.commands, list(asked.missing)) == ((), ["gpu02"])
+    assert (queries.commands, list(queries.missing)) == ((), ["gpu02"])
 
 
 def test_the_high_port_is_free_everywhere(load: Load) -> None:
     """The first of those drawn on which nobody listens; where all are taken, the first, for lack of
     a better one.
     """
-    facts = seen(load())
+    facts = collect_facts(load())
     facts["gpu01"] = replace(facts["gpu01"], listening=frozenset({("0.0.0.0", 40001)}))
     facts["gpu02"] = replace(facts["gpu02"], listening=frozenset({("10.0.0.12", 40002)}))
 
     assert preflight.pick_high_port(facts, [40001, 40002, 40003]) == 40003
     assert preflight.pick_high_port(facts, [40001, 40002]) == 40001
-    assert preflight.pick_high_port({"gpu01": replace(facts["gpu01"], listening=None)}, [40001]) == 40001
+    assert (
+        preflight.pick_high_port({"gpu01": replace(facts["gpu01"], listening=None)}, [40001])
+        == 40001
+    )
 
 
 def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
     """In the Ray container, whose mounts count, or on the node; the name travels as an argument."""
     inventory = load()
-    down, up = seen(inventory), seen(inventory, up=True)
+    down, up = collect_facts(inventory), collect_facts(inventory, up=True)
     name = "org/$(id)"
 
-    assert [each.argv[:2] for each in model.query_scans(Site(inventory, down), name, hosts=True)] == [
-        ("sh", "-c")
-    ] * 2
-    assert [each.argv[:3] for each in model.query_scans(Site(inventory, up), name, hosts=True)] == [
+    assert [
+        command.argv[:2] for command in model.query_scans(Site(inventory, down), name, hosts=True)
+    ] == [("sh", "-c")] * 2
+    assert [
+        command.argv[:3] for command in model.query_scans(Site(inventory, up), name, hosts=True)
+    ] == [
         ("docker", "exec", "vlaunch-c-gpu01"),
         ("docker", "exec", "vlaunch-c-gpu02"),
     ]

@@ -32,9 +32,9 @@ nodes:
 """
 
 
-def _text(more: str, nodes: str | None) -> str:
+def _text(extra: str, nodes: str | None) -> str:
     parts = (
-        textwrap.dedent(part).strip("\n") for part in (more, _NODES if nodes is None else nodes)
+        textwrap.dedent(part).strip("\n") for part in (extra, _NODES if nodes is None else nodes)
     )
     return _TOP + "\n".join(part for part in parts if part) + "\n"
 
@@ -43,8 +43,8 @@ def _text(more: str, nodes: str | None) -> str:
 def load_text() -> Load:
     """Load a good inventory with `more` keys (from line 3 on), and other `nodes`."""
 
-    def load(more: str = "", nodes: str | None = None) -> Inventory:
-        return loads(_text(more, nodes), Path("/etc/vlaunch/test.yaml"))
+    def load(extra: str = "", nodes: str | None = None) -> Inventory:
+        return loads(_text(extra, nodes), Path("/etc/vlaunch/test.yaml"))
 
     return load
 
@@ -55,9 +55,9 @@ def mistakes(load_text: Load) -> Mistakes:
     an empty list.
     """
 
-    def find(more: str = "", nodes: str | None = None) -> list[str]:
+    def find(extra: str = "", nodes: str | None = None) -> list[str]:
         try:
-            load_text(more, nodes)
+            load_text(extra, nodes)
         except InventoryError as error:
             return [line.removeprefix("/etc/vlaunch/test.yaml:") for line in error.mistakes]
         return []

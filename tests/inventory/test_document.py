@@ -50,7 +50,7 @@ def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "text",
     [
         "yes",
         "no",
@@ -68,18 +68,18 @@ def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
         "1_000",
     ],
 )
-def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(word: str) -> None:
+def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(text: str) -> None:
     """`NO` is a country, `007` a padded number and `22:22` two ports."""
-    assert {"a": word} == parse_document(f"a: {word}").data
+    assert {"a": text} == parse_document(f"a: {text}").data
 
 
 @pytest.mark.parametrize(
-    ("word", "value"),
+    ("text", "value"),
     [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)],
 )
-def test_plain_words_of_yaml_1_2(word: str, value: object) -> None:
+def test_plain_words_of_yaml_1_2(text: str, value: object) -> None:
     """The core schema's words mean what editors think they mean."""
-    assert {"a": value} == parse_document(f"a: {word}").data
+    assert {"a": value} == parse_document(f"a: {text}").data
 
 
 def test_decimal_numbers_remember_how_they_are_written() -> None:

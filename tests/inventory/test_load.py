@@ -93,8 +93,8 @@ def test_no_secret_is_repeated(tmp_path: Path) -> None:
         " {args: [--api-key=literal-secret, --api-key literal-secret, hf_0123456789abcdefghij]}\n"
     )
 
-    told = "\n".join(mistakes_of(path))
-    assert not [word for word in ("hf_0123", "abcdefghij0", "literal-secret") if word in told]
+    message = "\n".join(mistakes_of(path))
+    assert not [text for text in ("hf_0123", "abcdefghij0", "literal-secret") if text in message]
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ nodes:
 """
 
 
-def _second(load_text: Load, more: str, own: str) -> Node:
-    return load_text(more, _NODES % own).nodes[1]
+def _second(load_text: Load, extra: str, own: str) -> Node:
+    return load_text(extra, _NODES % own).nodes[1]
 
 
 def test_an_inventory_that_says_nothing_has_the_models_defaults(load_text: Load) -> None:

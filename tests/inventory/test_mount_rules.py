@@ -26,9 +26,9 @@ _OWN = {
 )
 def test_what_engines_compile_is_not_kept_where_models_are(mistakes: Mistakes, folder: str) -> None:
     """Nodes may share it; told once, at the key that says so."""
-    (told,) = mistakes(f"cache_dir: {folder}")
+    (message,) = mistakes(f"cache_dir: {folder}")
 
-    assert told.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
+    assert message.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
 
 
 def test_each_node_is_judged_by_its_own_homes(mistakes: Mistakes, load_text: Load) -> None:
@@ -62,15 +62,15 @@ def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
     mistakes: Mistakes,
 ) -> None:
     """What stands in their place is nobody's target."""
-    found = mistakes("mounts:\n- /a\n- b:/m\n- c:/m\n- /d:/n\n- /e:/n")
+    messages = mistakes("mounts:\n- /a\n- b:/m\n- c:/m\n- /d:/n\n- /e:/n")
 
-    assert [each.partition(": should")[0] for each in found] == [
+    assert [message.partition(": should")[0] for message in messages] == [
         "4: mounts[0]",
         "5: mounts[1]",
         "6: mounts[2]",
         "8: mounts[4]",
     ]
-    assert found[-1].endswith("`/n` is used on line 7")
+    assert messages[-1].endswith("`/n` is used on line 7")
 
 
 @pytest.mark.parametrize(("place", "what"), _OWN.items())
@@ -104,7 +104,7 @@ def test_every_place_that_a_container_has_is_known_here(
     spec = containers.node_spec(Site(inventory), inventory.head, "image", {"A": Secret("a")})
     argv = docker.run((), spec)
     own = [mount.target for mount in spec.mounts] + [
-        argv[at + 1].partition(":")[0] for at, word in enumerate(argv) if word == "--tmpfs"
+        argv[at + 1].partition(":")[0] for at, argument in enumerate(argv) if argument == "--tmpfs"
     ]
 
     assert len(own) == 6
@@ -154,10 +154,10 @@ def test_a_cache_that_no_node_has_or_nobody_could_read_is_in_nobodys_way(
     mounts = "mounts: [/a:/data/huggingface]"
 
     assert load_text(mounts, nodes % "/scratch/hf").mounts
-    assert [each.partition(": should")[0] for each in mistakes(mounts, nodes % "hf")] == [
+    assert [mistake.partition(": should")[0] for mistake in mistakes(mounts, nodes % "hf")] == [
         "4: nodes[0].hf_home"
     ]
-    assert [each.partition(": should")[0] for each in mistakes(f"hf_home: hf\n{mounts}")] == [
+    assert [mistake.partition(": should")[0] for mistake in mistakes(f"hf_home: hf\n{mounts}")] == [
         "3: hf_home"
     ]
 
@@ -192,7 +192,7 @@ def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_tex
 
 
 @pytest.mark.parametrize(
-    ("home", "taken"),
+    ("home", "used"),
     [
         ("/opt/vlaunch", "/opt/vlaunch"),
         ("/opt/vlaunch/hf", "/opt/vlaunch"),
@@ -202,11 +202,11 @@ def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_tex
     ],
 )
 def test_the_cache_is_not_where_the_containers_have_something_else(
-    mistakes: Mistakes, home: str, taken: str
+    mistakes: Mistakes, home: str, used: str
 ) -> None:
     """It is mounted at the path that it has on the node; for all nodes, and for one."""
     text = (
-        f"should be another directory: the containers get it at the same path, and there `{taken}`"
+        f"should be another directory: the containers get it at the same path, and there `{used}`"
         " is taken"
     )
     nodes = f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, hf_home: {home}}}]"

@@ -89,7 +89,7 @@ def test_two_nodes_are_not_called_after_one_host(
         f"  - {{{node}, ip: 10.0.0.{at}, gpus: 8}}\n" for at, node in enumerate(nodes, 1)
     )
 
-    assert [each.replace("{also}", also) for each in expected] == mistakes(
+    assert [line.replace("{also}", also) for line in expected] == mistakes(
         nodes=f"\nnodes:\n{text}"
     )
 
@@ -207,7 +207,7 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("more", "first", "second", "expected"),
+    ("extra", "first", "second", "expected"),
     [
         (
             "",
@@ -236,7 +236,7 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
     ],
 )
 def test_there_is_one_head_and_it_is_a_node(
-    mistakes: Mistakes, more: str, first: str, second: str, expected: str
+    mistakes: Mistakes, extra: str, first: str, second: str, expected: str
 ) -> None:
     """Two claims, or a name that no node has."""
     nodes = f"""
@@ -246,7 +246,7 @@ def test_there_is_one_head_and_it_is_a_node(
       - {{host: b, ip: 10.0.0.2, gpus: 1, {second}}}
     """
 
-    assert [expected] == mistakes(more, nodes)
+    assert [expected] == mistakes(extra, nodes)
 
 
 def test_a_range_cannot_be_the_head(mistakes: Mistakes) -> None:

@@ -156,7 +156,7 @@ def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mist
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("extra", "expected"),
     [
         ("ray: {object_store: 10MB}", "should be at least 75MiB, which Ray needs to start"),
         (
@@ -165,9 +165,9 @@ def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mist
         ),
     ],
 )
-def test_rays_object_store(mistakes: Mistakes, more: str, expected: str) -> None:
+def test_rays_object_store(mistakes: Mistakes, extra: str, expected: str) -> None:
     """It lives in shared memory and has a least size."""
-    assert [f"3: ray.object_store: {expected}"] == mistakes(more)
+    assert [f"3: ray.object_store: {expected}"] == mistakes(extra)
 
 
 @pytest.mark.parametrize("ray", ["none", "{version: none}"])
@@ -208,7 +208,7 @@ def test_an_object_store_that_fits(load_text: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("extra", "expected"),
     [
         (
             "network: {hca: [mlx5_0]}",
@@ -229,9 +229,9 @@ def test_an_object_store_that_fits(load_text: Load) -> None:
         ),
     ],
 )
-def test_rdma_that_cannot_be(mistakes: Mistakes, more: str, expected: str) -> None:
+def test_rdma_that_cannot_be(mistakes: Mistakes, extra: str, expected: str) -> None:
     """What is asked for must be possible with what is said about the fabric."""
-    (mistake,) = mistakes(more)
+    (mistake,) = mistakes(extra)
 
     assert expected in mistake
 
@@ -310,8 +310,8 @@ def test_a_secret_is_not_also_a_plain_variable(mistakes: Mistakes) -> None:
 @pytest.mark.parametrize("name", ["VLLM_HOST_IP", "RAY_ADDRESS", "RAY_AUTH_MODE"])
 def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> None:
     """It differs per node or follows from other keys."""
-    for more in (f"env: {{{name}: x}}", f"secrets: {{{name}: {{env: A}}}}"):
-        (mistake,) = mistakes(more)
+    for extra in (f"env: {{{name}: x}}", f"secrets: {{{name}: {{env: A}}}}"):
+        (mistake,) = mistakes(extra)
         assert "should be removed; " in mistake
 
 
@@ -378,10 +378,10 @@ def test_arguments_for_vllm(mistakes: Mistakes, argument: str, expected: str) ->
 
 def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
     """JSON in one word is common."""
-    words = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
+    args = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
 
     assert (
-        words
+        args
         == load_text(
             """serve: {args: [--compilation-config, '{"level": 3}', '--x={"a": 1}', 8192, 0.90]}"""
         ).serve.args
@@ -389,7 +389,7 @@ def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("argv", "expected"),
     [
         (
             "[sudo, docker]",
@@ -402,11 +402,11 @@ def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
         ("[-n, docker]", "should start with a command, not with the option `-n`"),
     ],
 )
-def test_calls_of_docker_that_would_hang(mistakes: Mistakes, words: str, expected: str) -> None:
+def test_calls_of_docker_that_would_hang(mistakes: Mistakes, argv: str, expected: str) -> None:
     """For the cluster and for one node."""
-    node = f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, docker: {words}}}]"
+    node = f"\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, docker: {argv}}}]"
 
-    assert [f"3: docker: {expected}"] == mistakes(f"docker: {words}")
+    assert [f"3: docker: {expected}"] == mistakes(f"docker: {argv}")
     assert [f"3: nodes[0].docker: {expected}"] == mistakes(nodes=node)
 
 
@@ -423,7 +423,7 @@ def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Pa
 
     with pytest.raises(InventoryError) as caught:
         load_file(path)
-    assert [each.partition(": ")[2] for each in caught.value.mistakes] == [
+    assert [mistake.partition(": ")[2] for mistake in caught.value.mistakes] == [
         "cluster: should be another name: nodes have a folder of this name for all clusters"
     ]
 

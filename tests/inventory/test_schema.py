@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 import launcher.inventory
-from launcher.core.values import Bounds, FromMapping, Converter, User
-from launcher.inventory.schema import InventoryFile, Section, json_schema, fields_of
+from launcher.core.values import Bounds, Converter, FromMapping, User
+from launcher.inventory.schema import InventoryFile, Section, fields_of, json_schema
 
 GOOD: dict[str, Any] = {
     "cluster": "a",
@@ -74,7 +74,7 @@ def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str,
     with pytest.raises(ValidationError) as raised:
         File.model_validate({"noun": written})
 
-    assert [(each["type"], each["loc"]) for each in raised.value.errors()] == [(kind, where)]
+    assert [(error["type"], error["loc"]) for error in raised.value.errors()] == [(kind, where)]
 
 
 def test_what_is_written_under_a_field_explains_it() -> None:
@@ -88,7 +88,7 @@ def test_editors_know_the_bounds() -> None:
     keys = File.model_json_schema()["$defs"]["Noun"]["properties"]
 
     assert (keys["share"]["exclusiveMinimum"], keys["share"]["maximum"]) == (0, 2)
-    assert [each["type"] for each in keys["count"]["anyOf"]] == ["integer", "string", "null"]
+    assert [key["type"] for key in keys["count"]["anyOf"]] == ["integer", "string", "null"]
 
 
 def test_a_key_that_a_base_class_has_is_explained_too() -> None:
@@ -117,7 +117,7 @@ def test_it_is_a_valid_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         {},
         {"ray": "2.60.0"},
@@ -131,13 +131,13 @@ def test_it_is_a_valid_schema() -> None:
         {"serve": {"args": ["--x", 1]}},
     ],
 )
-def test_it_accepts_what_the_loader_accepts(more: dict[str, object]) -> None:
+def test_it_accepts_what_the_loader_accepts(extra: dict[str, object]) -> None:
     """Short forms included."""
-    assert _valid(GOOD | more)
+    assert _valid(GOOD | extra)
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         {"gpu": 8},
         {"cluster": "a;b"},
@@ -151,9 +151,9 @@ def test_it_accepts_what_the_loader_accepts(more: dict[str, object]) -> None:
         {"hf_home": "relative"},
     ],
 )
-def test_it_refuses_what_the_loader_refuses(more: dict[str, object]) -> None:
+def test_it_refuses_what_the_loader_refuses(extra: dict[str, object]) -> None:
     """As far as a schema can tell: rules between keys are the loader's."""
-    assert not _valid(GOOD | more)
+    assert not _valid(GOOD | extra)
 
 
 def test_every_key_is_explained() -> None:

@@ -39,7 +39,7 @@ def _quoted(text: str) -> str:
 
 @pytest.mark.parametrize("character", _METACHARACTERS)
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         "state_dir: {}",
         "hf_home: {}",
@@ -48,15 +48,15 @@ def _quoted(text: str) -> str:
     ],
 )
 def test_paths_on_nodes_hold_no_shell_character(
-    mistakes: Mistakes, more: str, character: str
+    mistakes: Mistakes, extra: str, character: str
 ) -> None:
     """They end up in scripts that people paste."""
-    assert mistakes(more.format(_quoted(f"/a{character}b"))) != []
+    assert mistakes(extra.format(_quoted(f"/a{character}b"))) != []
 
 
 @pytest.mark.parametrize("character", _METACHARACTERS)
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         "ssh: {{user: {}}}",
         "ssh: {{jump: {}}}",
@@ -69,9 +69,9 @@ def test_paths_on_nodes_hold_no_shell_character(
         "env: {{{}: x}}",
     ],
 )
-def test_names_hold_no_shell_character(mistakes: Mistakes, more: str, character: str) -> None:
+def test_names_hold_no_shell_character(mistakes: Mistakes, extra: str, character: str) -> None:
     """Conservative on purpose."""
-    assert mistakes(more.format(_quoted(f"eth{character}0"))) != []
+    assert mistakes(extra.format(_quoted(f"eth{character}0"))) != []
 
 
 @pytest.mark.parametrize("character", [*_METACHARACTERS, "/", ","])
@@ -83,15 +83,15 @@ def test_hosts_and_node_names_hold_no_shell_character(
     assert mistakes(nodes=f"\nnodes: [{entry.format(_quoted(f'gpu{character}[1-1]'))}]") != []
 
 
-@pytest.mark.parametrize("word", ["-oProxyCommand=x", "-x", "--"])
+@pytest.mark.parametrize("text", ["-oProxyCommand=x", "-x", "--"])
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     ["ssh: {{user: {}}}", "ssh: {{jump: {}}}", "ssh: {{identity: {}}}", "serve: {{model: {}}}"],
 )
-def test_nothing_can_be_taken_for_an_option(mistakes: Mistakes, more: str, word: str) -> None:
+def test_nothing_can_be_taken_for_an_option(mistakes: Mistakes, extra: str, text: str) -> None:
     """A leading dash turns a value into a flag."""
-    assert mistakes(more.format(_quoted(word))) != []
-    assert mistakes(nodes=f"\nnodes: [{_NODE.format(_quoted(word))}]") != []
+    assert mistakes(extra.format(_quoted(text))) != []
+    assert mistakes(nodes=f"\nnodes: [{_NODE.format(_quoted(text))}]") != []
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,8 @@ def test_environment_values_that_are_not_clear(
 @pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "Ä", "A=B"])
 def test_names_of_environment_variables(mistakes: Mistakes, name: str) -> None:
     """Below `env` and `secrets`, for the cluster and for a node."""
-    for more in ('env: {{"{}": x}}', 'secrets: {{"{}": {{env: A}}}}'):
-        (mistake,) = mistakes(more.format(name))
+    for extra in ('env: {{"{}": x}}', 'secrets: {{"{}": {{env: A}}}}'):
+        (mistake,) = mistakes(extra.format(name))
         assert "should be the name of an environment variable" in mistake
 
 
@@ -335,7 +335,7 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("extra", "expected"),
     [
         ("cap: 0", "cap: should be at least 1, not 0"),
         ("cap: 1000", "cap: should be at most 512, not 1000"),
@@ -387,9 +387,11 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         ),
     ],
 )
-def test_wrong_values_are_told_in_plain_words(mistakes: Mistakes, more: str, expected: str) -> None:
+def test_wrong_values_are_told_in_plain_words(
+    mistakes: Mistakes, extra: str, expected: str
+) -> None:
     """What it should be, and what it is."""
-    assert [f"3: {expected}"] == mistakes(more)
+    assert [f"3: {expected}"] == mistakes(extra)
 
 
 @pytest.mark.parametrize(
@@ -414,9 +416,9 @@ def test_limits_that_docker_would_refuse_are_refused_first(
     mistakes: Mistakes, written: str
 ) -> None:
     """With what it should be."""
-    (told,) = mistakes(f"ulimits: {{nofile: {written}}}")
+    (message,) = mistakes(f"ulimits: {{nofile: {written}}}")
 
-    assert told.startswith("3: ulimits.nofile: should ")
+    assert message.startswith("3: ulimits.nofile: should ")
     assert mistakes("ulimits: {files: 1}")[0].startswith(
         "3: ulimits.files: should be a limit that Docker knows"
     )
@@ -424,9 +426,9 @@ def test_limits_that_docker_would_refuse_are_refused_first(
 
 def test_logging_is_written_as_in_compose(load_text: Load, mistakes: Mistakes) -> None:
     """A driver and its options; one that keeps nothing would leave nothing to read."""
-    found = load_text("logging: {driver: local, options: {max-size: 10m, max-file: 3}}").logging
+    logging = load_text("logging: {driver: local, options: {max-size: 10m, max-file: 3}}").logging
 
-    assert (found.driver, found.options) == ("local", {"max-size": "10m", "max-file": "3"})
+    assert (logging.driver, logging.options) == ("local", {"max-size": "10m", "max-file": "3"})
     assert load_text().logging.options is None
     assert load_text("logging: {options: {}}").logging.options == {}
     assert mistakes("logging: {driver: none}")[0].startswith(
@@ -484,13 +486,13 @@ def test_devices_are_written_as_docker_takes_them(load_text: Load, device: str) 
 )
 def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
     """Before a container fails for it."""
-    (told,) = mistakes(f'devices: ["{device}"]')
+    (message,) = mistakes(f'devices: ["{device}"]')
 
-    assert told.startswith("3: devices[0]: should be a device of the nodes such as /dev/gdrdrv")
+    assert message.startswith("3: devices[0]: should be a device of the nodes such as /dev/gdrdrv")
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("extra", "expected"),
     [
         ("imagee: x", "unknown key `imagee`; did you mean `image`?"),
         ("user: ops", "unknown key `user` here; it belongs under `ssh`"),
@@ -510,10 +512,10 @@ def test_what_is_no_device_is_refused(mistakes: Mistakes, device: str) -> None:
     ],
 )
 def test_unknown_keys_have_a_near_miss_or_a_home(
-    mistakes: Mistakes, more: str, expected: str
+    mistakes: Mistakes, extra: str, expected: str
 ) -> None:
     """A key in the wrong place is as common as a wrong letter."""
-    assert mistakes(more)[0].startswith(f"3: {expected}")
+    assert mistakes(extra)[0].startswith(f"3: {expected}")
 
 
 def test_a_known_key_without_a_value_counts_as_not_written(load_text: Load) -> None:

@@ -41,11 +41,11 @@ def test_other_files_come_along(files: Path) -> None:
     (files / "word.sh").write_text('# A word.\necho "it\'s $1"\n')
     (files / "a.sh").write_text('#!/bin/sh\n. ./begin.sh\n\nsh -c "$(cat ./word.sh)" sh "$x"\n')
     sent = shell.program_text("a")
-    here = subprocess.run(["sh", "a.sh"], cwd=files, capture_output=True, check=True).stdout
+    expected = subprocess.run(["sh", "a.sh"], cwd=files, capture_output=True, check=True).stdout
 
     assert sent.startswith("x=1\n\nsh -c 'echo ")
-    assert subprocess.run(["sh", "-c", sent], capture_output=True, check=True).stdout == here
-    assert here == b"it's 1\n"
+    assert subprocess.run(["sh", "-c", sent], capture_output=True, check=True).stdout == expected
+    assert expected == b"it's 1\n"
 
 
 def test_what_is_sent_needs_no_other_file() -> None:
@@ -59,8 +59,8 @@ def test_every_program_is_one_for_the_shell(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / name).write_text(shell.program_text(name))
     check = 'for each; do sh -n "$each" || echo "$each"; done'
-    words = [str(tmp_path / name) for name in NAMES]
-    done = subprocess.run(["sh", "-c", check, "sh", *words], capture_output=True, check=True)
+    args = [str(tmp_path / name) for name in NAMES]
+    done = subprocess.run(["sh", "-c", check, "sh", *args], capture_output=True, check=True)
 
     assert (done.stdout, done.stderr) == (b"", b"")
 
@@ -72,7 +72,7 @@ def test_every_file_of_shell_is_used_and_packed() -> None:
     for name in named:  # grows: what comes along with a program may bring another one
         text = (FOLDER / f"{name}.sh").read_text()
         named += re.findall(r"(?:^\. |cat )\./(\w+)\.sh", text, re.MULTILINE)
-    packed = {each.relative_path for each in WheelBuilder(str(ROOT)).recurse_included_files()}
+    packed = {file.relative_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
 
     assert sorted(set(named)) == NAMES
     for path in (ROOT / "launcher").rglob("*.sh"):

@@ -24,12 +24,12 @@ Good = Callable[..., HostFacts]
 def load() -> Load:
     """Load an inventory of two nodes with more keys at the top, or other nodes."""
 
-    def make(more: str = "", nodes: str = "") -> Inventory:
+    def make(extra: str = "", nodes: str = "") -> Inventory:
         two = (
             "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 2}, {host: gpu02, ip: 10.0.0.12, gpus: 2}]"
         )
         return loads(
-            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes or two}\n",
+            f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{extra}\n{nodes or two}\n",
             Path("inventory.yaml"),
         )
 
@@ -75,13 +75,13 @@ def good() -> Callable[..., HostFacts]:
 
 def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
     """Ask one check about the nodes given."""
-    check = next(each for each in ESSENTIAL if each.id == id_)
+    check = next(candidate for candidate in ESSENTIAL if candidate.id == id_)
     return list(check.judge(Evidence(inventory=inventory, facts=facts)))
 
 
-def first(id_: str, load: Load, facts: HostFacts, more: str = "", **own: str) -> Finding:
+def first(id_: str, load: Load, facts: HostFacts, extra: str = "", **own: str) -> Finding:
     """Ask one check about one node."""
     keys = {"host": "gpu01", "ip": "10.0.0.11", "gpus": "2", **own}
     nodes = "nodes: [{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}]"
-    (found,) = judge(id_, load(more, nodes), gpu01=facts)
-    return found
+    (finding,) = judge(id_, load(extra, nodes), gpu01=facts)
+    return finding

@@ -58,13 +58,13 @@ ETH0 = Nic(name="eth0", up=True, mtu=1500, speed=25000, physical=True)
 ROCE = "network: {fabric: roce, hca: [mlx5_0]}"
 
 
-def inventory(more: str = ROCE, own: Mapping[str, str] | None = None, count: int = 3) -> Inventory:
+def inventory(extra: str = ROCE, own: Mapping[str, str] | None = None, count: int = 3) -> Inventory:
     """Load an inventory of the nodes; `own` has more keys of single nodes, in YAML's short form."""
     nodes = ", ".join(
         f"{{host: {name}, ip: {IPS[name]}, gpus: 2{(own or {}).get(name, '')}}}"
         for name in NODES[:count]
     )
-    return loads(f"cluster: c\nimage: {IMAGE}\n{more}\nnodes: [{nodes}]\n", Path("inventory.yaml"))
+    return loads(f"cluster: c\nimage: {IMAGE}\n{extra}\nnodes: [{nodes}]\n", Path("inventory.yaml"))
 
 
 def survey(**changed: Any) -> Survey:
@@ -175,7 +175,7 @@ class Case:
     red: Mapping[str, str]
     text: str
     fix: str
-    more: str = ROCE
+    extra: str = ROCE
     own: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     survey: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -185,17 +185,17 @@ class Case:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
-    def seen(self) -> Evidence:
+    def build_evidence(self) -> Evidence:
         """Return what was seen."""
-        known = {
+        existing = {
             name: facts(
                 name, **{"survey": survey(**_of(self.survey, name)), **_of(self.facts, name)}
             )
             for name in NODES
         }
         whole: dict[str, Any] = {
-            "inventory": inventory(self.more, self.own),
-            "facts": known,
+            "inventory": inventory(self.extra, self.own),
+            "facts": existing,
             "inside": {name: inside(**_of(self.inside, name)) for name in NODES},
             "port_probes": tuple(
                 port_probe(*pair, **self.port_probes.get(pair, {}))
@@ -216,7 +216,7 @@ def _of(changes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
     """Ask one check, the case's own by default."""
-    (result,) = run_checks(case.seen(), ids=[id_ or case.id])
+    (result,) = run_checks(case.build_evidence(), ids=[id_ or case.id])
     return result.findings
 
 
@@ -224,15 +224,15 @@ def turns_red(case: Case) -> None:
     """Assert that this check turns red on the nodes the case names, with its words and a fix, and
     that no other check does.
     """
-    results = {result.check.id: result for result in run_checks(case.seen())}
-    red = [each for each in results[case.id].findings if each.status in ("fail", "warn")]
+    results = {result.check.id: result for result in run_checks(case.build_evidence())}
+    red = [finding for finding in results[case.id].findings if finding.status in ("fail", "warn")]
 
-    assert {each.node: each.status for each in red} == case.red, results[case.id].findings
-    for each in red:
-        assert case.text in each.text, each.text
-        assert case.fix in each.fix, each.fix
-        assert not each.text.endswith(".")
-        assert not each.fix.endswith(".")
+    assert {finding.node: finding.status for finding in red} == case.red, results[case.id].findings
+    for finding in red:
+        assert case.text in finding.text, finding.text
+        assert case.fix in finding.fix, finding.fix
+        assert not finding.text.endswith(".")
+        assert not finding.fix.endswith(".")
     others = [
         id_
         for id_, result in results.items()
@@ -243,10 +243,10 @@ def turns_red(case: Case) -> None:
 
 def stays_unknown(case: Case, reason: str) -> None:
     """Assert that a check is skipped with its reason, and red nowhere."""
-    found = {each.status: each.text for each in findings(case)}
+    texts = {finding.status: finding.text for finding in findings(case)}
 
-    assert "fail" not in found
-    assert reason in found["skip"]
+    assert "fail" not in texts
+    assert reason in texts["skip"]
 
 
 def named(case: object) -> str:

@@ -123,7 +123,7 @@ CASES = (
         red={"gpu01": "fail", "gpu03": "fail"},
         text="GLOO_SOCKET_IFNAME names `eth7`, which is not there",
         fix="set it to eth0",
-        more=ROCE + "\nenv: {GLOO_SOCKET_IFNAME: eth7}",
+        extra=ROCE + "\nenv: {GLOO_SOCKET_IFNAME: eth7}",
         survey={"gpu02": {"nics": (ETH0, replace(ETH0, name="eth7"))}},
     ),
     Case(
@@ -131,7 +131,7 @@ CASES = (
         red={"gpu02": "warn"},
         text="looking up the name of 10.0.0.11, 10.0.0.12 and its own name got no answer within 5",
         fix="'10.0.0.11 gpu01' '10.0.0.12 gpu02' '10.0.0.13 gpu03' | sudo tee -a /etc/hosts",
-        survey={"gpu02": {"lookups": lost("10.0.0.11", "10.0.0.12"), "asks": ASKS}},
+        survey={"gpu02": {"lookups": lost("10.0.0.11", "10.0.0.12"), "resolver_lines": ASKS}},
     ),
     Case(
         id="names-resolve",
@@ -204,7 +204,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_loopback_link_local_and_second_addresses_are_no_second_interface() -> None:
     """Nor are point-to-point addresses, which have no subnet."""
-    more = (
+    extra = (
         Address(interface="eth0", ip="10.0.0.200", prefix=24, up=True),
         Address(interface="eth0", ip="fe80::1", prefix=64, up=True),
         Address(interface="ens1", ip="fe80::2", prefix=64, up=True),
@@ -217,10 +217,10 @@ def test_loopback_link_local_and_second_addresses_are_no_second_interface() -> N
         red={},
         text="",
         fix="",
-        facts={"gpu01": {"addresses": (*addresses("gpu01"), *more)}},
+        facts={"gpu01": {"addresses": (*addresses("gpu01"), *extra)}},
     )
 
-    assert {each.status for each in findings(case)} == {"pass"}
+    assert {finding.status for finding in findings(case)} == {"pass"}
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
@@ -230,7 +230,7 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 
 @pytest.mark.parametrize(
-    ("given", "status"),
+    ("value", "status"),
     [
         ("NCCL_SOCKET_IFNAME: eth", "pass"),
         ("NCCL_SOCKET_IFNAME: =eth", "fail"),
@@ -240,11 +240,11 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
         ("GLOO_SOCKET_IFNAME: eth0", "pass"),
     ],
 )
-def test_nccl_takes_prefixes_and_gloo_whole_names(given: str, status: str) -> None:
+def test_nccl_takes_prefixes_and_gloo_whole_names(value: str, status: str) -> None:
     """As their documentation says."""
-    found = findings(Case(id="interface", red={}, text="", fix="", more=f"env: {{{given}}}"))
+    judged = findings(Case(id="interface", red={}, text="", fix="", extra=f"env: {{{value}}}"))
 
-    assert {each.status for each in found} == {status}
+    assert {finding.status for finding in judged} == {status}
 
 
 def test_one_address_on_the_clusters_network_is_enough() -> None:
@@ -252,7 +252,8 @@ def test_one_address_on_the_clusters_network_is_enough() -> None:
     names = {"gpu01": {"own_names": ("fe80::1%eth0", "10.0.0.11")}}
 
     assert {
-        each.status for each in findings(Case(id="hostname", red={}, text="", fix="", survey=names))
+        finding.status
+        for finding in findings(Case(id="hostname", red={}, text="", fix="", survey=names))
     } == {"pass"}
 
 
@@ -260,11 +261,11 @@ def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
     """Nobody has the majority; the first is what the second is held against."""
     evidence = Case(
         id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}
-    ).seen()
+    ).build_evidence()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
-    found = findings(Case(id="mtu", red={}, text="", fix="", evidence={"facts": two}))
+    judged = findings(Case(id="mtu", red={}, text="", fix="", evidence={"facts": two}))
 
-    assert [(each.status, each.text) for each in found[:2]] == [
+    assert [(finding.status, finding.text) for finding in judged[:2]] == [
         ("pass", "mtu 9000"),
         ("fail", "mtu 1500 on `eth0`, while gpu01 has 9000"),
     ]
@@ -273,15 +274,15 @@ def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
 def test_whom_the_node_asks_is_the_evidence() -> None:
     """Its own configuration, so that the wrong server shows."""
     case = next(case for case in CASES if case.id == "names-resolve")
-    found = {each.node: each for each in findings(case)}
+    by_node = {finding.node: finding for finding in findings(case)}
 
-    assert found["gpu02"].evidence == "nameserver 192.0.2.53\nhosts: files dns"
-    assert found["gpu01"].status == "pass"
+    assert by_node["gpu02"].evidence == "nameserver 192.0.2.53\nhosts: files dns"
+    assert by_node["gpu01"].status == "pass"
 
 
 def test_what_could_not_be_looked_up_is_skipped() -> None:
     """A node without getent."""
     case = Case(id="names-resolve", red={}, text="", fix="", survey={"gpu01": {"lookups": None}})
-    (found,) = [each for each in findings(case) if each.node == "gpu01"]
+    (finding,) = [finding for finding in findings(case) if finding.node == "gpu01"]
 
-    assert (found.status, "getent" in found.text) == ("skip", True)
+    assert (finding.status, "getent" in finding.text) == ("skip", True)

@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "checks.md"
 
 def test_a_healthy_cluster_has_nothing_red() -> None:
     """With RoCE and GPUs everything is judged, but for what such a cluster cannot have."""
-    results = run_checks(HEALTHY.seen())
+    results = run_checks(HEALTHY.build_evidence())
     skipped = {
         result.check.id: result.findings[0].text for result in results if result.status == "skip"
     }
@@ -42,7 +42,11 @@ def test_every_green_finding_tells_its_value() -> None:
     """So that folding by equal answers shows what differs; a check's own sentence stands where
     there is no value.
     """
-    assert all(each.text for result in run_checks(HEALTHY.seen()) for each in result.findings)
+    assert all(
+        finding.text
+        for result in run_checks(HEALTHY.build_evidence())
+        for finding in result.findings
+    )
 
 
 def test_nothing_is_green_without_evidence() -> None:
@@ -50,7 +54,10 @@ def test_nothing_is_green_without_evidence() -> None:
     bare = type(facts("gpu01"))()
     results = run_checks(Evidence(inventory=inventory(), facts=dict.fromkeys(NODES, bare)))
     green = {
-        result.check.id for result in results for each in result.findings if each.status == "pass"
+        result.check.id
+        for result in results
+        for finding in result.findings
+        if finding.status == "pass"
     }
 
     assert green == {"ssh"}
@@ -60,10 +67,13 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
     """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files
     are not.
     """
-    known = {name: facts(name, survey=None) for name in NODES}
-    results = run_checks(Evidence(inventory=inventory(), facts=known))
+    probed = {name: facts(name, survey=None) for name in NODES}
+    results = run_checks(Evidence(inventory=inventory(), facts=probed))
     green = {
-        result.check.id for result in results for each in result.findings if each.status == "pass"
+        result.check.id
+        for result in results
+        for finding in result.findings
+        if finding.status == "pass"
     }
 
     assert green == {
@@ -93,8 +103,8 @@ def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> No
 
 def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
     """One SKIP for the cluster, not one for each node."""
-    seen = replace(HEALTHY.seen(), inventory=inventory("accelerator: cpu"))
-    results = {result.check.id: result for result in run_checks(seen)}
+    evidence = replace(HEALTHY.build_evidence(), inventory=inventory("accelerator: cpu"))
+    results = {result.check.id: result for result in run_checks(evidence)}
 
     for id_ in (
         "accelerator",
@@ -108,7 +118,7 @@ def test_a_cpu_cluster_skips_what_it_cannot_have_with_the_reason() -> None:
         "rdma-link",
     ):
         assert results[id_].status == "skip"
-        assert [each.node for each in results[id_].findings] == [""]
+        assert [finding.node for finding in results[id_].findings] == [""]
     assert results["driver"].findings[0].text == "accelerator: cpu has no NVIDIA driver"
     assert (
         results["memlock"].findings[0].text == "network: fabric is ethernet, which promises no RDMA"
@@ -119,26 +129,26 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
     """In `ssh`, with the reason; everywhere else it is a SKIP, and the others are judged all the
     same.
     """
-    evidence = HEALTHY.seen()
-    left = {name: each for name, each in evidence.facts.items() if name != "gpu02"}
+    evidence = HEALTHY.build_evidence()
+    remaining = {name: facts for name, facts in evidence.facts.items() if name != "gpu02"}
     missing = {"gpu02": "no route to host\nssh: connect to host gpu02"}
-    results = run_checks(replace(evidence, facts=left, missing=missing))
+    results = run_checks(replace(evidence, facts=remaining, missing=missing))
     red = {
-        result.check.id: [each.node for each in result.findings if each.status == "fail"]
+        result.check.id: [finding.node for finding in result.findings if finding.status == "fail"]
         for result in results
     }
     address = next(result for result in results if result.check.id == "address")
 
     assert {id_: nodes for id_, nodes in red.items() if nodes} == {"ssh": ["gpu02"]}
-    assert [each.status for each in address.findings] == ["pass", "skip", "pass"]
+    assert [finding.status for finding in address.findings] == ["pass", "skip", "pass"]
     assert address.findings[1].text == "it was not reached: see `ssh`"
 
 
 def test_a_single_node_has_nobody_to_reach() -> None:
     """And is not compared with itself."""
     alone = {"gpu01": facts("gpu01")}
-    seen = replace(HEALTHY.seen(), inventory=inventory(count=1), facts=alone)
-    results = {result.check.id: result for result in run_checks(seen)}
+    evidence = replace(HEALTHY.build_evidence(), inventory=inventory(count=1), facts=alone)
+    results = {result.check.id: result for result in run_checks(evidence)}
 
     assert results["high-port"].findings[0].text == "a single node has nobody to reach"
     assert results["mtu"].status == "pass"
@@ -146,16 +156,16 @@ def test_a_single_node_has_nobody_to_reach() -> None:
 
 def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
     """Not even when only the second is asked for."""
-    evidence = HEALTHY.seen()
+    evidence = HEALTHY.build_evidence()
     broken = replace(
         evidence.facts["gpu03"],
         docker_version=None,
         part_errors={"docker": "Cannot connect to the Docker daemon"},
     )
-    seen = replace(evidence, facts={**evidence.facts, "gpu03": broken})
-    (result,) = run_checks(seen, ids=["gpu-runtime"])
+    observed = replace(evidence, facts={**evidence.facts, "gpu03": broken})
+    (result,) = run_checks(observed, ids=["gpu-runtime"])
 
-    assert [each.status for each in result.findings] == ["pass", "pass", "skip"]
+    assert [finding.status for finding in result.findings] == ["pass", "pass", "skip"]
     assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"
 
 
@@ -183,7 +193,7 @@ def test_needs_are_checks_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ids"),
+    ("commands", "ids"),
     [
         ({"only": ["mtu", "ssh"]}, ["ssh", "mtu"]),
         ({"group": ["reach"]}, ["ssh", "sudo"]),
@@ -191,24 +201,24 @@ def test_needs_are_checks_that_exist() -> None:
         ({"group": ["reach"], "only": ["shm"]}, ["ssh", "sudo", "shm"]),
     ],
 )
-def test_checks_are_chosen_by_id_and_group(asked: dict[str, Any], ids: list[str]) -> None:
+def test_checks_are_chosen_by_id_and_group(commands: dict[str, Any], ids: list[str]) -> None:
     """Always in the catalogue's order."""
-    assert [check.id for check in select_checks(**asked)] == ids
+    assert [check.id for check in select_checks(**commands)] == ids
     assert len(select_checks()) == len(CATALOGUE)
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("commands", "message"),
     [
         ({"only": ["mtu-paths"]}, "there is no check `mtu-paths`; did you mean `mtu-path`?"),
         ({"skip": ["xyzzy"]}, "there is no check `xyzzy`"),
         ({"group": ["networks"]}, "there is no group `networks`; did you mean `network`?"),
     ],
 )
-def test_an_unknown_id_is_told_with_the_near_miss(asked: dict[str, Any], message: str) -> None:
+def test_an_unknown_id_is_told_with_the_near_miss(commands: dict[str, Any], message: str) -> None:
     """And what there is."""
     with pytest.raises(RequestError) as caught:
-        select_checks(**asked)
+        select_checks(**commands)
 
     assert caught.value.message == message
     assert caught.value.hint

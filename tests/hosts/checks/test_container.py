@@ -124,38 +124,41 @@ def facts(identity: str | None) -> HostFacts:
 
 def judged(inventory: Inventory, **identities: str | None) -> Sequence[Finding]:
     """Ask about nodes with these images."""
-    known = {name: facts(identity) for name, identity in identities.items()}
-    return container.judge_image_identity(Evidence(inventory=inventory, facts=known))
+    facts_by_node = {name: facts(identity) for name, identity in identities.items()}
+    return container.judge_image_identity(Evidence(inventory=inventory, facts=facts_by_node))
 
 
 def test_the_same_image_everywhere_passes(load: Load) -> None:
     """By layers and configuration, not by name."""
-    found = judged(load(), gpu01="a", gpu02="a")
+    findings = judged(load(), gpu01="a", gpu02="a")
 
-    assert [(each.node, each.status) for each in found] == [("gpu01", "pass"), ("gpu02", "pass")]
+    assert [(finding.node, finding.status) for finding in findings] == [
+        ("gpu01", "pass"),
+        ("gpu02", "pass"),
+    ]
 
 
 def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
     """Whoever differs from most is the one to mend, and both ids are shown."""
-    (found,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
+    (finding,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
 
-    assert (found.node, found.status, found.text) == (
+    assert (finding.node, finding.status, finding.text) == (
         "gpu01",
         "fail",
         f"{NAME} is another image than on gpu[02-03]",
     )
-    assert "gpu01: sha256:bbbb" in found.evidence
-    assert f"vlaunch image copy {NAME} --from gpu02" in found.fix
-    assert "by digest" in found.fix
+    assert "gpu01: sha256:bbbb" in finding.evidence
+    assert f"vlaunch image copy {NAME} --from gpu02" in finding.fix
+    assert "by digest" in finding.fix
 
 
 def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
     """Also without a registry."""
-    (found,) = judged(load(), gpu01="a", gpu02=None)
+    (finding,) = judged(load(), gpu01="a", gpu02=None)
 
-    assert (found.node, found.text) == ("gpu02", f"image {NAME} is not there")
-    assert f"docker pull {NAME}" in found.fix
-    assert f"vlaunch image copy {NAME}" in found.fix
+    assert (finding.node, finding.text) == ("gpu02", f"image {NAME} is not there")
+    assert f"docker pull {NAME}" in finding.fix
+    assert f"vlaunch image copy {NAME}" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -174,12 +177,12 @@ def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load)
     """Ray refuses a cluster of two versions, and pickles do not cross Pythons."""
     node = load().head
     judge = container.judge_versions([node], "2.60.0", "3.12.3")
-    (found,) = judge({"gpu01": [Answer(node="gpu01", code=code, out=out)]})
+    (finding,) = judge({"gpu01": [Answer(node="gpu01", code=code, out=out)]})
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == "the image does not run Ray 2.60.0 and Python 3.12.3"
-        assert "docker rmi --force" in found.fix
+        assert finding.text == "the image does not run Ray 2.60.0 and Python 3.12.3"
+        assert "docker rmi --force" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -240,10 +243,10 @@ def test_gpus_are_counted_where_they_will_be_used(
     answer: Answer, status: str, text: str, load: Load
 ) -> None:
     """In a container; a known refusal is told by its cause."""
-    (found,) = container.judge_gpus([load().head])({"gpu01": [answer]})
+    (finding,) = container.judge_gpus([load().head])({"gpu01": [answer]})
 
-    assert (found.status, found.text) == (status, text)
-    assert status == "pass" or found.fix
+    assert (finding.status, finding.text) == (status, text)
+    assert status == "pass" or finding.fix
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

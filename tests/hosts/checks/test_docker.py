@@ -47,7 +47,7 @@ CASES = (
         red=dict.fromkeys(NODES, "warn"),
         text="`privileged: true` gives its container every device",
         fix="`cap_add:`",
-        more=f"{ROCE}\nprivileged: true",
+        extra=f"{ROCE}\nprivileged: true",
     ),
 )
 
@@ -85,11 +85,13 @@ def test_systemd_is_no_trouble_without_gpus() -> None:
         red={},
         text="",
         fix="",
-        more="accelerator: cpu",
+        extra="accelerator: cpu",
         survey={"*": {"docker_cgroup": "systemd v2"}},
     )
 
-    assert {(each.status, each.text) for each in findings(case)} == {("pass", "systemd v2")}
+    assert {(finding.status, finding.text) for finding in findings(case)} == {
+        ("pass", "systemd v2")
+    }
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)

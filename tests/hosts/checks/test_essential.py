@@ -16,14 +16,14 @@ from tests.hosts.checks.conftest import Good, Load, first, judge
 
 @pytest.mark.parametrize("check", ESSENTIAL, ids=lambda check: check.id)
 @pytest.mark.parametrize(
-    "more", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
+    "extra", ["", "accelerator: cpu", "accelerator: amd", "network: {fabric: roce}"]
 )
-def test_a_good_node_passes_every_check(check: Any, more: str, load: Load, good: Good) -> None:
+def test_a_good_node_passes_every_check(check: Any, extra: str, load: Load, good: Good) -> None:
     """On every accelerator and fabric."""
     facts = {"gpu01": good(), "gpu02": good("10.0.0.12")}
-    found = check.judge(Evidence(inventory=load(more), facts=facts))
+    findings = check.judge(Evidence(inventory=load(extra), facts=facts))
 
-    assert [each.status for each in found] == ["pass", "pass"]
+    assert [finding.status for finding in findings] == ["pass", "pass"]
 
 
 def test_checks_are_told_apart_and_say_what_and_why() -> None:
@@ -37,7 +37,7 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "text", "fix"),
+    ("message", "text", "fix"),
     [
         (
             "permission denied while trying to connect",
@@ -75,17 +75,17 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
     ],
 )
 def test_a_docker_that_does_not_answer_is_told_why(
-    said: str, text: str, fix: str, load: Load, good: Good
+    message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """Each with its own remedy, and Docker's words as evidence."""
-    found = first("docker", load, good(docker_version=None, said={"docker": said}))
+    finding = first("docker", load, good(docker_version=None, part_errors={"docker": message}))
 
-    assert (found.status, found.text, found.evidence) == ("fail", text, said)
-    assert fix in found.fix
+    assert (finding.status, finding.text, finding.evidence) == ("fail", text, message)
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("docker", "said", "text", "fix"),
+    ("docker", "message", "text", "fix"),
     [
         ("[docker]", "", "`docker version` did not answer within 15 s", "`ssh gpu01 time docker"),
         (
@@ -104,41 +104,44 @@ def test_a_docker_that_does_not_answer_is_told_why(
     ],
 )
 def test_a_docker_that_is_late_is_not_said_to_be_down(
-    docker: str, said: str, text: str, fix: str, load: Load, good: Good
+    docker: str, message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """What did not answer within how many seconds, and what to try."""
     facts = good(
-        docker_version=None, hostname="n1", said={"docker": said}, late=frozenset({"docker"})
+        docker_version=None,
+        hostname="n1",
+        part_errors={"docker": message},
+        timed_out_parts=frozenset({"docker"}),
     )
-    found = first("docker", load, facts, f"docker: {docker}")
+    finding = first("docker", load, facts, f"docker: {docker}")
 
-    assert (found.status, found.text, found.evidence) == ("fail", text, said)
-    assert fix in found.fix
-    assert "systemctl start" not in found.fix
+    assert (finding.status, finding.text, finding.evidence) == ("fail", text, message)
+    assert fix in finding.fix
+    assert "systemctl start" not in finding.fix
 
 
 @pytest.mark.parametrize("status", ["fail", "pass"])
 def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: Good) -> None:
     """Fewer is a failure that says how many; more is none."""
-    found = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
+    finding = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == "2 GPUs visible, 3 declared"
-        assert "set `gpus: 2` for gpu01" in found.fix
+        assert finding.text == "2 GPUs visible, 3 declared"
+        assert "set `gpus: 2` for gpu01" in finding.fix
 
 
 def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
     """By their index or their UUID, whichever others there are."""
     assert first("accelerator", load, good(), gpus="[1]").status == "pass"
-    found = first("accelerator", load, good(), gpus="[1, 5]")
+    finding = first("accelerator", load, good(), gpus="[1, 5]")
 
-    assert (found.status, found.text) == ("fail", "2 GPUs visible, 1, 5 declared")
-    assert "set others under `gpus:` for gpu01" in found.fix
+    assert (finding.status, finding.text) == ("fail", "2 GPUs visible, 1, 5 declared")
+    assert "set others under `gpus:` for gpu01" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "fix"),
+    ("value", "text", "fix"),
     [
         (
             GpuAllocation(container="vlaunch-a-n", cluster="a", count=1),
@@ -155,54 +158,56 @@ def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
     ],
 )
 def test_gpus_belong_to_one_cluster(
-    given: GpuAllocation, text: str, fix: str, load: Load, good: Good
+    value: GpuAllocation, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """Docker gives one to as many containers as ask for it; our own are no others."""
-    found = first("gpu-shared", load, good(given=(given,)), gpus="[0]")
+    finding = first("gpu-shared", load, good(gpu_allocations=(value,)), gpus="[0]")
 
-    assert (found.status, found.text) == ("fail" if text else "pass", text)
-    assert fix in found.fix
+    assert (finding.status, finding.text) == ("fail" if text else "pass", text)
+    assert fix in finding.fix
 
 
 def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -> None:
     """No container with GPUs starts on such a host, whichever it asks for."""
-    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
-    found = first("accelerator", load, good(lost_gpus=(words,)), gpus="2")
+    message = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
+    finding = first("accelerator", load, good(lost_gpus=(message,)), gpus="2")
 
-    assert (found.status, found.text, found.evidence) == (
+    assert (finding.status, finding.text, finding.evidence) == (
         "fail",
         "the driver has lost a GPU",
-        words,
+        message,
     )
-    assert "reboot gpu01" in found.fix
+    assert "reboot gpu01" in finding.fix
 
 
 def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
     """`nvidia-smi` is not there."""
-    found = first("accelerator", load, good(gpus=None, said={"gpus": "nvidia-smi: not found"}))
+    finding = first(
+        "accelerator", load, good(gpus=None, part_errors={"gpus": "nvidia-smi: not found"})
+    )
 
-    assert (found.status, found.text, found.evidence) == (
+    assert (finding.status, finding.text, finding.evidence) == (
         "fail",
         "no NVIDIA GPU visible",
         "nvidia-smi: not found",
     )
-    assert "install the driver" in found.fix
+    assert "install the driver" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("there", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
+    ("present", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
 )
 def test_the_declared_amd_gpus_must_be_there(
-    there: int | None, status: str, load: Load, good: Good
+    present: int | None, status: str, load: Load, good: Good
 ) -> None:
     """Counted from the kernel's topology."""
-    renders = None if there is None else tuple(range(128, 128 + there))
-    found = first("accelerator", load, good(amd_renders=renders), "accelerator: amd")
+    renders = None if present is None else tuple(range(128, 128 + present))
+    finding = first("accelerator", load, good(amd_renders=renders), "accelerator: amd")
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == f"{there or 0} AMD GPUs visible, 2 declared"
-        assert "modprobe amdgpu" in found.fix
+        assert finding.text == f"{present or 0} AMD GPUs visible, 2 declared"
+        assert "modprobe amdgpu" in finding.fix
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
@@ -211,13 +216,13 @@ def test_a_privileged_container_needs_all_gpus_of_its_node(
     accelerator: str, gpus: str, status: str, load: Load, good: Good
 ) -> None:
     """It sees all of them, whichever Docker hands out, and ranks would take the first ones."""
-    more = f"accelerator: {accelerator}\nprivileged: true"
-    found = first("accelerator", load, good(amd_renders=(128, 129)), more, gpus=gpus)
+    extra = f"accelerator: {accelerator}\nprivileged: true"
+    finding = first("accelerator", load, good(amd_renders=(128, 129)), extra, gpus=gpus)
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == "a container with `privileged: true` sees all 2 GPUs, 1 declared"
-        assert found.fix.startswith("set `gpus: 2` for gpu01, or replace `privileged: true`")
+        assert finding.text == "a container with `privileged: true` sees all 2 GPUs, 1 declared"
+        assert finding.fix.startswith("set `gpus: 2` for gpu01, or replace `privileged: true`")
 
 
 def test_cpu_slots_need_no_device(load: Load) -> None:
@@ -238,12 +243,12 @@ def test_docker_needs_nvidias_runtime_or_hook(
     runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
 ) -> None:
     """Either way of handing out GPUs will do."""
-    found = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
+    finding = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert "nvidia-ctk runtime configure" in found.fix
-        assert found.evidence == "runtimes: " + (", ".join(runtimes) or "none")
+        assert "nvidia-ctk runtime configure" in finding.fix
+        assert finding.evidence == "runtimes: " + (", ".join(runtimes) or "none")
 
 
 def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
@@ -255,14 +260,14 @@ def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
 
 def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) -> None:
     """The addresses that are there are the evidence, without loopback."""
-    found = first("address", load, good("10.9.9.9"))
+    finding = first("address", load, good("10.9.9.9"))
 
-    assert (found.status, found.text, found.evidence) == (
+    assert (finding.status, finding.text, finding.evidence) == (
         "fail",
         "no interface carries 10.0.0.11",
         "eth0 10.9.9.9",
     )
-    assert "set `ip:` of gpu01" in found.fix
+    assert "set `ip:` of gpu01" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -278,42 +283,42 @@ def test_the_declared_interface_must_carry_the_address(
     """The fix names the right one."""
     other = Address(interface="eth1", ip="192.168.7.7", prefix=24, up=True)
     facts = good(addresses=(*(good().addresses or ()), other))
-    found = judge(
+    finding = judge(
         "address",
         load(f"network: {{interface: {interface}}}"),
         gpu01=facts,
         gpu02=good("10.0.0.12"),
     )[0]
 
-    assert (found.status, found.text) == ("fail", text)
-    assert "set `network: {interface: eth0}` for gpu01" in found.fix
+    assert (finding.status, finding.text) == ("fail", text)
+    assert "set `network: {interface: eth0}` for gpu01" in finding.fix
 
 
 def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
     """Its address alone proves nothing."""
     down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False)
-    found = first("address", load, good(addresses=(down,)))
+    finding = first("address", load, good(addresses=(down,)))
 
-    assert (found.status, found.text) == ("fail", "`eth0` is down")
-    assert "ip link set eth0 up" in found.fix
+    assert (finding.status, finding.text) == ("fail", "`eth0` is down")
+    assert "ip link set eth0 up" in finding.fix
 
 
 @pytest.mark.parametrize("fabric", ["infiniband", "roce"])
 def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -> None:
     """NCCL would silently use TCP."""
-    found = first(
+    finding = first(
         "rdma-devices",
         load,
-        good(infiniband=(), said={"infiniband": "ls: cannot access"}),
+        good(infiniband=(), part_errors={"infiniband": "ls: cannot access"}),
         f"network: {{fabric: {fabric}}}",
     )
 
-    assert (found.status, found.text) == (
+    assert (finding.status, finding.text) == (
         "fail",
         f"no /dev/infiniband, though the inventory says {fabric}",
     )
-    assert found.evidence == "ls: cannot access"
-    assert "modprobe" in found.fix
+    assert finding.evidence == "ls: cannot access"
+    assert "modprobe" in finding.fix
 
 
 def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
@@ -326,10 +331,10 @@ def test_what_could_not_be_looked_at_is_skipped_with_its_reason(
     id_: str, missing: str, load: Load, good: Good
 ) -> None:
     """Never green."""
-    found = first(id_, load, good(**{missing: None}))
+    finding = first(id_, load, good(**{missing: None}))
 
-    assert found.status == "skip"
-    assert found.text
+    assert finding.status == "skip"
+    assert finding.text
 
 
 def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> None:
@@ -341,15 +346,21 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
         infiniband=(),
         disk_free=1,
         listening=frozenset({("::", 6379)}),
-        said={"docker": "x"},
+        part_errors={"docker": "x"},
     )
     inventory = load("network: {fabric: roce}")
     evidence = Evidence(inventory=inventory, facts={"gpu01": bad, "gpu02": bad})
-    found = [each for check in ESSENTIAL for each in check.judge(evidence) if each.status == "fail"]
+    failures = [
+        finding
+        for check in ESSENTIAL
+        for finding in check.judge(evidence)
+        if finding.status == "fail"
+    ]
 
-    assert len({each.text for each in found}) >= 6
+    assert len({finding.text for finding in failures}) >= 6
     assert all(
-        each.fix and not each.text.endswith(".") and not each.fix.endswith(".") for each in found
+        finding.fix and not finding.text.endswith(".") and not finding.fix.endswith(".")
+        for finding in failures
     )
 
 
@@ -367,11 +378,11 @@ def test_only_roots_docker_will_do(
 ) -> None:
     """What else answers is refused, once."""
     facts = good(**changed)
-    found = first("docker-engine", load, facts)
+    finding = first("docker-engine", load, facts)
 
-    assert found.status == status
-    assert text in found.text
-    assert status != "fail" or "unix:///var/run/docker.sock" in found.fix
+    assert finding.status == status
+    assert text in finding.text
+    assert status != "fail" or "unix:///var/run/docker.sock" in finding.fix
     assert not changed.get("podman") or first("docker", load, facts).status == "skip"
 
 
@@ -389,10 +400,10 @@ def test_selinux_must_let_containers_read_what_they_mount(
     security: tuple[str, ...], labels: dict[str, str] | None, status: str, load: Load, good: Good
 ) -> None:
     """Only where it enforces, and Docker has it on; the fix labels just those folders."""
-    found = first("selinux", load, good(security=security, selinux=labels))
+    finding = first("selinux", load, good(security=security, selinux=labels))
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == "SELinux keeps containers from /data/hf"
-        assert found.evidence == "/data/hf: default_t"
-        assert "`sudo chcon -Rt container_file_t /data/hf`" in found.fix
+        assert finding.text == "SELinux keeps containers from /data/hf"
+        assert finding.evidence == "/data/hf: default_t"
+        assert "`sudo chcon -Rt container_file_t /data/hf`" in finding.fix

@@ -154,7 +154,7 @@ CASES = (
         red={"gpu02": "warn"},
         text="there is no IMEX channel",
         fix="nvidia-imex",
-        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts=THERE,
         survey={"*": {"imex": ("channel0",)}, "gpu02": {"imex": ()}},
         inside={"*": {"imex": ("channel0",)}},
@@ -164,7 +164,7 @@ CASES = (
         red={"gpu03": "warn"},
         text="the container has no IMEX channel",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
-        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts=THERE,
         survey=CHANNEL,
         inside={**CHANNEL, "gpu03": {"imex": ()}},
@@ -174,7 +174,7 @@ CASES = (
         red=dict.fromkeys(NODES, "warn"),
         text="the container has no IMEX channel",
         fix="run `vlaunch up`, which starts the container with the channel",
-        more=f"{ROCE}\n{DEVICE}",
+        extra=f"{ROCE}\n{DEVICE}",
         facts=THERE,
         survey=CHANNEL,
     ),
@@ -192,7 +192,7 @@ CASES = (
         red={"gpu02": "warn"},
         text="Docker 29.2 does not read NVIDIA_IMEX_CHANNELS",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
-        more=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
+        extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts={**THERE, "gpu02": {**THERE["*"], "docker_version": "29.2.0"}},
         survey=CHANNEL,
         inside=UNSEEN,
@@ -218,7 +218,7 @@ UNKNOWN = (
             red={},
             text="",
             fix="",
-            more="accelerator: amd",
+            extra="accelerator: amd",
             facts={"*": {"gpus": None, "amd_renders": (128, 129)}},
         ),
         "AMD GPUs",
@@ -249,24 +249,24 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
     """Its trouble is none of this cluster's."""
     every = inventory()
-    one, two, three = every.nodes
-    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+    first, two, three = every.nodes
+    smaller = replace(every, nodes=(first, replace(two, gpus=1, gpu_ids=("0",)), three))
     states = (GpuState(index=0, ecc_errors=0), GpuState(index=1, ecc_errors=4))
     case = Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu02": {"gpus": states}})
 
     assert findings(case)[1].status == "fail"
-    assert findings(replace(case, evidence={"inventory": first}))[1].status == "pass"
+    assert findings(replace(case, evidence={"inventory": smaller}))[1].status == "pass"
 
 
 def test_a_node_with_one_gpu_may_use_a_mig_instance() -> None:
     """A warning; GPUs that the node does not use count for nothing."""
     every = inventory()
-    one, two, three = every.nodes
+    first, two, three = every.nodes
     states = (GpuState(index=0, mig=True), GpuState(index=1))
     case = Case(id="gpu-mig", red={}, text="", fix="", survey={"gpu02": {"gpus": states}})
 
     def status(gpu: str) -> str:
-        nodes = (one, replace(two, gpus=1, gpu_ids=(gpu,)), three)
+        nodes = (first, replace(two, gpus=1, gpu_ids=(gpu,)), three)
         return findings(replace(case, evidence={"inventory": replace(every, nodes=nodes)}))[
             1
         ].status
@@ -342,10 +342,12 @@ def test_a_driver_that_is_held_against_nothing_is_not_green(
 ) -> None:
     """An old driver may be too old for what will be pulled."""
     case = Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}})
-    seen = case.seen()
-    (result,) = run_checks(replace(seen, inventory=replace(seen.inventory, image=image)), ids=["driver"])
+    evidence = case.build_evidence()
+    (result,) = run_checks(
+        replace(evidence, inventory=replace(evidence.inventory, image=image)), ids=["driver"]
+    )
 
-    assert {(each.status, each.text) for each in result.findings} == {
+    assert {(finding.status, finding.text) for finding in result.findings} == {
         ("skip", f"driver 580.95.05; {reason}")
     }
 
@@ -356,16 +358,18 @@ def test_a_driver_that_is_held_against_nothing_is_not_green(
 )
 def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image], text: str) -> None:
     """The image itself, or its tag while it is not there."""
-    found = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
+    judged = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
 
-    assert {(each.status, each.text) for each in found} == {("pass", f"driver 580.95.05, {text}")}
+    assert {(finding.status, finding.text) for finding in judged} == {
+        ("pass", f"driver 580.95.05, {text}")
+    }
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
 )
-def test_each_way_to_give_a_channel_counts(more: str) -> None:
+def test_each_way_to_give_a_channel_counts(extra: str) -> None:
     """NVIDIA's hook makes it, Docker does, or all devices are there, as far as can be told without
     a look into the container.
     """
@@ -374,20 +378,20 @@ def test_each_way_to_give_a_channel_counts(more: str) -> None:
         red={},
         text="",
         fix="",
-        more=f"{ROCE}\n{more}",
+        extra=f"{ROCE}\n{extra}",
         facts=THERE,
         survey=CHANNEL,
         inside=UNSEEN,
     )
 
-    assert {each.status for each in findings(case)} == {"pass"}
+    assert {finding.status for finding in findings(case)} == {"pass"}
 
 
 def test_a_channel_in_the_container_is_enough() -> None:
     """However it came there."""
     case = Case(id="imex", red={}, text="", fix="", facts=THERE, survey=CHANNEL, inside=CHANNEL)
 
-    assert {each.text for each in findings(case)} == {"channel0, in the container"}
+    assert {finding.text for finding in findings(case)} == {"channel0, in the container"}
 
 
 @pytest.mark.parametrize(
@@ -395,20 +399,20 @@ def test_a_channel_in_the_container_is_enough() -> None:
 )
 def test_what_cannot_be_judged_is_skipped(facts: dict[str, dict[str, object]], text: str) -> None:
     """Other GPUs have nothing of the kind."""
-    found = findings(Case(id="imex", red={}, text="", fix="", facts=facts))
+    judged = findings(Case(id="imex", red={}, text="", fix="", facts=facts))
 
-    assert {each.status for each in found} == {"skip"}
-    assert all(each.text.startswith(text) for each in found)
+    assert {finding.status for finding in judged} == {"skip"}
+    assert all(finding.text.startswith(text) for finding in judged)
 
 
 def test_channels_are_read() -> None:
     """Their names, none where there are none, and nothing where nobody asked."""
 
     def read(text: str | None) -> tuple[str, ...] | None:
-        asked = {} if text is None else {"imex": (text, 0)}
-        found = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **asked}), {})
-        assert found is not None
-        return found.imex
+        commands = {} if text is None else {"imex": (text, 0)}
+        survey = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **commands}), {})
+        assert survey is not None
+        return survey.imex
 
     assert read("channel0\nchannel1") == ("channel0", "channel1")
     assert read("") == ()

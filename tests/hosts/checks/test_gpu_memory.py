@@ -16,7 +16,7 @@ OURS = GpuProcess(
 )
 ADA = GpuProcess(gpu="GPU-1", pid=77, name="python3", memory=70000, user="ada")
 CONTAINER = container("vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="gpu02")
-HELD = Case(
+BUSY = Case(
     id="gpu-memory",
     red={"gpu02": "fail"},
     text="70000 MiB of GPU memory held by ada (1 process)",
@@ -24,13 +24,13 @@ HELD = Case(
     facts={"gpu02": {"gpu_processes": (ADA,)}},
 )
 CONTAINED = replace(
-    HELD,
+    BUSY,
     text="held by root (1 process)",
     fix="`docker stop feedfeedfeed` on gpu02",
     facts={"gpu02": {"gpu_processes": (replace(OURS, container="feed" * 16),)}},
 )
 CASES = (
-    HELD,
+    BUSY,
     CONTAINED,
     Case(
         id="gpu-memory",
@@ -59,9 +59,9 @@ def test_what_was_not_told_is_skipped() -> None:
 def test_the_clusters_own_containers_are_no_strangers() -> None:
     """A second look finds them, as it should."""
     changed = {"containers": (CONTAINER,), "gpu_processes": (OURS,)}
-    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
+    judged = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
 
-    assert (found[1].status, found[1].text) == (
+    assert (judged[1].status, judged[1].text) == (
         "pass",
         "70000 MiB held, by this cluster's own containers",
     )
@@ -79,9 +79,9 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
     """Containers are told apart by their id."""
     other = replace(OURS, container="deadbeef")
     changed = {"containers": (CONTAINER,), "gpu_processes": (OURS, other)}
-    found = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
+    judged = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
 
-    assert (found[1].status, found[1].text) == (
+    assert (judged[1].status, judged[1].text) == (
         "fail",
         "70000 MiB of GPU memory held by root (1 process)",
     )
@@ -90,14 +90,14 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
 def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
     """Who holds them is none of this cluster's business."""
     every = inventory()
-    one, two, three = every.nodes
-    first = replace(every, nodes=(one, replace(two, gpus=1, gpu_ids=("0",)), three))
+    first, two, three = every.nodes
+    smaller = replace(every, nodes=(first, replace(two, gpus=1, gpu_ids=("0",)), three))
 
-    assert findings(replace(HELD, evidence={"inventory": first}))[1].status == "pass"
+    assert findings(replace(BUSY, evidence={"inventory": smaller}))[1].status == "pass"
 
 
 DRAWN = replace(
-    HELD,
+    BUSY,
     red={"gpu02": "warn"},
     text="a display holds GPU memory (GPU 1: 2000 MiB)",
     fix="end the desktop",
@@ -126,7 +126,11 @@ def test_what_a_display_holds_is_told() -> None:
 
 def test_up_only_warns() -> None:
     """Containers start beside it; they need no GPU memory."""
-    assert [each.status for each in warn_gpu_memory(HELD.seen())] == ["pass", "warn", "pass"]
+    assert [finding.status for finding in warn_gpu_memory(BUSY.build_evidence())] == [
+        "pass",
+        "warn",
+        "pass",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,20 +139,23 @@ def test_up_only_warns() -> None:
 )
 def test_a_server_needs_what_others_leave(count: int, share: float, status: str) -> None:
     """70,000 of 81,559 MiB of one of two GPUs are held; fewer GPUs, or less of each, may do."""
-    _, found = judge_server_memory(HELD.seen(), {"gpu01": 2, "gpu02": count}, share)
+    _, finding = judge_server_memory(BUSY.build_evidence(), {"gpu01": 2, "gpu02": count}, share)
 
-    assert found.status == status
+    assert finding.status == status
     if status == "fail":
-        assert found.text == (
+        assert finding.text == (
             "GPU 1 (80 GiB) has memory held by ada (1 process),"
             f" and the server claims {share:.0%} of it"
         )
-        assert found.evidence == "ada: pid 77 python3, 70000 MiB"
-        assert found.fix.startswith("end it: `sudo kill 77` on gpu02, or claim less")
+        assert finding.evidence == "ada: pid 77 python3, 70000 MiB"
+        assert finding.fix.startswith("end it: `sudo kill 77` on gpu02, or claim less")
 
 
 def test_who_cannot_be_asked_is_not_in_the_way() -> None:
     """The keeper looks again before the start."""
-    unknown = replace(HELD, facts={"gpu02": {"gpu_processes": None}})
+    unknown = replace(BUSY, facts={"gpu02": {"gpu_processes": None}})
 
-    assert [each.status for each in judge_server_memory(unknown.seen(), {"gpu02": 2}, 0.9)] == ["pass"]
+    assert [
+        finding.status
+        for finding in judge_server_memory(unknown.build_evidence(), {"gpu02": 2}, 0.9)
+    ] == ["pass"]

@@ -48,9 +48,12 @@ CASES = (
         red={"gpu02": "fail"},
         text="`sudo -n docker` may not be run by `ops` without a password",
         fix="NOPASSWD",
-        more="docker: [sudo, -n, docker]\n" + ROCE,
+        extra="docker: [sudo, -n, docker]\n" + ROCE,
         facts={
-            "gpu02": {"docker_version": None, "said": {"docker": "sudo: a password is required"}}
+            "gpu02": {
+                "docker_version": None,
+                "part_errors": {"docker": "sudo: a password is required"},
+            }
         },
     ),
     Case(
@@ -87,7 +90,7 @@ CASES = (
         text="RemoveIPC=yes: when `ops` logs out",
         fix="sudo loginctl enable-linger ops",
         survey={"gpu02": {"linger": False}},
-        more=HOSTS,
+        extra=HOSTS,
     ),
     Case(
         id="next-boot",
@@ -102,7 +105,7 @@ CASES = (
         text="Ray's object store of 9.3 GiB does not fit: the host's /dev/shm has 0.1 GiB",
         fix="object_store: 75MiB",
         survey={"gpu02": {"shm": 64 << 20, "shm_free": 64 << 20}},
-        more=HOSTS,
+        extra=HOSTS,
     ),
     Case(
         id="shm",
@@ -110,7 +113,7 @@ CASES = (
         text="1.0 GiB of it free",
         fix="mount -o remount",
         survey={"gpu02": {"shm_free": 1 << 30}},
-        more=HOSTS,
+        extra=HOSTS,
     ),
     Case(
         id="shm",
@@ -118,14 +121,14 @@ CASES = (
         text="the container's /dev/shm, half of the memory, has 1.0 GiB",
         fix="object_store: 512MiB}` in the inventory, or make it larger: give `shm:` a size",
         survey={"gpu02": {"memory": 2 << 30}},
-        more=ROCE + "\nray: {object_store: 2GiB}",
+        extra=ROCE + "\nray: {object_store: 2GiB}",
     ),
     Case(
         id="shm",
         red=dict.fromkeys(NODES, "fail"),
         text="`shm:` has 1.0 GiB",
         fix="raise `shm:`",
-        more=ROCE + "\nshm: 1GiB",
+        extra=ROCE + "\nshm: 1GiB",
     ),
     Case(
         id="disk",
@@ -162,7 +165,7 @@ CASES = (
         red={"gpu02": "warn"},
         text="would lie on nfs4, a file system over the network",
         fix="set `cache_dir:` of gpu02",
-        facts={"gpu02": {"compiled": CompileCache(kind="nfs4", size=GIB)}},
+        facts={"gpu02": {"compile_cache": CompileCache(kind="nfs4", size=GIB)}},
     ),
 )
 
@@ -173,8 +176,8 @@ UNKNOWN = (
             red={},
             text="",
             fix="",
-            more="docker: [sudo, -n, docker]\n" + ROCE,
-            facts={"gpu02": {"docker_version": None, "late": frozenset({"docker"})}},
+            extra="docker: [sudo, -n, docker]\n" + ROCE,
+            facts={"gpu02": {"docker_version": None, "timed_out_parts": frozenset({"docker"})}},
         ),
         "sudo was not done in time",
     ),
@@ -193,7 +196,7 @@ UNKNOWN = (
             text="",
             fix="",
             survey={"gpu01": {"remove_ipc": None}},
-            more=HOSTS,
+            extra=HOSTS,
         ),
         "is not known",
     ),
@@ -208,7 +211,7 @@ UNKNOWN = (
         "is not known",
     ),
     (
-        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, more=HOSTS),
+        Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, extra=HOSTS),
         "size of /dev/shm is not known",
     ),
     (
@@ -226,7 +229,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_a_node_says_who_it_was_reached_as() -> None:
     """The value to fold by."""
-    assert {each.text for each in findings(Case(id="ssh", red={}, text="", fix=""))} == {
+    assert {finding.text for finding in findings(Case(id="ssh", red={}, text="", fix=""))} == {
         "answers, as ops"
     }
 
@@ -246,10 +249,10 @@ def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
         text="",
         fix="",
         survey={"*": {"linger": False, **spared}},
-        more=HOSTS,
+        extra=HOSTS,
     )
 
-    assert {each.status for each in findings(case)} == {"pass"}
+    assert {finding.status for finding in findings(case)} == {"pass"}
 
 
 @pytest.mark.parametrize("survey", [{"remove_ipc": None}, {"uid": None}])
@@ -257,15 +260,15 @@ def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
     survey: dict[str, object],
 ) -> None:
     """What logind does need not be known then."""
-    found = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
+    judged = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
 
-    assert {(each.status, each.text) for each in found} == {
+    assert {(finding.status, finding.text) for finding in judged} == {
         ("pass", "the containers have shared memory of their own")
     }
 
 
 @pytest.mark.parametrize(
-    ("wanted", "memory", "shm", "store"),
+    ("expected", "memory", "shm", "store"),
     [
         (4 * GB, 100 * GB, 50 * GB, 4 * GB),
         (None, 100 * GB, 50 * GB, 30 * GB),
@@ -276,16 +279,16 @@ def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
     ],
 )
 def test_the_object_store_is_as_large_as_ray_makes_it(
-    wanted: int | None, memory: int, shm: int, store: int
+    expected: int | None, memory: int, shm: int, store: int
 ) -> None:
     """Three tenths of memory, bounded by 200 GB and by shared memory, but not below 10 GB."""
-    assert object_store_size(wanted, memory, shm) == store
+    assert object_store_size(expected, memory, shm) == store
 
 
 def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
     """The value to fold by."""
     case = Case(
-        id="shm", red={}, text="", fix="", more=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
+        id="shm", red={}, text="", fix="", extra=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
     )
 
     assert findings(case)[0].text == "/dev/shm of 8.0 GiB holds Ray's object store of 4.0 GiB"
@@ -314,7 +317,7 @@ def test_green_says_no_more_than_is_known(
     changed: dict[str, object], files: dict[str, int] | None, text: str
 ) -> None:
     """A model that no node has may be of any size."""
-    found = findings(
+    judged = findings(
         Case(
             id="disk",
             red={},
@@ -325,7 +328,7 @@ def test_green_says_no_more_than_is_known(
         )
     )
 
-    assert {(each.status, each.text) for each in found} == {("pass", text)}
+    assert {(finding.status, finding.text) for finding in judged} == {("pass", text)}
 
 
 @pytest.mark.parametrize(
@@ -340,19 +343,19 @@ def test_what_engines_compiled_is_told_with_its_size(
     compiled: CompileCache | None, status: str, text: str
 ) -> None:
     """And is not called good where nobody knows."""
-    case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compiled": compiled}})
+    case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compile_cache": compiled}})
 
-    assert {(each.status, each.text) for each in findings(case)} == {(status, text)}
+    assert {(finding.status, finding.text) for finding in findings(case)} == {(status, text)}
 
 
 def test_a_cluster_of_cpus_needs_less() -> None:
     """Its image has no CUDA libraries."""
     facts = {"disk_free": 2 * GIB, "docker_disk_free": 4 * GIB, "images": {}}
-    found = findings(
-        Case(id="disk", red={}, text="", fix="", more="accelerator: cpu", facts={"*": facts})
+    judged = findings(
+        Case(id="disk", red={}, text="", fix="", extra="accelerator: cpu", facts={"*": facts})
     )
 
-    assert {each.status for each in found} == {"pass"}
+    assert {finding.status for finding in judged} == {"pass"}
 
 
 def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
@@ -374,10 +377,10 @@ def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
 )
 def test_room_that_is_not_known_is_skipped(changed: dict[str, object], reason: str) -> None:
     """Never green."""
-    found = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
+    finding = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
 
-    assert found.status == "skip"
-    assert reason in found.text
+    assert finding.status == "skip"
+    assert reason in finding.text
 
 
 def test_a_model_that_is_a_path_is_not_counted() -> None:
@@ -392,7 +395,7 @@ def test_a_model_that_is_a_path_is_not_counted() -> None:
         evidence={"model": f"/models/{MODEL}"},
     )
 
-    assert [each.status for each in findings(case)] == ["pass"] * 3
+    assert [finding.status for finding in findings(case)] == ["pass"] * 3
 
 
 def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good: Good) -> None:
@@ -406,8 +409,10 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
     def check(text: str, days: int) -> tuple[str, str, str]:
         facts = {inventory.head.name: good(certificates=text)}
         now = end - timedelta(days=days)
-        (result,) = run_checks(Evidence(inventory=inventory, facts=facts, now=now), ["certificates"])
-        (finding,) = (finding for finding in result.findings if not finding.node)
+        (judged,) = run_checks(
+            Evidence(inventory=inventory, facts=facts, now=now), ["certificates"]
+        )
+        (finding,) = (finding for finding in judged.findings if not finding.node)
         return finding.status, finding.text, finding.fix
 
     fix = "run `vlaunch up`, which renews them and restarts nothing"
@@ -443,7 +448,7 @@ def test_the_state_directory_must_take_what_is_written(
     state: StateDir | None, status: str, text: str, load: Load, good: Good
 ) -> None:
     """Room, right and file system; the fix is another place."""
-    found = first("state-dir", load, good(state=state), "state_dir: /srv/v")
+    finding = first("state-dir", load, good(state=state), "state_dir: /srv/v")
 
-    assert (found.status, text in found.text) == (status, True), found
-    assert ("`state_dir:`" in found.fix) is (status == "fail")
+    assert (finding.status, text in finding.text) == (status, True), finding
+    assert ("`state_dir:`" in finding.fix) is (status == "fail")

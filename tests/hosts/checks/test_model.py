@@ -50,7 +50,7 @@ CASES = (
         red=dict.fromkeys(NODES, "fail"),
         text="HF_HUB_OFFLINE forbids",
         fix="take HF_HUB_OFFLINE out",
-        more=ROCE + "\nenv: {HF_HUB_OFFLINE: 1}",
+        extra=ROCE + "\nenv: {HF_HUB_OFFLINE: 1}",
         files=dict.fromkeys(NODES),
     ),
     Case(
@@ -98,7 +98,9 @@ UNKNOWN = (
         "cannot reach Hugging Face",
     ),
     (
-        Case(id="hf-token", red={}, text="", fix="", evidence={"hub": HubAccess(status="no token")}),
+        Case(
+            id="hf-token", red={}, text="", fix="", evidence={"hub": HubAccess(status="no token")}
+        ),
         "no HF_TOKEN",
     ),
     (Case(id="hf-token", red={}, text="", fix="", evidence={"model": "/models/m"}), "is a path"),
@@ -113,7 +115,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_a_model_that_is_the_same_everywhere_tells_its_size() -> None:
     """The value to fold by."""
-    assert {each.text for each in findings(Case(id="model", red={}, text="", fix=""))} == {
+    assert {finding.text for finding in findings(Case(id="model", red={}, text="", fix=""))} == {
         "org/model: 2 files, 5.00 GB"
     }
 
@@ -129,5 +131,5 @@ def test_of_two_copies_the_complete_one_is_right() -> None:
     partial = {**FILES, "blobs/ab12.incomplete": 9_000_000_000}
     case = Case(id="model", red={}, text="", fix="", files={"gpu01": partial, "gpu03": None})
 
-    assert [each.status for each in findings(case)] == ["fail", "pass", "fail"]
+    assert [finding.status for finding in findings(case)] == ["fail", "pass", "fail"]
     assert "copy it from gpu02" in findings(case)[0].fix

@@ -101,27 +101,29 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
     """What both interfaces can take passes; `mtu` names the odd one."""
-    wide = {("gpu02", name): {"wanted": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
+    wide = {("gpu02", name): {"mtu": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
 
     assert {
-        each.status
-        for each in findings(Case(id="mtu-path", red={}, text="", fix="", port_probes=wide))
+        finding.status
+        for finding in findings(Case(id="mtu-path", red={}, text="", fix="", port_probes=wide))
     } == {"pass"}
 
 
 def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
     """The others are green only for the pairs that were proven both ways."""
-    evidence = Case(id="high-port", red={}, text="", fix="").seen()
-    left = tuple(each for each in evidence.port_probes or () if each.source != "gpu03")
+    evidence = Case(id="high-port", red={}, text="", fix="").build_evidence()
+    remaining = tuple(
+        port_probe for port_probe in evidence.port_probes or () if port_probe.source != "gpu03"
+    )
     case = Case(
         id="high-port",
         red={},
         text="",
         fix="",
-        evidence={"port_probes": left, "probes_missing": {"gpu03": "no python3"}},
+        evidence={"port_probes": remaining, "probes_missing": {"gpu03": "no python3"}},
     )
 
-    assert [(each.status, each.text) for each in findings(case)] == [
+    assert [(port_probe.status, port_probe.text) for port_probe in findings(case)] == [
         ("pass", "a high port is open, both ways (with gpu02)"),
         ("pass", "a high port is open, both ways (with gpu01)"),
         ("skip", "no python3"),
@@ -136,7 +138,7 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 def test_a_node_that_is_down_is_no_firewall() -> None:
     """The others could not reach it either; `ssh` has told it."""
-    evidence = Case(id="ports-reachable", red={}, text="", fix="").seen()
+    evidence = Case(id="ports-reachable", red={}, text="", fix="").build_evidence()
     shut = {"ports": {6379: "timed out", 43210: "timed out"}}
     case = Case(
         id="ports-reachable",
@@ -147,4 +149,4 @@ def test_a_node_that_is_down_is_no_firewall() -> None:
         evidence={"facts": {name: evidence.facts[name] for name in ("gpu01", "gpu02")}},
     )
 
-    assert [each.status for each in findings(case)] == ["pass", "pass", "skip"]
+    assert [finding.status for finding in findings(case)] == ["pass", "pass", "skip"]

@@ -21,10 +21,13 @@ RUNNING = container()
 
 def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
     """And how to see who has it."""
-    found = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
+    finding = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
 
-    assert (found.status, found.text) == ("fail", "port 6379 (Ray head), 8000 (vLLM API) is taken")
-    assert "ss -ltnp 'sport = :6379'" in found.fix
+    assert (finding.status, finding.text) == (
+        "fail",
+        "port 6379 (Ray head), 8000 (vLLM API) is taken",
+    )
+    assert "ss -ltnp 'sport = :6379'" in finding.fix
 
 
 def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
@@ -32,7 +35,7 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
     busy = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6379)}))
     own = good("10.0.0.12", listening=frozenset({("0.0.0.0", 6380)}))
 
-    assert [each.status for each in judge("ports", load(), gpu01=good(), gpu02=busy)] == [
+    assert [finding.status for finding in judge("ports", load(), gpu01=good(), gpu02=busy)] == [
         "pass",
         "pass",
     ]
@@ -43,7 +46,7 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "nodes", "taken"),
+    ("extra", "nodes", "used"),
     [
         ("serve: {backend: mp}", "", "29501 (vLLM's rendezvous), 29560 (the nodes' agents)"),
         (
@@ -61,17 +64,19 @@ def test_a_worker_needs_only_its_own_ports(load: Load, good: Good) -> None:
     ],
 )
 def test_the_ports_of_ranks_are_needed_where_the_server_has_them(
-    more: str, nodes: str, taken: str, load: Load, good: Good
+    extra: str, nodes: str, used: str, load: Load, good: Good
 ) -> None:
     """On the head, for ranks on several nodes without Ray; the agents meet there whatever is
     served.
     """
     busy = frozenset(("0.0.0.0", port) for port in (29501, 29550, 29560))
-    inventory = load(more, nodes)
+    inventory = load(extra, nodes)
     facts = {node.name: good(node.ip, listening=busy) for node in inventory.nodes}
-    texts = [each.text for each in judge("ports", inventory, **facts) if each.status == "fail"]
+    texts = [
+        finding.text for finding in judge("ports", inventory, **facts) if finding.status == "fail"
+    ]
 
-    assert texts == [f"port {taken} is taken"]
+    assert texts == [f"port {used} is taken"]
 
 
 def test_without_ray_its_ports_are_not_needed(load: Load, good: Good) -> None:
@@ -110,16 +115,16 @@ def test_ports_held_by_the_clusters_own_containers_are_not_taken(
     facts = good(
         listening=frozenset(("0.0.0.0", port) for port in fixed), containers=(running(inventory),)
     )
-    found = judge("ports", inventory, gpu01=facts)[0]
+    finding = judge("ports", inventory, gpu01=facts)[0]
 
-    assert (found.status, found.text) == (
+    assert (finding.status, finding.text) == (
         "pass",
         "the ports are the cluster's own: its containers run",
     )
 
 
 @pytest.mark.parametrize(
-    ("ports", "taken", "text"),
+    ("ports", "used", "text"),
     [
         ("gcs: 6400", 6400, "port 6400 (Ray head) is taken"),
         ("node_manager: 6400", 6400, "port 6400 (Ray node manager) is taken"),
@@ -128,18 +133,18 @@ def test_ports_held_by_the_clusters_own_containers_are_not_taken(
     ],
 )
 def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
-    ports: str, taken: int, text: str, load: Load, good: Good
+    ports: str, used: int, text: str, load: Load, good: Good
 ) -> None:
     """The inventory has changed, and `up` removes what runs before it binds anew; a port that this
     gives up will be free.
     """
     changed = load(f"ports: {{{ports}}}")
     facts = good(
-        listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", taken)}), containers=(running(load()),)
+        listening=frozenset({("0.0.0.0", 6379), ("0.0.0.0", used)}), containers=(running(load()),)
     )
-    found = judge("ports", changed, gpu01=facts)[0]
+    finding = judge("ports", changed, gpu01=facts)[0]
 
-    assert found.text == text if text else found.status == "pass"
+    assert finding.text == text if text else finding.status == "pass"
 
 
 def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: Good) -> None:
@@ -175,13 +180,13 @@ def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
     facts = good(
         listening=frozenset({("0.0.0.0", 29500), ("::", 6379)}), containers=(running(load()),)
     )
-    found = first("ports", load, facts)
+    finding = first("ports", load, facts)
 
-    assert (found.status, found.text) == ("fail", "port 29500 (network check) is taken")
+    assert (finding.status, finding.text) == ("fail", "port 29500 (network check) is taken")
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("ports", "status"),
     [
         (None, "skip"),
         ((32768, 60999), "pass"),
@@ -192,16 +197,16 @@ def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
     ],
 )
 def test_ports_that_the_firewall_leaves_open_are_a_warning(
-    load: Load, good: Good, found: tuple[int, int] | None, status: str
+    load: Load, good: Good, ports: tuple[int, int] | None, status: str
 ) -> None:
     """Sockets that ask nobody for a password listen there."""
-    facts = {"gpu01": good(survey=Survey(port_range=found))}
+    facts = {"gpu01": good(survey=Survey(port_range=ports))}
     (check,) = select_checks(only=("port-range",))
     finding = check.judge(Evidence(inventory=load(), facts=facts))[0]
 
     assert finding.status == status
     if status == "warn":
-        assert f"{found[0]} to {found[1]}" in finding.text if found else False
+        assert f"{ports[0]} to {ports[1]}" in finding.text if ports else False
         assert finding.text.endswith("`vlaunch export firewall` closes only 32768 to 60999")
         assert "export firewall --scan" in finding.fix
         assert 'ip_local_port_range="32768 60999"' in finding.fix

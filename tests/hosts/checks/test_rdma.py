@@ -27,14 +27,14 @@ CASES = (
         red=dict.fromkeys(NODES, "warn"),
         text="has active RDMA ports that the cluster will not use: mlx5_0:1",
         fix="set `network: {fabric: roce}`",
-        more="",
+        extra="",
     ),
     Case(
         id="rdma-unused",
         red=dict.fromkeys(NODES, "fail"),
         text="mlx5_0:1",
         fix="set `network: {fabric: infiniband}`",
-        more="",
+        extra="",
         survey={"*": {"rdma": (replace(HCA, ports=(replace(PORT, link_layer="InfiniBand"),)),)}},
         evidence={"required": "rdma"},
     ),
@@ -43,7 +43,7 @@ CASES = (
         red=dict.fromkeys(NODES, "warn"),
         text="rdmap16s27:1",
         fix="with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)",
-        more="",
+        extra="",
         survey={
             "*": {
                 "rdma": (
@@ -71,7 +71,7 @@ CASES = (
         red={"gpu03": "fail"},
         text="has no RDMA device `rocep1`",
         fix="set `network: {hca: [mlx5_0]}` for gpu03",
-        more="network: {fabric: roce}",
+        extra="network: {fabric: roce}",
         own={"gpu03": ", env: {NCCL_IB_HCA: rocep1}"},
     ),
     Case(
@@ -159,7 +159,7 @@ CASES = (
 
 UNKNOWN = (
     (
-        Case(id="gid-index", red={}, text="", fix="", more="network: {fabric: infiniband}"),
+        Case(id="gid-index", red={}, text="", fix="", extra="network: {fabric: infiniband}"),
         "GID indexes are for RoCE",
     ),
     (
@@ -179,29 +179,31 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> None:
     """All are left to TCP by it, so the others are named, too."""
     down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
-    found = findings(
+    judged = findings(
         Case(
-            id="rdma-unused", red={}, text="", fix="", more="", survey={"gpu02": {"rdma": (down,)}}
+            id="rdma-unused", red={}, text="", fix="", extra="", survey={"gpu02": {"rdma": (down,)}}
         )
     )
 
-    assert [(each.status, each.text) for each in found[:2]] == [
+    assert [(finding.status, finding.text) for finding in judged[:2]] == [
         ("warn", "has active RDMA ports, which stay unused because gpu02 has none: mlx5_0:1"),
         ("warn", "no active RDMA port, while gpu[01,03] has some: all are left to TCP"),
     ]
-    assert found[0].fix == "mend gpu02, then set `network: {fabric: roce}` in the inventory"
-    assert found[1].evidence == "mlx5_0:1 is DOWN (Polling)"
+    assert judged[0].fix == "mend gpu02, then set `network: {fabric: roce}` in the inventory"
+    assert judged[1].evidence == "mlx5_0:1 is DOWN (Polling)"
 
 
-@pytest.mark.parametrize("more", ["accelerator: cpu", ""])
-def test_what_cannot_be_used_is_not_called_unused(more: str) -> None:
+@pytest.mark.parametrize("extra", ["accelerator: cpu", ""])
+def test_what_cannot_be_used_is_not_called_unused(extra: str) -> None:
     """Processors talk over TCP, and Soft RoCE is sockets underneath."""
-    devices = (HCA,) if more else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
-    found = findings(
-        Case(id="rdma-unused", red={}, text="", fix="", more=more, survey={"*": {"rdma": devices}})
+    devices = (HCA,) if extra else (replace(HCA, name="rxe0"), replace(HCA, name="siw0"))
+    judged = findings(
+        Case(
+            id="rdma-unused", red={}, text="", fix="", extra=extra, survey={"*": {"rdma": devices}}
+        )
     )
 
-    assert {each.status for each in found} == {"pass"}
+    assert {finding.status for finding in judged} == {"pass"}
 
 
 @pytest.mark.parametrize(
@@ -215,10 +217,10 @@ def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, s
         red={},
         text="",
         fix="",
-        more=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}",
+        extra=f"network: {{fabric: roce}}\nenv: {{NCCL_IB_HCA: {value}}}",
     )
 
-    assert {each.status for each in findings(case)} == {status}
+    assert {finding.status for finding in findings(case)} == {status}
 
 
 def test_a_port_that_nobody_named_may_be_down() -> None:
@@ -229,11 +231,11 @@ def test_a_port_that_nobody_named_may_be_down() -> None:
         red={},
         text="",
         fix="",
-        more="network: {fabric: roce}",
+        extra="network: {fabric: roce}",
         survey={"gpu01": {"rdma": (HCA, second)}},
     )
 
-    assert {(each.status, each.text) for each in findings(case)} == {
+    assert {(finding.status, finding.text) for finding in findings(case)} == {
         ("pass", "1 × 400 Gbit/s Ethernet; mlx5_1:1 is DOWN"),
         ("pass", "1 × 400 Gbit/s Ethernet"),
     }
@@ -241,11 +243,11 @@ def test_a_port_that_nobody_named_may_be_down() -> None:
 
 def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
     """Nothing is said of what all have before all were seen."""
-    case = Case(id="rdma-unused", red={}, text="", fix="", more="")
-    seen = case.seen()
-    two = {name: seen.facts[name] for name in ("gpu01", "gpu02")}
+    case = Case(id="rdma-unused", red={}, text="", fix="", extra="")
+    evidence = case.build_evidence()
+    two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}
 
-    assert [each.status for each in findings(replace(case, evidence={"facts": two}))] == [
+    assert [finding.status for finding in findings(replace(case, evidence={"facts": two}))] == [
         "skip",
         "skip",
         "skip",
@@ -254,18 +256,18 @@ def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
 
 def test_the_index_of_the_gid_that_stands_for_an_address_is_told() -> None:
     """Not that of the first RoCE v2 GID, which is link-local."""
-    assert {each.text for each in findings(Case(id="gid-index", red={}, text="", fix=""))} == {
-        "GID index 3, RoCE v2"
-    }
+    assert {
+        finding.text for finding in findings(Case(id="gid-index", red={}, text="", fix=""))
+    } == {"GID index 3, RoCE v2"}
 
 
 def test_the_gid_table_is_the_evidence() -> None:
     """So that a right index can be chosen."""
     case = next(case for case in CASES if "IB/RoCE v1" in case.text)
-    found = findings(case)[1]
+    finding = findings(case)[1]
 
     assert (
-        found.evidence.splitlines()[1]
+        finding.evidence.splitlines()[1]
         == "2: 0000:0000:0000:0000:0000:ffff:0a01:0001 IB/RoCE v1 ens1"
     )
 

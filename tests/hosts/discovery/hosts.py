@@ -11,7 +11,7 @@ from typing import Any
 from launcher.core.domain import Inventory
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
-from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.host import Address, Gpu, HostFacts
@@ -105,7 +105,7 @@ def host(
     **facts: Any,
 ) -> ScannedHost:
     """A host with these interfaces, and Docker."""
-    seen = Survey(
+    evidence = Survey(
         **{
             "system": "Ubuntu 24.04.3 LTS",
             "kernel": "6.8.0-85-generic",
@@ -121,13 +121,16 @@ def host(
     )
     addresses = tuple(
         Address(
-            interface=each.name, ip=text.split("/")[0], prefix=int(text.split("/")[1]), up=each.up
+            interface=interface.name,
+            ip=text.split("/")[0],
+            prefix=int(text.split("/")[1]),
+            up=interface.up,
         )
-        for each in seen.nics or ()
-        for text in each.addresses
+        for interface in evidence.nics or ()
+        for text in interface.addresses
         if "/" in text
     )
-    known: dict[str, Any] = {
+    probe_facts: dict[str, Any] = {
         "hostname": hostname or name,
         "user": "ops",
         "addresses": addresses,
@@ -138,7 +141,9 @@ def host(
         **facts,
     }
     has = assets or LocalAssets()
-    return ScannedHost(host=name, name=name, facts=HostFacts(**known, survey=seen), assets=has)
+    return ScannedHost(
+        host=name, name=name, facts=HostFacts(**probe_facts, survey=evidence), assets=has
+    )
 
 
 def h100_pair() -> list[ScannedHost]:
@@ -175,7 +180,9 @@ def h100_pair() -> list[ScannedHost]:
             gpus=gpus(8),
             assets=LocalAssets(homes=(home,)),
             survey={
-                "gpus": tuple(GpuState(index=at, affinity=each) for at, each in enumerate(near))
+                "gpus": tuple(
+                    GpuState(index=at, affinity=affinity) for at, affinity in enumerate(near)
+                )
             },
         )
 
@@ -260,7 +267,7 @@ def practice() -> list[ScannedHost]:
         "vllm/vllm-openai:v0.32.0": "gpu",
     }
     assets = LocalAssets(homes=(Home(path="/data/huggingface", free=20 * GIB),), images=images)
-    made = {
+    created = {
         "cpus": 2,
         "numa_nodes": 1,
         "memory": 23 * GIB,
@@ -273,7 +280,7 @@ def practice() -> list[ScannedHost]:
             nic("eth0", f"10.77.0.1{at}/24", 10_000, physical=False),
             default="-",
             assets=assets,
-            survey=made,
+            survey=created,
         )
         for at in (1, 2, 3)
     ]
@@ -281,7 +288,10 @@ def practice() -> list[ScannedHost]:
 
 def unequal() -> list[ScannedHost]:
     """Four servers on Ethernet: one lost a GPU, and one has no Docker."""
-    undocked: dict[str, Any] = {"docker_version": None, "said": {"docker": "sh: docker: not found"}}
+    undocked: dict[str, Any] = {
+        "docker_version": None,
+        "part_errors": {"docker": "sh: docker: not found"},
+    }
 
     def one(at: int) -> ScannedHost:
         other = nic("eth1", f"192.168.{122 if at > 2 else 9}.1/24", 1000)

@@ -16,13 +16,15 @@ from launcher.tools.docker import GpuAllocation
 from launcher.tools.survey import GpuProcess, GpuState
 from tests.hosts.discovery.hosts import gpus, host, nic
 
-HELD = GpuProcess(gpu="GPU-1", pid=7, name="python3", memory=70000, user="ada")
+BUSY = GpuProcess(gpu="GPU-1", pid=7, name="python3", memory=70000, user="ada")
 
 
-def found(survey: dict[str, Any], wishes: InitOptions | None = None, **facts: Any) -> Discovery:
+def discover_host(
+    survey: dict[str, Any], wishes: InitOptions | None = None, **facts: Any
+) -> Discovery:
     """Discover a host with four GPUs."""
-    one = host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(4), survey=survey, **facts)
-    return discover([one], wishes or InitOptions())
+    first = host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(4), survey=survey, **facts)
+    return discover([first], wishes or InitOptions())
 
 
 def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
@@ -51,20 +53,20 @@ def test_gpus_that_are_others_are_left_out(
     survey: dict[str, Any], ids: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
     """With the reason; where that would leave none, all of them stay."""
-    seen = found(survey)
-    (node,) = seen.nodes
+    evidence = discover_host(survey)
+    (node,) = evidence.nodes
 
-    assert (node.gpu_ids, seen.gpus) == (ids, why)
+    assert (node.gpu_ids, evidence.gpus) == (ids, why)
     assert node.gpus == 4 - sum(line.count(",") + 1 for line in why)
-    loaded = loads(format_inventory(seen), Path("inventory.yaml")).head
+    loaded = loads(format_inventory(evidence), Path("inventory.yaml")).head
     assert (loaded.gpus, loaded.gpu_ids) == (node.gpus, ids)
-    assert f"gpus: [{', '.join(ids)}]" in format_inventory(seen) or not ids
+    assert f"gpus: [{', '.join(ids)}]" in format_inventory(evidence) or not ids
 
 
 def test_gpus_in_use_are_left_out() -> None:
     """What a display server or a context takes is no use."""
-    busy = found({}, gpu_processes=(HELD,))
-    idle = found({}, gpu_processes=(replace(HELD, memory=300),))
+    busy = discover_host({}, gpu_processes=(BUSY,))
+    idle = discover_host({}, gpu_processes=(replace(BUSY, memory=300),))
 
     assert (busy.nodes[0].gpu_ids, busy.gpus) == (("0", "2", "3"), ("not GPU 1: in use by ada",))
     assert (idle.nodes[0].gpu_ids, idle.gpus) == ((), ())
@@ -72,7 +74,10 @@ def test_gpus_in_use_are_left_out() -> None:
 
 def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
     """Not to one of the same name: that is looked at anew."""
-    given = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
+    value = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
 
-    assert found({}, given=(given,)).nodes[0].gpu_ids == ("2", "3")
-    assert found({}, InitOptions(cluster="other"), given=(given,)).nodes[0].gpu_ids == ()
+    assert discover_host({}, gpu_allocations=(value,)).nodes[0].gpu_ids == ("2", "3")
+    assert (
+        discover_host({}, InitOptions(cluster="other"), gpu_allocations=(value,)).nodes[0].gpu_ids
+        == ()
+    )

@@ -13,7 +13,9 @@ from launcher.hosts.discovery.shape import DOCKER, InitOptions
 def test_ranges_and_logins_are_read() -> None:
     """In the order given: the first is the head."""
     meant = parse_hosts(
-        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"], InitOptions(ssh=Ssh(user="me")), DOCKER
+        ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"],
+        InitOptions(ssh=Ssh(user="me")),
+        DOCKER,
     )
 
     assert [(node.host, node.ssh.user, node.ssh.port) for node in meant.nodes] == [
@@ -33,7 +35,7 @@ def test_one_address_with_two_ports_is_two_machines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "wishes", "told"),
+    ("args", "wishes", "message"),
     [
         (["gpu01", "gpu01"], InitOptions(), "gpu01"),
         (["-oProxyCommand=x"], InitOptions(), "should be a host name"),
@@ -49,13 +51,13 @@ def test_one_address_with_two_ports_is_two_machines() -> None:
     ],
 )
 def test_what_cannot_be_used_is_told_before_anything_is_reached(
-    words: list[str], wishes: InitOptions, told: str
+    args: list[str], wishes: InitOptions, message: str
 ) -> None:
     """By the rules that inventories have."""
     with pytest.raises(RequestError) as raised:
-        parse_hosts(words, wishes, DOCKER)
+        parse_hosts(args, wishes, DOCKER)
 
-    assert told in f"{raised.value.message}\n{raised.value.evidence}"
+    assert message in f"{raised.value.message}\n{raised.value.evidence}"
 
 
 def test_sudo_that_would_ask_for_a_password_is_refused() -> None:

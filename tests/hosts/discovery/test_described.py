@@ -16,31 +16,32 @@ from tests.hosts.discovery.hosts import h100_pair, unequal
 
 def test_a_lost_gpu_is_warned_of() -> None:
     """With its place on the bus: no container starts beside it, whichever GPUs it has."""
-    words = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
+    message = "Unable to determine the device handle for GPU7: 0000:DF:00.0: Unknown Error"
     first, second = h100_pair()
-    broken = replace(second, facts=replace(second.facts, lost_gpus=(words,)))
+    broken = replace(second, facts=replace(second.facts, lost_gpus=(message,)))
 
-    found = discover([first, broken], InitOptions())
-    assert [each for each in found.warnings if "lost" in each] == [
-        f"gpu02: the driver has lost a GPU ({words}): reboot"
+    discovery = discover([first, broken], InitOptions())
+    assert [warning for warning in discovery.warnings if "lost" in warning] == [
+        f"gpu02: the driver has lost a GPU ({message}): reboot"
     ]
 
 
 def test_differences_are_told_folded() -> None:
     """What most are once, what differs on its own line."""
-    found = discover(unequal(), InitOptions())
+    discovery = discover(unequal(), InitOptions())
 
-    assert found.summary[0].startswith(
+    assert discovery.summary[0].startswith(
         "gpu[01-02]: 8 × NVIDIA H100 80GB HBM3, 80 GiB, driver 580.95.05"
     )
-    assert found.summary[1] == "gpu03: differs: 7 × NVIDIA H100 80GB HBM3, 80 GiB"
-    assert found.summary[2] == "gpu04: differs: no Docker"
+    assert discovery.summary[1] == "gpu03: differs: 7 × NVIDIA H100 80GB HBM3, 80 GiB"
+    assert discovery.summary[2] == "gpu04: differs: no Docker"
     assert any(
-        "gpu04: Docker does not answer: sh: docker: not found" in each for each in found.warnings
+        "gpu04: Docker does not answer: sh: docker: not found" in warning
+        for warning in discovery.warnings
     )
     assert any(
-        "different numbers of GPUs (gpu01 8, gpu02 8, gpu03 7, gpu04 8)" in each
-        for each in found.warnings
+        "different numbers of GPUs (gpu01 8, gpu02 8, gpu03 7, gpu04 8)" in warning
+        for warning in discovery.warnings
     )
 
 
@@ -48,8 +49,8 @@ def test_differences_are_told_folded() -> None:
     ("facts", "text"),
     [
         ({"podman": True}, "`docker` is Podman here, not Docker"),
-        ({"late": frozenset({"docker"})}, "`docker version` did not answer within"),
-        ({"said": {"docker": "first line\npermission denied"}}, "answer: permission denied"),
+        ({"timed_out_parts": frozenset({"docker"})}, "`docker version` did not answer within"),
+        ({"part_errors": {"docker": "first line\npermission denied"}}, "answer: permission denied"),
         ({}, "Docker does not answer: it is not there"),
     ],
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.hosts.discovery.discover import discover, choose_names
+from launcher.hosts.discovery.discover import choose_names, discover
 from launcher.hosts.discovery.local_assets import LocalAssets
-from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from tests import golden
@@ -39,13 +39,13 @@ def test_the_inventory_of_hosts_is_as_kept(case: str) -> None:
 
 def test_infiniband_takes_the_compute_ports_alone() -> None:
     """Not the slower storage port, the dead port and the Ethernet one."""
-    found = inventory(h100_pair())
+    loaded = inventory(h100_pair())
 
-    assert found.fabric == "infiniband"
-    assert {node.hca for node in found.nodes} == {
+    assert loaded.fabric == "infiniband"
+    assert {node.hca for node in loaded.nodes} == {
         tuple(f"mlx5_{index}" for index in (0, 3, 4, 5, 6, 9, 10, 11))
     }
-    assert [(node.ip, node.interface, node.gpus) for node in found.nodes] == [
+    assert [(node.ip, node.interface, node.gpus) for node in loaded.nodes] == [
         ("10.0.0.11", "eno1", 8),
         ("10.0.0.12", "eno1", 8),
     ]
@@ -55,19 +55,19 @@ def test_roce_says_on_each_node_what_differs_there() -> None:
     """Device names, the interface and the GID index; the management port is not among the
     devices.
     """
-    found = inventory(roce_four())
+    loaded = inventory(roce_four())
 
-    assert found.fabric == "roce"
-    assert [node.hca for node in found.nodes] == [("mlx5_2", "mlx5_3")] * 3 + [("mlx5_bond_0",)]
-    assert [node.interface for node in found.nodes] == ["bond0"] * 3 + ["bond1"]
-    assert [node.env["NCCL_IB_GID_INDEX"] for node in found.nodes] == ["3", "3", "3", "5"]
-    assert [node.ip for node in found.nodes] == [f"10.10.0.{at}" for at in (1, 2, 3, 4)]
+    assert loaded.fabric == "roce"
+    assert [node.hca for node in loaded.nodes] == [("mlx5_2", "mlx5_3")] * 3 + [("mlx5_bond_0",)]
+    assert [node.interface for node in loaded.nodes] == ["bond0"] * 3 + ["bond1"]
+    assert [node.env["NCCL_IB_GID_INDEX"] for node in loaded.nodes] == ["3", "3", "3", "5"]
+    assert [node.ip for node in loaded.nodes] == [f"10.10.0.{at}" for at in (1, 2, 3, 4)]
 
 
 def test_hosts_given_by_address_are_named_by_their_own_names() -> None:
     """The first label of it; where two have the same, by number."""
     assert choose_names(sparks()) == ["spark-1", "spark-2"]
-    twins = [replace(each, facts=replace(each.facts, hostname="localhost")) for each in sparks()]
+    twins = [replace(spark, facts=replace(spark.facts, hostname="localhost")) for spark in sparks()]
     assert choose_names(twins) == ["node1", "node2"]
 
 
@@ -81,18 +81,24 @@ def test_a_number_never_repeats_a_name_that_is_taken() -> None:
 
 def test_wishes_win() -> None:
     """Over everything that was found."""
-    found = discover(practice(), InitOptions(cluster="mine", image="other:1", hf_home="/models"))
+    discovery = discover(
+        practice(), InitOptions(cluster="mine", image="other:1", hf_home="/models")
+    )
 
-    assert (found.cluster, found.image.value, found.hf_home.value) == ("mine", "other:1", "/models")
+    assert (discovery.cluster, discovery.image.value, discovery.hf_home.value) == (
+        "mine",
+        "other:1",
+        "/models",
+    )
 
 
 def test_processors_get_what_a_server_on_them_needs() -> None:
     """Memory for the cache, threads, a small object store, and a mode in which stages work."""
-    found = inventory(practice())
+    loaded = inventory(practice())
 
-    assert found.head.env == {"VLLM_CPU_KVCACHE_SPACE": "5", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    assert found.ray.object_store == 2**30
-    assert found.engine_args == {
+    assert loaded.head.env == {"VLLM_CPU_KVCACHE_SPACE": "5", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    assert loaded.ray.object_store == 2**30
+    assert loaded.engine_args == {
         "dtype": "float32",
         "compilation_config": {"mode": 2, "backend": "eager"},
     }
@@ -101,21 +107,21 @@ def test_processors_get_what_a_server_on_them_needs() -> None:
 def test_numa_nodes_of_processors_are_slots() -> None:
     """One rank a NUMA node is what vLLM's own binding wants, so it is left to it."""
     pair = [host(f"cpu{at}", nic("eth0", f"10.0.1.{at}/24")) for at in (1, 2)]
-    found = inventory(pair)
+    loaded = inventory(pair)
 
-    assert [node.gpus for node in found.nodes] == [2, 2]
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in found.head.env
+    assert [node.gpus for node in loaded.nodes] == [2, 2]
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in loaded.head.env
 
 
 def test_docker_behind_sudo_is_written() -> None:
     """For all when most need it, else for the one that does."""
     behind = ("sudo", "-n", "docker")
     pair = h100_pair()
-    all_behind = inventory([replace(each, docker=behind) for each in pair])
-    one_behind = inventory([pair[0], replace(pair[1], docker=behind)])
+    all_behind = inventory([replace(scanned, docker=behind) for scanned in pair])
+    first_behind = inventory([pair[0], replace(pair[1], docker=behind)])
 
     assert [node.docker for node in all_behind.nodes] == [behind, behind]
-    assert [node.docker for node in one_behind.nodes] == [("docker",), behind]
+    assert [node.docker for node in first_behind.nodes] == [("docker",), behind]
 
 
 def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
@@ -133,9 +139,9 @@ def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
                 f"tray{at}",
                 nic("eth0", f"10.0.6.{at}/24"),
                 gpus=gpus(4, "NVIDIA GB200", 189471),
-                survey={"imex": each},
+                survey={"imex": channel},
             )
-            for at, each in enumerate(channels, start=1)
+            for at, channel in enumerate(channels, start=1)
         ]
 
     device = "/dev/nvidia-caps-imex-channels/channel0"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
-from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.survey import Nic, RdmaDevice
@@ -56,7 +56,7 @@ DEVICES: st.SearchStrategy[RdmaDevice] = st.one_of(
         v2=st.booleans(),
     ),
 )
-WORDS = st.text(max_size=12)
+TEXTS = st.text(max_size=12)
 
 
 @st.composite
@@ -64,33 +64,34 @@ def clusters(draw: st.DrawFn) -> list[ScannedHost]:
     """One to three hosts that may have anything."""
     hosts = []
     for at in range(draw(st.integers(1, 3))):
-        nics = draw(st.lists(NICS, max_size=3, unique_by=lambda each: each.name))
-        devices = tuple(draw(st.lists(DEVICES, max_size=3, unique_by=lambda each: each.name)))
+        nics = draw(st.lists(NICS, max_size=3, unique_by=lambda item: item.name))
+        devices = tuple(draw(st.lists(DEVICES, max_size=3, unique_by=lambda item: item.name)))
         assets = LocalAssets(
             homes=(
                 Home(
                     path=draw(st.sampled_from(["/data/huggingface", "/a b", "/x/../y"])),
-                    models=(draw(WORDS),),
+                    models=(draw(TEXTS),),
                 ),
             ),
             images={
                 draw(
                     st.sampled_from(["vllm:1", "registry:5000/vllm-cpu:2", "not a vllm name"])
-                ): draw(WORDS)
+                ): draw(TEXTS)
             },
         )
-        made = host(
+        created = host(
             draw(st.sampled_from([f"gpu{at}", f"10.7.0.{at + 1}"])),
             *nics,
             rdma=devices,
             gpus=gpus(draw(st.integers(0, 2))),
-            hostname=draw(WORDS),
+            hostname=draw(TEXTS),
             assets=assets,
-            survey={"system": draw(WORDS), "memory": draw(st.sampled_from([None, 2**20, 2**36]))},
+            survey={"system": draw(TEXTS), "memory": draw(st.sampled_from([None, 2**20, 2**36]))},
         )
         hosts.append(
             replace(
-                made, facts=replace(made.facts, docker_version=draw(st.sampled_from([None, "28"])))
+                created,
+                facts=replace(created.facts, docker_version=draw(st.sampled_from([None, "28"]))),
             )
         )
     return hosts
@@ -100,10 +101,10 @@ def clusters(draw: st.DrawFn) -> list[ScannedHost]:
 def test_an_inventory_that_loads_or_an_error_of_our_own(hosts: list[ScannedHost]) -> None:
     """With the addresses that were chosen."""
     try:
-        found = discover(hosts, InitOptions())
+        discovery = discover(hosts, InitOptions())
     except RequestError as error:
         assert error.evidence
         return
-    read = loads(format_inventory(found), Path("inventory.yaml"))
+    read = loads(format_inventory(discovery), Path("inventory.yaml"))
 
-    assert [node.ip for node in read.nodes] == [node.ip for node in found.nodes]
+    assert [node.ip for node in read.nodes] == [node.ip for node in discovery.nodes]

@@ -31,22 +31,29 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     (tmp_path / "wish/hub/models--Qwen--Qwen3-8B").mkdir(parents=True)
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     env = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "wish")}
-    asked = subprocess.run(
-        ("sh", "-c", f"hf=$1; shift\n{probe_script()}", "stock", str(tmp_path / "wish"), str(docker)),
+    process = subprocess.run(
+        (
+            "sh",
+            "-c",
+            f"hf=$1; shift\n{probe_script()}",
+            "stock",
+            str(tmp_path / "wish"),
+            str(docker),
+        ),
         env=env,
         capture_output=True,
         text=True,
         check=True,
     )
-    found = parse_local_assets(asked.stdout)
-    homes = {home.path: home for home in found.homes}
+    assets = parse_local_assets(process.stdout)
+    homes = {home.path: home for home in assets.homes}
 
-    assert list(found.images) == ["vllm-cpu:0.32.0"]
+    assert list(assets.images) == ["vllm-cpu:0.32.0"]
     assert homes[str(tmp_path / "wish")].models == ("Qwen/Qwen3-8B",)
     assert homes[str(tmp_path / ".cache/huggingface")].models == ()
-    assert all(home.free for home in found.homes)
-    assert found.amd_gpus == 0
-    assert all(Path(disk.path).is_dir() and disk.free for disk in found.disks)
+    assert all(home.free for home in assets.homes)
+    assert assets.amd_gpus == 0
+    assert all(Path(disk.path).is_dir() and disk.free for disk in assets.disks)
 
 
 def test_what_is_said_is_read() -> None:
@@ -57,14 +64,14 @@ def test_what_is_said_is_read() -> None:
         " models--a--b\n@@stock home  /home/x/.cache/huggingface\n@@stock amd 8\n@@stock"
         " images\n\n@@stock end\n"
     )
-    found = parse_local_assets(text)
+    assets = parse_local_assets(text)
 
-    assert found.homes == (
+    assert assets.homes == (
         Home(path="/data/huggingface", models=("a/b",), free=90 * 1024),
         Home(path="/home/x/.cache/huggingface"),
     )
-    assert (found.amd_gpus, found.images) == (8, {})
-    assert found.disks == (Disk(path="/raid/ops", free=2 << 20),)
+    assert (assets.amd_gpus, assets.images) == (8, {})
+    assert assets.disks == (Disk(path="/raid/ops", free=2 << 20),)
 
 
 @pytest.mark.parametrize(
@@ -94,23 +101,25 @@ def test_folders_are_on_the_hosts_own_disks_and_the_logins(tmp_path: Path) -> No
     lines = [
         f"x {tmp_path}/{name} {kind} rw 0 0" for name, kind in (*mounts.items(), ("link", "xfs"))
     ]
-    taken = ("/", "/boot/efi", "/usr", "/var", "/var/lib/docker", "/etc/hosts")
-    lines += [f"x {path} ext4 rw 0 0" for path in taken]
+    used = ("/", "/boot/efi", "/usr", "/var", "/var/lib/docker", "/etc/hosts")
+    lines += [f"x {path} ext4 rw 0 0" for path in used]
     (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
     stat = tmp_path / "stat"
     stat.write_text('#!/bin/sh\n[ "${4#/var/lib}" != "$4" ] || echo ext2/ext3\n')
     stat.chmod(0o755)
-    asked = subprocess.run(
+    process = subprocess.run(
         ("sh", "-c", shell.program_text("own_disks").replace("/proc/mounts", f"{tmp_path}/mounts")),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    found = parse_local_assets(f"{asked.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n").disks
+    disks = parse_local_assets(
+        f"{process.stdout}@@stock amd 0\n@@stock images\n\n@@stock end\n"
+    ).disks
 
-    assert (asked.returncode, asked.stderr) == (0, "")
-    assert [each.path for each in found if each.path.startswith(str(tmp_path))] == [
+    assert (process.returncode, process.stderr) == (0, "")
+    assert [disk.path for disk in disks if disk.path.startswith(str(tmp_path))] == [
         f"{tmp_path}/raid"
     ]
-    assert not {each.path for each in found} & {*taken}
+    assert not {disk.path for disk in disks} & {*used}

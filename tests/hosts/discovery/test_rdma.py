@@ -14,13 +14,15 @@ from tests.hosts.discovery.hosts import host, infiniband, roce
 
 def chosen(*devices: tuple[RdmaDevice, ...]) -> FabricChoice:
     """What is chosen for hosts with these devices."""
-    hosts: list[ScannedHost] = [host(f"h{at}", rdma=each) for at, each in enumerate(devices, start=1)]
+    hosts: list[ScannedHost] = [
+        host(f"h{at}", rdma=device) for at, device in enumerate(devices, start=1)
+    ]
     return choose_fabric(hosts)
 
 
 def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> FabricChoice:
     """What is chosen for a host whose GPUs are so near to its devices."""
-    states = tuple(GpuState(index=at, affinity=each) for at, each in enumerate(near))
+    states = tuple(GpuState(index=at, affinity=affinity) for at, affinity in enumerate(near))
     return choose_fabric([host("h1", rdma=devices, survey={"gpus": states})])
 
 
@@ -34,41 +36,41 @@ def test_infiniband_on_all_hosts_goes_before_roce() -> None:
 def test_a_port_that_is_down_on_one_host_is_left_out_there() -> None:
     """And told, with a warning that the hosts differ."""
     good = (infiniband("mlx5_0"), infiniband("mlx5_1"))
-    found = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
+    choice = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
 
-    assert [each.hca for each in found.hosts] == [("mlx5_0", "mlx5_1"), ("mlx5_0",)]
-    assert "not mlx5_1: its port is DOWN (on h2)" in found.why
-    assert "h1 2; h2 1" in found.warnings[0]
+    assert [devices.hca for devices in choice.hosts] == [("mlx5_0", "mlx5_1"), ("mlx5_0",)]
+    assert "not mlx5_1: its port is DOWN (on h2)" in choice.why
+    assert "h1 2; h2 1" in choice.warnings[0]
 
 
 def test_the_port_is_written_where_a_device_has_several() -> None:
     """Only the one with a cable is meant."""
-    (one,) = infiniband("mlx4_0").ports
-    two = RdmaDevice(name="mlx4_0", ports=(replace(one, state="DOWN"), replace(one, number=2)))
+    (port,) = infiniband("mlx4_0").ports
+    two = RdmaDevice(name="mlx4_0", ports=(replace(port, state="DOWN"), replace(port, number=2)))
 
     assert chosen((two,)).hosts[0].hca == ("mlx4_0:2",)
 
 
 def test_infiniband_on_some_hosts_only_is_a_warning() -> None:
     """Even when they share RoCE: it is their slow network."""
-    found = chosen(
+    choice = chosen(
         (infiniband("mlx5_0"), roce("mlx5_1", "eno1")),
         (infiniband("mlx5_0", state="INIT"), roce("mlx5_1", "eno1")),
     )
 
-    assert found.fabric == "roce"
+    assert choice.fabric == "roce"
     assert (
-        found.warnings[0]
+        choice.warnings[0]
         == "h2: no ACTIVE InfiniBand port, which h1 has: RoCE is all that they share"
     )
 
 
 def test_rdma_on_some_hosts_only_is_ethernet_with_a_warning() -> None:
     """Nobody should find out by the bill."""
-    found = chosen((roce("mlx5_0", "eth0"),), ())
+    choice = chosen((roce("mlx5_0", "eth0"),), ())
 
-    assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
-    assert found.warnings[0].startswith(
+    assert (choice.fabric, choice.hosts[0].hca) == ("ethernet", ())
+    assert choice.warnings[0].startswith(
         "no ACTIVE RDMA port on h2, which h1 has: the network is left to TCP"
     )
 
@@ -78,21 +80,21 @@ def test_efa_is_called_by_its_name() -> None:
     (port,) = infiniband("x").ports
     for layer in ("Unknown", "Unspecified"):
         efa = RdmaDevice(name="rdmap16s27", ports=(replace(port, link_layer=layer, rate=100.0),))
-        found = chosen((efa,), (efa,))
+        choice = chosen((efa,), (efa,))
 
-        assert (found.fabric, found.hosts[0].hca) == ("ethernet", ())
-        assert "AWS EFA" in found.why[0]
-        assert "aws-ofi-nccl" in found.warnings[0]
+        assert (choice.fabric, choice.hosts[0].hca) == ("ethernet", ())
+        assert "AWS EFA" in choice.why[0]
+        assert "aws-ofi-nccl" in choice.warnings[0]
 
 
 def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
     """Omni-Path and others are not; what they are is said as it stands."""
     (port,) = infiniband("x").ports
     other = RdmaDevice(name="hfi1_0", ports=(replace(port, link_layer="Unspecified"),))
-    found = chosen((other,), (other,))
+    choice = chosen((other,), (other,))
 
-    assert found.fabric == "ethernet"
-    assert "AWS EFA" not in " ".join((*found.why, *found.warnings))
+    assert choice.fabric == "ethernet"
+    assert "AWS EFA" not in " ".join((*choice.why, *choice.warnings))
 
 
 def test_rdma_made_of_software_is_never_chosen() -> None:
@@ -101,7 +103,7 @@ def test_rdma_made_of_software_is_never_chosen() -> None:
     mixed = chosen((*soft, roce("mlx5_0", "eth0")), (*soft, roce("mlx5_0", "eth0")))
     alone = chosen(soft, soft)
 
-    assert [each.hca for each in mixed.hosts] == [("mlx5_0",), ("mlx5_0",)]
+    assert [devices.hca for devices in mixed.hosts] == [("mlx5_0",), ("mlx5_0",)]
     assert "not rxe0: RDMA made of software, over the same network as TCP" in mixed.why
     assert (alone.fabric, alone.warnings) == ("ethernet", ())
     assert alone.why == (
@@ -111,10 +113,10 @@ def test_rdma_made_of_software_is_never_chosen() -> None:
 
 def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
     """Each host's own, with a warning."""
-    found = chosen((infiniband("mlx5_0", rate=400.0),), (infiniband("mlx5_0", rate=200.0),))
+    choice = chosen((infiniband("mlx5_0", rate=400.0),), (infiniband("mlx5_0", rate=200.0),))
 
-    assert found.why[0] == "infiniband: 1 ACTIVE InfiniBand port at 200 to 400 Gbit/s on each host"
-    assert "(h1 1 at 400 Gbit/s; h2 1 at 200 Gbit/s)" in found.warnings[0]
+    assert choice.why[0] == "infiniband: 1 ACTIVE InfiniBand port at 200 to 400 Gbit/s on each host"
+    assert "(h1 1 at 400 Gbit/s; h2 1 at 200 Gbit/s)" in choice.warnings[0]
 
 
 def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
@@ -122,10 +124,10 @@ def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
     told.
     """
     two = (infiniband("mlx5_0"), infiniband("mlx5_1"), infiniband("mlx5_2"))
-    found = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
+    choice = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
 
-    assert found.hosts[0].hca == ("mlx5_0", "mlx5_2")
-    assert found.why[1:] == (
+    assert choice.hosts[0].hca == ("mlx5_0", "mlx5_2")
+    assert choice.why[1:] == (
         "mlx5_0: 400 Gbit/s, PXB to GPU 0",
         "mlx5_2: 400 Gbit/s, PIX to GPU 1",
         "not mlx5_1: NODE to GPU 0 at best, and every GPU has a nearer port",
@@ -136,9 +138,9 @@ def test_a_compute_port_that_is_down_is_not_made_up_for() -> None:
     """By one for storage: its GPU would share another one's."""
     devices = (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN"), infiniband("mlx5_2"))
     near = {"mlx5_0": "NODE", "mlx5_1": "PIX", "mlx5_2": "NODE"}
-    found = beside(devices, {**near, "mlx5_0": "PIX", "mlx5_1": "NODE"}, near)
+    choice = beside(devices, {**near, "mlx5_0": "PIX", "mlx5_1": "NODE"}, near)
 
-    assert found.hosts[0].hca == ("mlx5_0",)
+    assert choice.hosts[0].hca == ("mlx5_0",)
 
 
 @pytest.mark.parametrize(
@@ -156,17 +158,17 @@ def test_a_port_that_may_be_the_nearest_of_a_gpu_stays(near: tuple[dict[str, str
     """Where nothing is known of it or of a GPU, where all are alike, and where a GPU has none near
     by.
     """
-    found = beside((infiniband("mlx5_0"), infiniband("mlx5_1")), *near)
+    choice = beside((infiniband("mlx5_0"), infiniband("mlx5_1")), *near)
 
-    assert found.hosts[0].hca == ("mlx5_0", "mlx5_1")
+    assert choice.hosts[0].hca == ("mlx5_0", "mlx5_1")
 
 
 def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
     """Version 1 does not leave its network segment, and NCCL does not use it by itself."""
-    found = chosen((roce("mlx5_0", "eth0", v2=False),))
+    choice = chosen((roce("mlx5_0", "eth0", v2=False),))
 
-    assert found.fabric == "ethernet"
-    assert "mlx5_0: ACTIVE Ethernet, no RoCE v2 address" in found.why
+    assert choice.fabric == "ethernet"
+    assert "mlx5_0: ACTIVE Ethernet, no RoCE v2 address" in choice.why
 
 
 def test_the_gid_index_is_one_that_all_devices_of_a_host_have() -> None:
@@ -174,7 +176,7 @@ def test_the_gid_index_is_one_that_all_devices_of_a_host_have() -> None:
     same = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=3))
     other = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=5))
 
-    assert [each.gid for each in chosen(same, other).hosts] == [3, None]
+    assert [devices.gid for devices in chosen(same, other).hosts] == [3, None]
 
 
 def test_the_interface_of_a_bond_is_in_the_gid_table() -> None:
@@ -186,9 +188,9 @@ def test_the_interface_of_a_bond_is_in_the_gid_table() -> None:
 
 def test_without_devices_there_is_nothing_to_say() -> None:
     """No warning: such machines are meant to be so."""
-    found = chosen((), ())
+    choice = chosen((), ())
 
-    assert (found.fabric, found.why, found.warnings) == (
+    assert (choice.fabric, choice.why, choice.warnings) == (
         "ethernet",
         ("ethernet: no host has an RDMA device",),
         (),
@@ -200,5 +202,6 @@ def test_ports_without_their_device_files_are_a_warning_with_the_fix() -> None:
     bare = host("h1", rdma=(infiniband("mlx5_0"),), infiniband=())
 
     assert (
-        "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there" in choose_fabric([bare]).warnings[0]
+        "h1: RDMA ports are ACTIVE, but /dev/infiniband is not there"
+        in choose_fabric([bare]).warnings[0]
     )

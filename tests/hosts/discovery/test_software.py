@@ -24,9 +24,9 @@ def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
 
 def test_an_image_that_all_hosts_have_is_used() -> None:
     """The newest that is the same on each and made for what the hosts have."""
-    found = discover(practice(), InitOptions())
+    discovery = discover(practice(), InitOptions())
 
-    assert found.image.value == "vllm-cpu:0.32.0"
+    assert discovery.image.value == "vllm-cpu:0.32.0"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_an_image_that_is_not_the_same_everywhere_is_not_used(
 ) -> None:
     """vLLM's own is."""
     pair = [
-        replace(each, assets=LocalAssets(images=images))
-        for each, images in zip(h100_pair(), images_by_host, strict=True)
+        replace(scanned, assets=LocalAssets(images=images))
+        for scanned, images in zip(h100_pair(), images_by_host, strict=True)
     ]
 
     assert discover(pair, InitOptions()).image.value == "vllm/vllm-openai:v0.32.0"
@@ -52,13 +52,13 @@ def test_an_image_that_is_not_the_same_everywhere_is_not_used(
 def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
     """Where only some have it, the default is, and the file tells who has what."""
     cache = Home(path="/home/ops/.cache/huggingface", models=("Qwen/Qwen3-8B",), free=2**40)
-    both = [replace(each, assets=LocalAssets(homes=(cache,))) for each in h100_pair()]
+    both = [replace(scanned, assets=LocalAssets(homes=(cache,))) for scanned in h100_pair()]
 
     assert discover(both, InitOptions()).hf_home.value == cache.path
-    one = [both[0], replace(both[1], assets=LocalAssets())]
-    left = discover(one, InitOptions()).hf_home
-    assert left.value == "/data/huggingface"
-    assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in left.why
+    first = [both[0], replace(both[1], assets=LocalAssets())]
+    remaining = discover(first, InitOptions()).hf_home
+    assert remaining.value == "/data/huggingface"
+    assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in remaining.why
 
 
 def test_amd_gpus_are_found_by_their_driver() -> None:
@@ -67,9 +67,9 @@ def test_amd_gpus_are_found_by_their_driver() -> None:
         host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))
         for at in (1, 2)
     ]
-    found = inventory(pair)
+    loaded = inventory(pair)
 
-    assert (found.accelerator, found.gpus, found.image) == (
+    assert (loaded.accelerator, loaded.gpus, loaded.image) == (
         "amd",
         16,
         "vllm/vllm-openai-rocm:v0.32.0",
@@ -79,7 +79,7 @@ def test_amd_gpus_are_found_by_their_driver() -> None:
 def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
     """Not a cluster of processors."""
     broken = host(
-        "gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "NVIDIA-SMI has failed because …"}
+        "gpu02", nic("eth0", "10.0.0.2/24"), part_errors={"gpus": "NVIDIA-SMI has failed because …"}
     )
     pair = [host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), broken]
 
@@ -92,7 +92,7 @@ def test_a_host_without_gpus_among_others_is_an_error_that_names_it() -> None:
 
 def test_a_host_that_says_nothing_of_gpus_has_none() -> None:
     """Also where the answer is empty."""
-    silent = host("gpu02", nic("eth0", "10.0.0.2/24"), said={"gpus": "\n"})
+    silent = host("gpu02", nic("eth0", "10.0.0.2/24"), part_errors={"gpus": "\n"})
 
     with pytest.raises(RequestError) as raised:
         discover([host("gpu01", nic("eth0", "10.0.0.1/24"), gpus=gpus(8)), silent], InitOptions())

@@ -15,34 +15,34 @@ from tests.hosts.discovery.hosts import GIB, gpus, host, nic
 RAID, SCRATCH = Disk(path="/raid", free=900 * GIB), Disk(path="/scratch/ops", free=100 * GIB)
 
 
-def found(home: str, *disks: tuple[Disk, ...]) -> Discovery:
+def discover_homes(home: str, *disks: tuple[Disk, ...]) -> Discovery:
     """Discover hosts with these folders, whose homes lie on this file system."""
     hosts = [
         host(
             f"gpu0{at}",
             nic("eth0", f"10.0.0.{at}/24"),
             gpus=gpus(8),
-            assets=LocalAssets(disks=each),
-            compiled=CompileCache(kind=home),
+            assets=LocalAssets(disks=disk),
+            compile_cache=CompileCache(kind=home),
         )
-        for at, each in enumerate(disks, start=1)
+        for at, disk in enumerate(disks, start=1)
     ]
     return discover(hosts, InitOptions())
 
 
 def test_a_home_on_a_disk_will_do() -> None:
     """Nothing is said of it."""
-    seen = found("ext2/ext3", (RAID,), (RAID,))
+    evidence = discover_homes("ext2/ext3", (RAID,), (RAID,))
 
-    assert (seen.state_dir, "state_dir" in format_inventory(seen)) == (None, False)
+    assert (evidence.state_dir, "state_dir" in format_inventory(evidence)) == (None, False)
 
 
 def test_a_home_over_the_network_is_left_for_a_disk() -> None:
     """The one with most room among those that all hosts have; with it goes what engines compile."""
     smaller = Disk(path="/raid", free=500 * GIB)
     other = Disk(path="/data", free=9000 * GIB)
-    seen = found("nfs4", (SCRATCH, RAID, other), (smaller, SCRATCH))
-    text = format_inventory(seen)
+    evidence = discover_homes("nfs4", (SCRATCH, RAID, other), (smaller, SCRATCH))
+    text = format_inventory(evidence)
 
     assert loads(text, Path("inventory.yaml")).head.state_dir == "/raid/vlaunch"
     assert (
@@ -50,15 +50,15 @@ def test_a_home_over_the_network_is_left_for_a_disk() -> None:
     )
     assert "# /raid is on a disk of each host's own: 500 GiB free" in text
     assert "# what engines compile lies there, too, in `cache` (`cache_dir:`)" in text
-    assert seen.warnings == ()
+    assert evidence.warnings == ()
 
 
 def test_where_no_disk_is_the_logins_that_is_warned_of() -> None:
     """With what makes one."""
-    seen = found("nfs4", (RAID,), (SCRATCH,))
+    evidence = discover_homes("nfs4", (RAID,), (SCRATCH,))
 
-    assert seen.state_dir is None
-    assert seen.warnings == (
+    assert evidence.state_dir is None
+    assert evidence.warnings == (
         "gpu[01-02]: the login's home lies on nfs4, over the network, and no disk of all hosts' own"
         " is the login's to write: `sudo install -d -o ops /var/lib/vlaunch` there, then"
         " `state_dir:` names it",

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
-from launcher.hosts.discovery.shape import ScannedHost, InitOptions
+from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.hosts.discovery.subnets import SharedNetwork, choose_network
 from launcher.tools.survey import Nic
 from tests.hosts.discovery.hosts import BRIDGE, host, nic
@@ -36,25 +36,25 @@ def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[S
 
 def test_the_fastest_physical_network_wins() -> None:
     """And the other is told, with its reason."""
-    found = chosen(
+    shared = chosen(
         *pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True))
     )
 
-    assert str(found.network) == "10.1.0.0/24"
-    assert [(place.interface, place.ip) for place in found.addresses] == [
+    assert str(shared.network) == "10.1.0.0/24"
+    assert [(place.interface, place.ip) for place in shared.addresses] == [
         ("eth1", "10.1.0.1"),
         ("eth1", "10.1.0.2"),
     ]
-    assert "not eth0 10.0.0.0/24: also on all hosts, but slower (1 Gbit/s)" in found.why
+    assert "not eth0 10.0.0.0/24: also on all hosts, but slower (1 Gbit/s)" in shared.why
 
 
 def test_physical_goes_before_fast() -> None:
     """A virtual interface may say any speed."""
-    found = chosen(
+    shared = chosen(
         *pair(("vlan7", "10.0.0.N/24", 100_000, False), ("eth1", "10.1.0.N/24", 1000, True))
     )
 
-    assert str(found.network) == "10.1.0.0/24"
+    assert str(shared.network) == "10.1.0.0/24"
 
 
 @pytest.mark.parametrize("fast", ["ens1f0.100", "br0", "vmbr1", "vlan100", "bond0"])
@@ -76,17 +76,17 @@ def test_what_lies_on_a_fast_card_is_as_good_as_the_card(fast: str) -> None:
 
 def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
     """It says 10 Gbit/s for what is virtual."""
-    found = chosen(
+    shared = chosen(
         *pair(("br0", "10.0.0.N/24", 10_000, False), ("eth1", "10.1.0.N/24", 1000, True))
     )
 
-    assert str(found.network) == "10.1.0.0/24"
-    assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in found.why
+    assert str(shared.network) == "10.1.0.0/24"
+    assert "not br0 10.0.0.0/24: also on all hosts, but not on physical interfaces" in shared.why
 
 
 def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
     """Before what lies on it."""
-    found = chosen(
+    shared = chosen(
         *pair(
             ("eth1.7", "10.0.0.N/24", 1000, False),
             ("eth1", "10.1.0.N/24", 1000, True),
@@ -94,8 +94,10 @@ def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
         )
     )
 
-    assert str(found.network) == "10.1.0.0/24"
-    assert "not eth1.7 10.0.0.0/24: also on all hosts, but on top of another interface" in found.why
+    assert str(shared.network) == "10.1.0.0/24"
+    assert (
+        "not eth1.7 10.0.0.0/24: also on all hosts, but on top of another interface" in shared.why
+    )
 
 
 def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
@@ -103,13 +105,13 @@ def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
     hosts = [
         host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)
     ]
-    found = chosen(*hosts)
+    shared = chosen(*hosts)
 
-    assert [(place.interface, place.ip) for place in found.addresses] == [
+    assert [(place.interface, place.ip) for place in shared.addresses] == [
         ("ens4", "10.128.0.2"),
         ("ens4", "10.128.0.3"),
     ]
-    assert "`vlaunch check`" in found.warnings[0]
+    assert "`vlaunch check`" in shared.warnings[0]
     assert discover(hosts, InitOptions()).nodes[1].ip == "10.128.0.3"
 
 
@@ -136,11 +138,12 @@ def test_addresses_that_stand_alone_are_not_taken_otherwise(second: Nic) -> None
 def test_the_interface_of_the_rdma_devices_goes_first() -> None:
     """RoCE addresses are those of its interfaces."""
     hosts = pair(("eth0", "10.0.0.N/24", 400_000, True), ("eth1", "10.1.0.N/24", 100_000, True))
-    found = chosen(*hosts, netdevs=dict.fromkeys((0, 1), frozenset({"eth1"})))
+    shared = chosen(*hosts, netdevs=dict.fromkeys((0, 1), frozenset({"eth1"})))
 
-    assert str(found.network) == "10.1.0.0/24"
+    assert str(shared.network) == "10.1.0.0/24"
     assert (
-        "not eth0 10.0.0.0/24: also on all hosts, but no interface of the RDMA devices" in found.why
+        "not eth0 10.0.0.0/24: also on all hosts, but no interface of the RDMA devices"
+        in shared.why
     )
 
 
@@ -156,17 +159,19 @@ def test_networks_of_software_are_passed_over() -> None:
     """Docker's bridge has the same address on every host; it and its like are named in the
     reasons.
     """
-    more = (
+    extra = (
         BRIDGE,
         nic("br-0123456789ab", "172.18.0.1/16"),
         nic("tailscale0", "100.64.0.1/10"),
         nic("virbr0", "192.168.122.1/24"),
     )
-    found = chosen(*(host(f"h{at}", nic("eth0", f"10.0.0.{at}/24", None), *more) for at in (1, 2)))
+    shared = chosen(
+        *(host(f"h{at}", nic("eth0", f"10.0.0.{at}/24", None), *extra) for at in (1, 2))
+    )
 
-    assert str(found.network) == "10.0.0.0/24"
-    assert "not docker0 172.17.0.0/16: docker's own bridge" in found.why
-    assert "not tailscale0 100.64.0.0/10: a tunnel" in found.why
+    assert str(shared.network) == "10.0.0.0/24"
+    assert "not docker0 172.17.0.0/16: docker's own bridge" in shared.why
+    assert "not tailscale0 100.64.0.0/10: a tunnel" in shared.why
 
 
 def test_a_bridge_or_vlan_of_the_administrator_may_be_the_network() -> None:
@@ -182,12 +187,12 @@ def test_the_same_address_on_two_hosts_is_no_common_network() -> None:
         )
         for at in (1, 2)
     ]
-    found = chosen(*hosts)
+    shared = chosen(*hosts)
 
-    assert str(found.network) == "10.0.0.0/24"
+    assert str(shared.network) == "10.0.0.0/24"
     assert (
         "not eth1 192.168.122.0/24: 192.168.122.1 is on more than one host, so it is not one"
-        " network" in found.why
+        " network" in shared.why
     )
 
 
@@ -216,11 +221,11 @@ def test_down_and_link_local_do_not_count() -> None:
         )
         for at in (1, 2)
     ]
-    found = chosen(*hosts)
+    shared = chosen(*hosts)
 
-    assert str(found.network) == "10.0.0.0/24"
-    assert "not eth1 10.1.0.0/24: the link is down" in found.why
-    assert any(line.startswith("not eth2 169.254.0.0/16: link-local") for line in found.why)
+    assert str(shared.network) == "10.0.0.0/24"
+    assert "not eth1 10.1.0.0/24: the link is down" in shared.why
+    assert any(line.startswith("not eth2 169.254.0.0/16: link-local") for line in shared.why)
 
 
 def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
@@ -243,17 +248,18 @@ def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
 
 def test_two_addresses_in_one_network_give_the_better_interface() -> None:
     """One node has one address."""
-    one = host("h1", nic("eth0", "10.0.0.1/24", 1000), nic("eth1", "10.0.0.21/24", 100_000))
+    first = host("h1", nic("eth0", "10.0.0.1/24", 1000), nic("eth1", "10.0.0.21/24", 100_000))
     two = host("h2", nic("eth0", "10.0.0.2/24", 1000))
 
-    assert [place.ip for place in chosen(one, two).addresses] == ["10.0.0.21", "10.0.0.2"]
+    assert [place.ip for place in chosen(first, two).addresses] == ["10.0.0.21", "10.0.0.2"]
 
 
 def test_addresses_alone_are_enough() -> None:
     """Where the interfaces could not be asked for."""
     hosts = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24")) for at in (1, 2)]
     bare = [
-        host(each.host, survey={"nics": None}, addresses=each.facts.addresses) for each in hosts
+        host(scanned.host, survey={"nics": None}, addresses=scanned.facts.addresses)
+        for scanned in hosts
     ]
 
     assert str(chosen(*bare).network) == "10.0.0.0/24"
@@ -261,10 +267,10 @@ def test_addresses_alone_are_enough() -> None:
 
 def test_mtus_that_differ_are_a_warning() -> None:
     """With who has which."""
-    one, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
+    first, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
 
     assert (
-        chosen(host("h1", one), host("h2", two))
+        chosen(host("h1", first), host("h2", two))
         .warnings[0]
         .startswith("the MTU differs (1500 on h1; 9000 on h2)")
     )

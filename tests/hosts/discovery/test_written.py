@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.core.domain import Ssh
 from launcher.hosts.discovery.discover import discover
 from launcher.hosts.discovery.shape import InitOptions
-from launcher.hosts.discovery.written import format_scalar, format_inventory
+from launcher.hosts.discovery.written import format_inventory, format_scalar
 from launcher.inventory import document
 from launcher.inventory.load import loads
 from tests.hosts.discovery.hosts import gpus, h100_pair, host, nic
@@ -22,25 +22,28 @@ from tests.hosts.discovery.hosts import gpus, h100_pair, host, nic
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
 def test_text_is_read_back_as_it_was(text: str) -> None:
     """By our reader and by any other; `no`, `1e3` and `a: b` among them."""
-    line = f"key: {format_scalar(text)}\nflow: {{a: {format_scalar(text)}, b: [{format_scalar(text)}]}}\n"
-    read = document.parse_document(line)
+    scalar = format_scalar(text)
+    read = document.parse_document(f"key: {scalar}\nflow: {{a: {scalar}, b: [{scalar}]}}\n")
 
     assert read.data == {"key": text, "flow": {"a": text, "b": [text]}}
 
 
 @pytest.mark.parametrize(
-    "word",
+    "text",
     ["yes", "no", "on", "off", "null", "true", "1e3", "0x1f", "007", "12:30", "~", "-", "a #b"],
 )
-def test_words_that_yaml_readers_disagree_about_are_text_to_all(word: str) -> None:
+def test_words_that_yaml_readers_disagree_about_are_text_to_all(text: str) -> None:
     """PyYAML reads YAML 1.1."""
-    assert yaml.safe_load(format_scalar(word)) == word
+    assert yaml.safe_load(format_scalar(text)) == text
 
 
 def test_words_of_hosts_stay_in_their_comment() -> None:
     """Neither a line feed nor a terminal code leaves it."""
     evil = "x\ncluster: evil\x1b[2J\u2028cluster: evil"
-    pair = [replace(each, facts=replace(each.facts, docker_version=evil)) for each in h100_pair()]
+    pair = [
+        replace(scanned, facts=replace(scanned.facts, docker_version=evil))
+        for scanned in h100_pair()
+    ]
     text = format_inventory(discover(pair, InitOptions()))
 
     assert loads(text, Path("inventory.yaml")).cluster == "vllm"
@@ -86,4 +89,6 @@ def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]
 
 def test_two_writes_of_the_same_hosts_are_the_same() -> None:
     """No date, no order of chance."""
-    assert format_inventory(discover(h100_pair(), InitOptions())) == format_inventory(discover(h100_pair(), InitOptions()))
+    assert format_inventory(discover(h100_pair(), InitOptions())) == format_inventory(
+        discover(h100_pair(), InitOptions())
+    )

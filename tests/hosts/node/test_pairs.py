@@ -25,7 +25,7 @@ from launcher.hosts.pairs import Peer, PortProbe
 pytestmark = pytest.mark.processes
 
 HIGH = 27311
-WANTED = (16379, 18265)
+PORTS = (16379, 18265)
 # Of this process alone: another run of these tests on the same machine holds the same ports.
 NET = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
 IPS = {"a": f"{NET}.2", "b": f"{NET}.3", "c": f"{NET}.4"}
@@ -43,12 +43,12 @@ def probe(
     **changed: object,
 ) -> Iterator[Process]:
     """Start the probe of one node; it is ended with the block."""
-    others = [Peer(name=each, ip=IPS[each], ports=WANTED) for each in peers]
+    others = [Peer(name=peer, ip=IPS[peer], ports=PORTS) for peer in peers]
     argv = pairs.probe_argv(
         node=name,
         ip=str(changed.get("ip", IPS[name])),
         peers=others,
-        listen=WANTED,
+        listen=PORTS,
         high=HIGH,
         mtu=int(str(changed.get("mtu", 9000))),
         nonce=nonce,
@@ -71,7 +71,7 @@ def probes(name: str, process: Process) -> dict[str, PortProbe]:
 
     assert err == ""
     assert process.returncode == 0
-    return {each.target: each for each in pairs.parse_probes(Answer(node=name, code=0, out=out))}
+    return {probe.target: probe for probe in pairs.parse_probes(Answer(node=name, code=0, out=out))}
 
 
 def test_three_nodes_reach_each_other() -> None:
@@ -79,14 +79,14 @@ def test_three_nodes_reach_each_other() -> None:
     began = time.monotonic()
     with ExitStack() as stack:
         started = {name: stack.enter_context(probe(name, "abc".replace(name, ""))) for name in IPS}
-        found = [
-            each for name, process in started.items() for each in probes(name, process).values()
+        reports = [
+            report for name, process in started.items() for report in probes(name, process).values()
         ]
 
-    assert len(found) == 6
-    for reached in found:
-        assert reached.ports == {16379: "open", 18265: "open", HIGH: "open"}
-        assert (reached.bulk, reached.largest, reached.mtu, reached.heard, reached.errors) == (
+    assert len(reports) == 6
+    for report in reports:
+        assert report.ports == {16379: "open", 18265: "open", HIGH: "open"}
+        assert (report.bulk, report.largest, report.mtu, report.heard, report.errors) == (
             True,
             9000,
             9000,
@@ -101,7 +101,7 @@ def test_no_port_is_left_behind_for_what_will_bind_it() -> None:
     with probe("a", "b") as a, probe("b", "a") as b:
         probes("a", a), probes("b", b)
     for ip in (IPS["a"], IPS["b"]):
-        for port in WANTED:
+        for port in PORTS:
             with socket.socket() as sock:
                 sock.bind((ip, port))
 
@@ -118,11 +118,11 @@ def test_a_peer_that_begins_later_is_waited_for() -> None:
 def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
     """And nothing of it was heard."""
     with probe("a", "b", deadline=2) as a:
-        reached = probes("a", a)["b"]
+        report = probes("a", a)["b"]
 
-    assert set(reached.ports.values()) == {"refused"}
-    assert (reached.bulk, reached.largest, reached.heard) == (None, None, False)
-    assert reached.errors[HIGH] == os.strerror(111)
+    assert set(report.ports.values()) == {"refused"}
+    assert (report.bulk, report.largest, report.heard) == (None, None, False)
+    assert report.errors[HIGH] == os.strerror(111)
 
 
 def test_a_port_that_somebody_has_is_left_to_them() -> None:
@@ -134,15 +134,15 @@ def test_a_port_that_somebody_has_is_left_to_them() -> None:
 
 def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
     """The peer holds its ports open before it greets anybody, so this ends at once."""
-    with socket.socket() as taken, probe("a", "b") as a:
+    with socket.socket() as used, probe("a", "b") as a:
         # bound, and nobody listens: neither the probe nor anyone else can
-        taken.bind((IPS["b"], 16379))
+        used.bind((IPS["b"], 16379))
         with probe("b", "a") as b:
             began = time.monotonic()
-            reached = probes("a", a)["b"]
+            report = probes("a", a)["b"]
             probes("b", b)
 
-    assert (reached.ports[16379], reached.ports[18265], reached.ports[HIGH]) == (
+    assert (report.ports[16379], report.ports[18265], report.ports[HIGH]) == (
         "refused",
         "open",
         "open",
@@ -162,53 +162,53 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
 
         class Late(program.Probe):  # type: ignore[misc]
             def __init__(self) -> None:
-                self.ip, self.port, self.patience, self.talks = (
+                self.ip, self.port, self.patience, self.connections = (
                     IPS["a"],
                     HIGH + 1,
                     0.5,
                     dict[str, object](),
                 )
 
-            def record_result(self, *words: object) -> None:
+            def record_result(self, *args: object) -> None:
                 door.listen()
-                self.talks["b"] = ["met"]
-                super().landed(*words)
+                self.connections["b"] = ["met"]
+                super().record_result(*args)
 
             def exchange_greetings(self, _: object, __: object, sock: socket.socket) -> str:
                 sock.close()
                 return "talk"
 
-        seen: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
-        talk = Late().connect(peer, seen, time.monotonic() + 5)
+        evidence: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
+        talk = Late().connect(peer, evidence, time.monotonic() + 5)
 
-    assert (talk, seen) == ("talk", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
+    assert (talk, evidence) == ("talk", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
 
 
 def test_a_stranger_at_the_high_port_is_recognised() -> None:
     """Another run's probe does not know our word."""
     with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
-        reached = probes("a", a)["b"]
+        report = probes("a", a)["b"]
 
-    assert (reached.ports[HIGH], reached.bulk, reached.largest) == ("error", None, None)
-    assert reached.errors[HIGH] == "something else answers there"
+    assert (report.ports[HIGH], report.bulk, report.largest) == ("error", None, None)
+    assert report.errors[HIGH] == "something else answers there"
 
 
 def test_a_listener_that_says_nothing_is_no_peer() -> None:
     """A connection alone is no proof at the high port."""
     with socket.create_server((IPS["b"], HIGH)), probe("a", "b", deadline=2) as a:
-        reached = probes("a", a)["b"]
+        report = probes("a", a)["b"]
 
-    assert reached.ports[HIGH] == "error"
-    assert "did not answer" in reached.errors[HIGH]
+    assert report.ports[HIGH] == "error"
+    assert "did not answer" in report.errors[HIGH]
 
 
 def test_the_largest_packet_is_found_to_the_byte() -> None:
     """Loopback carries 65535 bytes at most: an MTU above that cannot be had."""
     with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
-        found = probes("a", a)["b"]
+        report = probes("a", a)["b"]
         assert probes("b", b)["a"].largest == 9000
 
-    assert (found.largest, found.mtu) == (65535, 65600)
+    assert (report.largest, report.mtu) == (65535, 65600)
 
 
 def test_an_address_of_another_machine_cannot_be_held() -> None:
