@@ -20,10 +20,10 @@ from launcher.core.domain import Answer, Node
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain
-from launcher.distribute.node.files import File, Manifest
-from launcher.distribute.run_copy import Connections, Part, Spread, spread
+from launcher.distribute.node.files import CopyManifest, ManifestFile
+from launcher.distribute.run_copy import Connections, CopyResult, MemberSpec, coordinate_copy
 from launcher.ssh.fleet import Fleet, Line
-from launcher.ssh.held import Held
+from launcher.ssh.held import BackgroundCommand
 from tests.ssh import sshd
 
 MB = 10**6
@@ -48,10 +48,10 @@ def make_model(folder: Path, seed: int = 1) -> Path:
     return folder
 
 
-def rows(folder: Path) -> list[File]:
+def rows(folder: Path) -> list[ManifestFile]:
     """The files of a folder as they are copied."""
     return [
-        File(name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns)
+        ManifestFile(name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns)
         for name in SIZES
     ]
 
@@ -70,11 +70,11 @@ def in_memory(path: Path) -> int:
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
-        held = (ctypes.c_ubyte * pages)()
-        at = ctypes.c_char.from_buffer(view)
-        assert ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(size), held) == 0
-        del at
-    return sum(each & 1 for each in held) * mmap.PAGESIZE
+        resident = (ctypes.c_ubyte * pages)()
+        buffer = ctypes.c_char.from_buffer(view)
+        assert ctypes.CDLL(None).mincore(ctypes.byref(buffer), ctypes.c_size_t(size), resident) == 0
+        del buffer
+    return sum(page & 1 for page in resident) * mmap.PAGESIZE
 
 
 def on_a_disk(path: Path) -> bool:
@@ -116,17 +116,17 @@ class Chain:
 
     def run(
         self,
-        manifest: Manifest | None = None,
+        manifest: CopyManifest | None = None,
         *,
         at: Callable[[str, float], None] = lambda name, has: None,
         names: list[str] | None = None,
         links: list[list[str]] | None = None,
-        gives: bool = False,
-        **more: Any,
-    ) -> Spread:
+        pushes: bool = False,
+        **fields: Any,
+    ) -> CopyResult:
         """Copy; raises what `spread` does."""
         names = names or self.names
-        manifest = manifest or Manifest(rows(self.roots[names[0]]), CHUNK)
+        manifest = manifest or CopyManifest(rows(self.roots[names[0]]), CHUNK)
         nodes = tuple(
             Node(
                 name=name,
@@ -138,20 +138,26 @@ class Chain:
             )
             for name in names
         )
-        more = {"certificate": issue_certificates.make("copy"), "encrypt": False, **more}
-        parts = [self._part(name, manifest, names[0], links or [], gives, more) for name in names]
+        fields = {
+            "certificate": issue_certificates.make_certificate("copy"),
+            "encrypt": False,
+            **fields,
+        }
+        specs = [
+            self._part(name, manifest, names[0], links or [], pushes, fields) for name in names
+        ]
         with Fleet(sshd.inventory(*nodes)) as fleet:
 
-            def hold(command: Command) -> Any:
-                here = gives and command.node == names[0]
-                held = fleet.hold_here(command) if here else fleet.hold(command)
-                return _Watched(command.node, held, manifest.bytes, at)
+            def start(command: Command) -> Any:
+                is_local = pushes and command.node == names[0]
+                program = fleet.hold_local(command) if is_local else fleet.hold(command)
+                return _Watched(command.node, program, manifest.total_bytes, at)
 
             connections = Connections(
-                hold=hold,
+                start=start,
                 tunnel=lambda name, port: fleet.forward(name, "127.0.0.1", port).port,
             )
-            run = spread(parts, connections, total=manifest.bytes)
+            run = coordinate_copy(specs, connections, total=manifest.total_bytes)
             while True:
                 try:
                     event = next(run)
@@ -162,47 +168,47 @@ class Chain:
     def _part(
         self,
         name: str,
-        manifest: Manifest,
+        manifest: CopyManifest,
         source: str,
         links: list[list[str]],
-        gives: bool,
-        more: dict[str, Any],
-    ) -> Part:
-        only_gives = gives and name == source
-        request = chain.copy(
+        pushes: bool,
+        fields: dict[str, Any],
+    ) -> MemberSpec:
+        only_pushes = pushes and name == source
+        request = chain.copy_request(
             node=name,
             root=str(self.roots[name]),
             manifest=manifest,
             streams=STREAMS,
-            listen=None if only_gives else ("127.0.0.1", 0),
+            listen=None if only_pushes else ("127.0.0.1", 0),
             source=name == source,
             rate=self.rate,
             label="files",
             links=links,
-            **more,
+            **fields,
         )
-        words = chain.on_node(sshd.inventory()).argv
+        program_argv = chain.node_runtime(sshd.inventory()).argv
         pid = self.base / name / "pid"
-        argv = ("sh", "-c", 'echo $$ > "$1"; shift; exec "$@"', "sh", str(pid), *words)
+        argv = ("sh", "-c", 'echo $$ > "$1"; shift; exec "$@"', "sh", str(pid), *program_argv)
         command = Command(
             node=name,
             argv=argv,
             timeout=120,
-            stdin=lambda: chain.program(request),
+            stdin=lambda: chain.program_input(request),
             hold_stdin=True,
-            talk=True,
+            interactive=True,
         )
-        return Part(name=name, command=command, host="127.0.0.1", gives=only_gives)
+        return MemberSpec(name=name, command=command, host="127.0.0.1", pushes=only_pushes)
 
 
-def when(share: float, act: Callable[[], None]) -> Callable[[str, float], None]:
+def when(share: float, action: Callable[[], None]) -> Callable[[str, float], None]:
     """Do something once, as soon as `n3`, the last node, has this share of all bytes."""
     done: list[float] = []
 
     def at(name: str, has: float) -> None:
         if not done and name == "n3" and has >= share:
             done.append(has)
-            act()
+            action()
 
     return at
 
@@ -211,7 +217,7 @@ class _Watched:
     """A program of whose every word of progress somebody is told, as it is read."""
 
     def __init__(
-        self, name: str, inner: Held, total: int, at: Callable[[str, float], None]
+        self, name: str, inner: BackgroundCommand, total: int, at: Callable[[str, float], None]
     ) -> None:
         self._name, self._inner, self._total, self._at = name, inner, total, at
 
@@ -220,10 +226,10 @@ class _Watched:
         return self._inner.over
 
     def next(self, timeout: float) -> Any:
-        said = self._inner.next(timeout)
-        if isinstance(said, Line) and '"progress"' in said.text:
-            self._at(self._name, json.loads(said.text)["have"] / self._total)
-        return said
+        message = self._inner.next(timeout)
+        if isinstance(message, Line) and '"progress"' in message.text:
+            self._at(self._name, json.loads(message.text)["have"] / self._total)
+        return message
 
     def say(self, line: str) -> None:
         self._inner.say(line)

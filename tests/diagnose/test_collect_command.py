@@ -19,7 +19,7 @@ from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from tests import kept
 from tests.command_line import INVENTORY, SECRET, Cluster
-from tests.diagnose.told import Telling, state, tell
+from tests.diagnose.node_answers import NodeAnswers, set_answers, state
 
 TOKEN = "5f1d8e6a7b0c4d3e9f2a1b0c8d7e6f5a4b3c2d1e0f9a8b7c6d5e4f3a2b1c0d9e"
 PASSWORD = 'pa"ss\\wörd/+'
@@ -42,15 +42,17 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     password.write_text(PASSWORD)
     password.chmod(0o600)
     command = f"touch {tmp_path / 'ran'}"
-    more = f"REGISTRY: {{file: password}}, CALLED: {{command: {command}}}, ASKED: {{prompt: Which}}"
+    secrets_yaml = (
+        f"REGISTRY: {{file: password}}, CALLED: {{command: {command}}}, ASKED: {{prompt: Which}}"
+    )
     cluster.write(
-        INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {more}}}")
+        INVENTORY.replace("HF_TOKEN}}", f"HF_TOKEN}}, {secrets_yaml}}}")
         + f"# {STRANGE}, and the api_key: letmein-letmein\n"
     )
     for machine in cluster.world.machines.values():
         machine.files["secrets/RAY_AUTH_TOKEN"] = TOKEN.encode()
     forms = " ".join(
-        each for kind, values in SECRETS.items() if not kind.startswith("by") for each in values
+        value for kind, values in SECRETS.items() if not kind.startswith("by") for value in values
     )
     authorization = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
     env = [
@@ -79,7 +81,7 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
     server = kept.wanted(
         "chat", processes=(ProcessSpec(node="gpu01", argv=("vllm",), env={"A": ALL}),)
     ).as_json()
-    telling = Telling(
+    telling = NodeAnswers(
         parts={
             "state": state(f"c {ALL}", "head", "exited", Error=ALL),
             "log-1": noise,
@@ -98,7 +100,7 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
         },
         audit=json.dumps({"command": forms}) + "\n" + noise,
     )
-    tell(cluster, gpu01=telling, gpu02=telling)
+    set_answers(cluster, gpu01=telling, gpu02=telling)
     return cluster
 
 
@@ -180,16 +182,16 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     assert "HF_TOKEN: {env: HF_TOKEN}" in files["inventory.yaml"]
     assert json.loads(files["versions.json"])["libraries"]["click"][0].isdigit()
     assert json.loads(files["status.json"])["cluster"] == "c"
-    assert {each["id"] for each in json.loads(files["checks.json"])["checks"]} >= {
+    assert {check["id"] for check in json.loads(files["checks.json"])["checks"]} >= {
         "ssh",
         "docker",
         "disk",
     }
     assert json.loads(files["doctor.json"])["findings"][0]["id"] == "server-died"
     assert next(json.loads(line)["kind"] for line in files["events.ndjson"].splitlines()) == "stage"
-    told = json.loads(files["nodes/01-gpu01/servers.json"])
-    assert told["servers"]["chat"]["observed"]["state"] == "gave-up"
-    assert told["servers"]["chat"]["desired"]["processes"][0]["node"] == "gpu01"
+    servers = json.loads(files["nodes/01-gpu01/servers.json"])
+    assert servers["servers"]["chat"]["observed"]["state"] == "gave-up"
+    assert servers["servers"]["chat"]["desired"]["processes"][0]["node"] == "gpu01"
     assert files["nodes/01-gpu01/container-1.log"].startswith("2026-11-21T20:14:00Z ")
 
 
@@ -198,9 +200,9 @@ def test_of_variables_only_those_that_tell_something_keep_their_values(
 ) -> None:
     """What a container holds is its user's."""
     leaky.run("collect", "-o", "b.tar.gz")
-    (there,) = json.loads(unpacked(tmp_path / "b.tar.gz")["nodes/01-gpu01/containers.json"])
+    (container,) = json.loads(unpacked(tmp_path / "b.tar.gz")["nodes/01-gpu01/containers.json"])
 
-    assert there["Config"]["Env"] == [
+    assert container["Config"]["Env"] == [
         "HF_TOKEN=***",
         "MY_OWN=***",
         "NCCL_DEBUG=INFO",
@@ -215,11 +217,11 @@ def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Pa
     """
     before = set(tmp_path.iterdir())
     ran = leaky.run("collect")
-    (made,) = set(tmp_path.iterdir()) - before
+    (path,) = set(tmp_path.iterdir()) - before
 
-    assert ran.out == f"{made.name}\n"
-    assert made.name.startswith("vlaunch-c-2")
-    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert ran.out == f"{path.name}\n"
+    assert path.name.startswith("vlaunch-c-2")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "nodes/02-gpu02/container-1.log" in ran.err
     assert "look at it before you share it" in ran.err
     assert "only recognised by their form: CALLED, ASKED" in ran.err
@@ -232,12 +234,12 @@ def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) ->
     inner = leaky.world.answer
 
     def lost(command: object) -> Answer | None:
-        said = inner(command)  # type: ignore[arg-type]
+        answer = inner(command)  # type: ignore[arg-type]
         broken = command.argv[3] in ("doctor", "audit")  # type: ignore[attr-defined]
         return (
-            Answer(node=said.node, code=255, err="the connection was lost")
-            if said and broken
-            else said
+            Answer(node=answer.node, code=255, err="the connection was lost")
+            if answer and broken
+            else answer
         )
 
     leaky.world.answer = lost  # type: ignore[method-assign, assignment]
@@ -264,17 +266,18 @@ def _refuse(_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "said"), [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")]
+    ("output", "message"),
+    [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")],
 )
 def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(
-    leaky: Cluster, output: str, said: str
+    leaky: Cluster, output: str, message: str
 ) -> None:
     """A link that leads elsewhere counts as taken, whether or not there is something behind it."""
     Path("there.tar.gz").symlink_to("/nowhere/else")
     ran = leaky.run("collect", "-o", output)
 
     assert (ran.code, ran.out, leaky.commands) == (2, "", [])
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(

@@ -25,71 +25,77 @@ GLOO = "RuntimeError: Gloo connectFullMesh failed with no error"
 DEAD = "EngineCore encountered a fatal error."
 
 
-def log(*lines: str | tuple[float, str], part: str = "engine-1", what: str = "server chat") -> Log:
+def log(*lines: str | tuple[float, str], part: str = "engine-1", title: str = "server chat") -> Log:
     """Return the log of a server's engine; a line may come with how many seconds ago it was
     written.
     """
     stamps = {
-        at: format_time(NOW - each[0]) for at, each in enumerate(lines) if isinstance(each, tuple)
+        number: format_time(NOW - line[0])
+        for number, line in enumerate(lines)
+        if isinstance(line, tuple)
     }
     return Log(
         part=part,
-        title=what,
-        lines=tuple(each if isinstance(each, str) else each[1] for each in lines),
+        title=title,
+        lines=tuple(line if isinstance(line, str) else line[1] for line in lines),
         stamps=stamps,
     )
 
 
-def judge(
+def diagnose_reports(
     *nodes: NodeReport | Log, rdma: bool = False, since: float | None = None, **missing: str
 ) -> Diagnosis:
-    """Judge what nodes told; each log is a node's only one."""
-    told = {
-        f"gpu{at:02d}": each if isinstance(each, NodeReport) else NodeReport(logs=(each,))
-        for at, each in enumerate(nodes, 1)
+    """Diagnose reports of nodes; a log becomes a report with this log only."""
+    reports = {
+        f"gpu{number:02d}": report if isinstance(report, NodeReport) else NodeReport(logs=(report,))
+        for number, report in enumerate(nodes, 1)
     }
-    return diagnose(told, missing, rdma=rdma, now=NOW, since=since)
+    return diagnose(reports, missing, rdma=rdma, now=NOW, since=since)
 
 
-def kinds(found: Diagnosis) -> list[tuple[str, str]]:
+def kinds(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return kind and id of each finding."""
-    return [(each.kind, each.id) for each in found.findings]
+    return [(finding.kind, finding.id) for finding in diagnosis.findings]
 
 
 def record(
-    name: str = "chat", state: str = "pausing", *faults: Fault, **more: Any
+    name: str = "chat", state: str = "pausing", *faults: Fault, **fields: Any
 ) -> dict[str, Any]:
     """Return a server's files as the keeper writes them."""
-    return {name: {"observed": kept.seen(name, state, faults=list(faults), **more).as_json()}}
+    return {name: {"observed": kept.seen(name, state, faults=list(faults), **fields).as_json()}}
 
 
-def fault(**more: Any) -> Fault:
+def fault(**fields: Any) -> Fault:
     """Return what the keeper writes down of a fault, a minute ago."""
-    return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **more})
+    return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **fields})
 
 
 def test_a_cause_comes_before_what_follows_from_it() -> None:
     """Though it was written later: workers' lines reach the driver late."""
-    found = judge(log((50, DEAD), (40, GLOO)))
+    diagnosis = diagnose_reports(log((50, DEAD), (40, GLOO)))
 
-    assert kinds(found) == [("now", "gloo-interface"), ("after", "rank-died")]
-    assert found.has_problem
-    assert found.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
+    assert kinds(diagnosis) == [("now", "gloo-interface"), ("after", "rank-died")]
+    assert diagnosis.has_problem
+    assert diagnosis.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
 
 
 def test_of_two_causes_the_earlier_comes_first() -> None:
     """By the times of their lines, not by the table."""
-    found = judge(log((40, GLOO), (50, "Unsupported CPU attention configuration: head_dim=16")))
+    diagnosis = diagnose_reports(
+        log((40, GLOO), (50, "Unsupported CPU attention configuration: head_dim=16"))
+    )
 
-    assert kinds(found) == [("now", "cpu-head-size"), ("now", "gloo-interface")]
+    assert kinds(diagnosis) == [("now", "cpu-head-size"), ("now", "gloo-interface")]
 
 
 def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None:
     """What several nodes say is no accident."""
-    one, both = "unhandled system error", "ray: command not found"
-    found = judge(log("OSError: No space left on device", one, both), log(both), log(one))
+    nccl_line, ray_line = "unhandled system error", "ray: command not found"
+    diagnosis = diagnose_reports(
+        log("OSError: No space left on device", nccl_line, ray_line), log(ray_line), log(nccl_line)
+    )
 
-    assert kinds(found) == [
+    assert kinds(diagnosis) == [
         ("now", "ray-missing"),
         ("now", "nccl-system-error"),
         ("now", "disk-full"),
@@ -98,23 +104,25 @@ def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None
 
 def test_what_may_be_harmless_is_told_and_no_failure() -> None:
     """The exit code follows `found`."""
-    found = judge(log((5, "OSError: [Errno 98] Address already in use")))
+    diagnosis = diagnose_reports(log((5, "OSError: [Errno 98] Address already in use")))
 
-    assert kinds(found) == [("perhaps", "port-taken")]
-    assert not found.has_problem
+    assert kinds(diagnosis) == [("perhaps", "port-taken")]
+    assert not diagnosis.has_problem
 
 
 def test_a_line_counts_for_one_entry_only() -> None:
     """The first in the table: it is the cause."""
-    assert kinds(judge(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
+    assert kinds(diagnose_reports(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
 
 
 def test_equal_findings_of_several_nodes_are_one() -> None:
     """With a line of each, the earliest of each node, and how many there are."""
-    found = judge(log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")).findings
+    findings = diagnose_reports(
+        log((9, GLOO), (8, GLOO)), log((7, GLOO + " either")), log("fine")
+    ).findings
 
-    assert [(each.nodes, each.count) for each in found] == [(("gpu01", "gpu02"), 3)]
-    assert [(each.node, each.at) for each in found[0].evidence] == [
+    assert [(finding.nodes, finding.count) for finding in findings] == [(("gpu01", "gpu02"), 3)]
+    assert [(finding.node, finding.at) for finding in findings[0].evidence] == [
         ("gpu01", NOW - 9),
         ("gpu02", NOW - 7),
     ]
@@ -122,25 +130,25 @@ def test_equal_findings_of_several_nodes_are_one() -> None:
 
 def test_what_was_before_the_server_was_ready_is_over() -> None:
     """It has been overcome; on other nodes as well."""
-    found = judge(
+    diagnosis = diagnose_reports(
         log((90, DEAD), (60, "INFO:     Application startup complete.")), log((100, GLOO))
     )
 
-    assert kinds(found) == [("over", "gloo-interface"), ("over", "rank-died")]
-    assert not found.has_problem
-    assert found.ready == NOW - 60
+    assert kinds(diagnosis) == [("over", "gloo-interface"), ("over", "rank-died")]
+    assert not diagnosis.has_problem
+    assert diagnosis.ready == NOW - 60
 
 
 def test_what_happens_after_the_server_was_ready_counts() -> None:
     """It died later."""
-    found = judge(log((90, GLOO), (60, "Application startup complete."), (30, DEAD)))
+    diagnosis = diagnose_reports(log((90, GLOO), (60, "Application startup complete."), (30, DEAD)))
 
-    assert kinds(found) == [("after", "rank-died"), ("over", "gloo-interface")]
+    assert kinds(diagnosis) == [("after", "rank-died"), ("over", "gloo-interface")]
 
 
 def test_another_day_s_failure_is_over() -> None:
     """More than half an hour before the last one."""
-    assert kinds(judge(log((90000, GLOO), (30, "CUDA out of memory")))) == [
+    assert kinds(diagnose_reports(log((90000, GLOO), (30, "CUDA out of memory")))) == [
         ("now", "gpu-memory-short"),
         ("over", "gloo-interface"),
     ]
@@ -148,38 +156,42 @@ def test_another_day_s_failure_is_over() -> None:
 
 def test_since_leaves_out_what_is_older() -> None:
     """Not what has no time."""
-    found = judge(log("no space left on device"), log((500, GLOO), (30, DEAD)), since=60)
+    diagnosis = diagnose_reports(
+        log("no space left on device"), log((500, GLOO), (30, DEAD)), since=60
+    )
 
-    assert kinds(found) == [("now", "disk-full"), ("after", "rank-died")]
+    assert kinds(diagnosis) == [("now", "disk-full"), ("after", "rank-died")]
 
 
 def test_who_was_told_to_end_may_die() -> None:
     """Until the next start in the same log; a cause is one all the same."""
-    told, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
+    sigterm, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
 
-    assert kinds(judge(log(told, DEAD))) == []
-    assert kinds(judge(log(DEAD, told))) == [("after", "rank-died")]
-    assert kinds(judge(log(told, DEAD, start, DEAD))) == [("after", "rank-died")]
-    assert kinds(judge(log(told, GLOO))) == [("now", "gloo-interface")]
+    assert kinds(diagnose_reports(log(sigterm, DEAD))) == []
+    assert kinds(diagnose_reports(log(DEAD, sigterm))) == [("after", "rank-died")]
+    assert kinds(diagnose_reports(log(sigterm, DEAD, start, DEAD))) == [("after", "rank-died")]
+    assert kinds(diagnose_reports(log(sigterm, GLOO))) == [("now", "gloo-interface")]
 
 
 @pytest.mark.parametrize(("rdma", "ids"), [(False, []), (True, [("perhaps", "rdma-unseen")])])
 def test_tcp_is_a_fault_only_where_rdma_is_promised(rdma: bool, ids: list[tuple[str, str]]) -> None:
     """On Ethernet NCCL finds no device, as it should."""
-    assert kinds(judge(log("NCCL INFO NET/IB : No device found."), rdma=rdma)) == ids
+    assert kinds(diagnose_reports(log("NCCL INFO NET/IB : No device found."), rdma=rdma)) == ids
 
 
 def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> None:
     """It explains what the others complain about, however long ago."""
-    found = judge(log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s")
+    diagnosis = diagnose_reports(
+        log((9000, DEAD), (9001, GLOO)), gpu07="no answer from gpu07:22 within 10s"
+    )
 
-    assert kinds(found) == [
+    assert kinds(diagnosis) == [
         ("now", "node-unreachable"),
         ("now", "gloo-interface"),
         ("after", "rank-died"),
     ]
     assert (
-        found.findings[0].evidence[0].line
+        diagnosis.findings[0].evidence[0].line
         == "node cannot be reached: no answer from gpu07:22 within 10s"
     )
 
@@ -189,52 +201,54 @@ def test_what_one_server_overcame_is_not_over_for_another() -> None:
     since.
     """
     chat = log((90, GLOO), (60, "Application startup complete."))
-    embed = log((80, DEAD), part="engine-2", what="server embed")
-    shared = log((85, "unhandled system error"), part="log-1", what="container")
-    found = judge(NodeReport(logs=(chat, embed, shared)))
-    assert kinds(found) == [
+    embed = log((80, DEAD), part="engine-2", title="server embed")
+    shared = log((85, "unhandled system error"), part="log-1", title="container")
+    diagnosis = diagnose_reports(NodeReport(logs=(chat, embed, shared)))
+    assert kinds(diagnosis) == [
         ("now", "nccl-system-error"),
         ("after", "rank-died"),
         ("over", "gloo-interface"),
     ]
 
     embed = log(
-        (80, DEAD), (50, "Application startup complete."), part="engine-2", what="server embed"
+        (80, DEAD), (50, "Application startup complete."), part="engine-2", title="server embed"
     )
-    assert [kind for kind, _ in kinds(judge(NodeReport(logs=(chat, embed, shared))))] == [
-        "over"
-    ] * 3
+    assert [
+        kind for kind, _ in kinds(diagnose_reports(NodeReport(logs=(chat, embed, shared))))
+    ] == ["over"] * 3
     # A server that somebody has stopped is waited for by nobody.
     stopped = NodeReport(
-        logs=(chat, log((80, "x"), part="engine-2", what="server embed"), shared),
+        logs=(chat, log((80, "x"), part="engine-2", title="server embed"), shared),
         supervisor_files=record("embed", "stopped"),
     )
-    assert [kind for kind, _ in kinds(judge(stopped))] == ["over"] * 2
+    assert [kind for kind, _ in kinds(diagnose_reports(stopped))] == ["over"] * 2
 
 
 def test_the_keeper_s_last_fault_comes_first() -> None:
     """With the server's name, and the lines that it kept, which the table knows too."""
-    said = fault(
+    last_fault = fault(
         what="no completion came back", rank="PP1", cause="ValueError: odd", evidence=f"x\n{GLOO}"
     )
-    found = judge(NodeReport(supervisor_files=record("chat", "pausing", said)), gpu09="gone")
+    diagnosis = diagnose_reports(
+        NodeReport(supervisor_files=record("chat", "pausing", last_fault)), gpu09="gone"
+    )
 
-    assert kinds(found) == [
+    assert kinds(diagnosis) == [
         ("now", "server-died"),
         ("now", "node-unreachable"),
         ("now", "gloo-interface"),
     ]
     assert (
-        found.findings[0].evidence[0].line
+        diagnosis.findings[0].evidence[0].line
         == "keeper: fault of server chat: no completion came back (rank PP1 on gpu02):"
         " ValueError: odd"
     )
-    assert found.findings[2].evidence[0].what == "server chat"
+    assert diagnosis.findings[2].evidence[0].what == "server chat"
 
 
 def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
     """And takes nothing away from what it brought about."""
-    found = judge(
+    diagnosis = diagnose_reports(
         NodeReport(
             supervisor_files=record(
                 "chat", "pausing", fault(cause="torch.OutOfMemoryError: CUDA out of memory.")
@@ -242,26 +256,28 @@ def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
         )
     )
 
-    assert kinds(found) == [("now", "server-died"), ("now", "gpu-memory-short")]
+    assert kinds(diagnosis) == [("now", "server-died"), ("now", "gpu-memory-short")]
     assert (
-        found.findings[0].evidence[0].line
+        diagnosis.findings[0].evidence[0].line
         == "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02)"
     )
 
 
 def test_a_cause_that_nobody_knows_is_told_with_its_process() -> None:
     """And its node, as far as the log says it."""
-    said = fault(
+    last_fault = fault(
         what="vLLM ended with exit code 1",
         node="",
         rank="",
         cause="KeyError: 'x'",
         evidence="(Worker_PP1 pid=7, ip=gpu02) KeyError: 'x'",
     )
-    found = judge(NodeReport(supervisor_files=record("chat", "failed", said))).findings[0]
+    finding = diagnose_reports(
+        NodeReport(supervisor_files=record("chat", "failed", last_fault))
+    ).findings[0]
 
     assert (
-        found.evidence[0].line
+        finding.evidence[0].line
         == "keeper: fault of server chat: vLLM ended with exit code 1 (Worker_PP1 pid=7 on"
         " gpu02): KeyError: 'x'"
     )
@@ -276,17 +292,17 @@ def test_a_failed_batch_job_says_why() -> None:
         ),
         "batch job failed: less GPU memory is free than the engine's share of it",
         part="driver-1",
-        what="job driver",
+        title="job driver",
     )
-    known, failed = judge(NodeReport(logs=(driver,))).findings
+    cause, failed = diagnose_reports(NodeReport(logs=(driver,))).findings
 
-    assert (known.id, failed.id) == ("gpu-memory-held", "batch-failed")
-    assert "engine: {args: …}" in known.fix
+    assert (cause.id, failed.id) == ("gpu-memory-held", "batch-failed")
+    assert "engine: {args: …}" in cause.fix
 
 
 def test_of_several_faults_the_last_is_shown_first() -> None:
     """Its line is the news."""
-    (found,) = judge(
+    (finding,) = diagnose_reports(
         NodeReport(
             supervisor_files=record(
                 "chat", "pausing", fault(at=NOW - 200, what="old"), fault(what="new")
@@ -294,28 +310,28 @@ def test_of_several_faults_the_last_is_shown_first() -> None:
         )
     ).findings
 
-    assert "new" in found.evidence[0].line
+    assert "new" in finding.evidence[0].line
 
 
 def test_a_keeper_that_gave_up_says_so() -> None:
     """No restart is left."""
-    told = NodeReport(
+    report = NodeReport(
         supervisor_files=record(
             "chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"
         )
     )
 
-    assert kinds(judge(told)) == [("now", "server-died"), ("now", "server-gave-up")]
+    assert kinds(diagnose_reports(report)) == [("now", "server-died"), ("now", "server-gave-up")]
 
 
 def test_a_fault_that_was_recovered_from_is_over() -> None:
     """The keeper did its work; another server's fault is not over by that."""
     good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
-    found = judge(NodeReport(supervisor_files=good))
+    diagnosis = diagnose_reports(NodeReport(supervisor_files=good))
 
-    assert (kinds(found), found.has_problem) == ([("over", "server-died")], False)
-    assert "ready again after 40 s" in found.findings[0].evidence[0].line
-    assert judge(
+    assert (kinds(diagnosis), diagnosis.has_problem) == ([("over", "server-died")], False)
+    assert "ready again after 40 s" in diagnosis.findings[0].evidence[0].line
+    assert diagnose_reports(
         NodeReport(supervisor_files={**good, **record("embed", "pausing", fault())})
     ).has_problem
 
@@ -326,7 +342,10 @@ def test_a_fault_that_was_recovered_from_is_over() -> None:
 )
 def test_a_strange_record_is_borne(strange: object) -> None:
     """A container may write what it likes."""
-    assert judge(NodeReport(supervisor_files={"chat": {"observed": strange}})).findings == ()
+    assert (
+        diagnose_reports(NodeReport(supervisor_files={"chat": {"observed": strange}})).findings
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -358,12 +377,12 @@ def test_docker_s_word_on_containers_is_evidence(
     state: ContainerState, ids: list[tuple[str, str]]
 ) -> None:
     """Logs do not say who killed them."""
-    assert kinds(judge(NodeReport(states=(state,)))) == ids
+    assert kinds(diagnose_reports(NodeReport(states=(state,)))) == ids
 
 
 def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
     """What could not be had is evidence too."""
-    found = judge(
+    diagnosis = diagnose_reports(
         NodeReport(
             gaps={
                 "containers": (
@@ -373,8 +392,8 @@ def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
         )
     )
 
-    assert kinds(found) == [("now", "docker-permission")]
-    assert found.gaps == (
+    assert kinds(diagnosis) == [("now", "docker-permission")]
+    assert diagnosis.gaps == (
         (
             "gpu01",
             "containers",
@@ -386,7 +405,7 @@ def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
 @pytest.mark.parametrize("path", sorted(VLLM.glob("*_ok.log")), ids=lambda path: path.stem)
 def test_healthy_starts_have_nothing_in_their_way(path: Path) -> None:
     """Warnings are over once the server is ready."""
-    assert not judge(log(*path.read_text(encoding="utf-8").splitlines())).has_problem
+    assert not diagnose_reports(log(*path.read_text(encoding="utf-8").splitlines())).has_problem
 
 
 @pytest.mark.parametrize(
@@ -402,14 +421,14 @@ def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
     """Before everything that they bring about."""
     text = untrusted.sanitize((VLLM / f"{name}.log").read_text(encoding="utf-8"))
 
-    assert judge(log(*text.split("\n"))).findings[0].id == first
+    assert diagnose_reports(log(*text.split("\n"))).findings[0].id == first
 
 
 def test_many_lines_are_quick_and_few_are_kept() -> None:
     """A node may say the same for hours; lines are counted up to a limit for each log."""
-    (found,) = judge(log(*[GLOO] * 20000)).findings
+    (finding,) = diagnose_reports(log(*[GLOO] * 20000)).findings
 
-    assert (found.count, len(found.evidence)) == (200, 1)
+    assert (finding.count, len(finding.evidence)) == (200, 1)
 
 
 WEDGE = Wedge(
@@ -430,7 +449,7 @@ SUSPECT = {
 
 def test_a_rank_that_hangs() -> None:
     """It is named with its node and frame, ahead of its effects."""
-    diagnosis = judge(
+    diagnosis = diagnose_reports(
         NodeReport(supervisor_files=record("chat", "ready", **SUSPECT)),
         log((9, "No available shared memory broadcast block found in 60 seconds")),
     )
@@ -447,7 +466,7 @@ def test_a_hang_of_an_unknown_rank() -> None:
     """The activity of all ranks is listed instead."""
     reason = "no step has ended for 70 s: rank unknown"
     unknown = {**SUSPECT, "reason": reason, "wedge": replace(WEDGE, rank="", node="")}
-    diagnosis = judge(NodeReport(supervisor_files=record("chat", "ready", **unknown)))
+    diagnosis = diagnose_reports(NodeReport(supervisor_files=record("chat", "ready", **unknown)))
 
     assert diagnosis.findings[0].evidence[0].line == (
         f"keeper: server chat hangs: {reason}; {WEDGE.observations[0]}"
@@ -458,12 +477,12 @@ def test_a_server_that_is_quiet() -> None:
     """A long step is no failure."""
     quiet = {**SUSPECT, "verdict": "quiet", "wedge": None}
 
-    assert kinds(judge(NodeReport(supervisor_files=record("chat", "ready", **quiet)))) == [
-        ("perhaps", "server-quiet")
-    ]
+    assert kinds(
+        diagnose_reports(NodeReport(supervisor_files=record("chat", "ready", **quiet)))
+    ) == [("perhaps", "server-quiet")]
     assert (
         kinds(
-            judge(
+            diagnose_reports(
                 NodeReport(supervisor_files=record("chat", "ready", **{**quiet, "verdict": "busy"}))
             )
         )
@@ -477,11 +496,13 @@ def test_a_fault_of_a_rank_that_hung() -> None:
     hang = fault(what=text, rank="TP1", node="gpu02", evidence=WEDGE.observations[0])
     line = f"keeper: fault of server chat: {text}"
 
-    diagnosis = judge(NodeReport(supervisor_files=record("chat", "pausing", hang)))
+    diagnosis = diagnose_reports(NodeReport(supervisor_files=record("chat", "pausing", hang)))
     assert kinds(diagnosis) == [("now", "rank-hangs")]
     assert diagnosis.findings[0].evidence[0].line == line
 
-    diagnosis = judge(NodeReport(supervisor_files=record("chat", "ready", hang, ready_at=NOW - 5)))
+    diagnosis = diagnose_reports(
+        NodeReport(supervisor_files=record("chat", "ready", hang, ready_at=NOW - 5))
+    )
     assert kinds(diagnosis) == [("over", "rank-hangs")]
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(ui.render_diagnosis(diagnosis))
@@ -511,9 +532,11 @@ def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None
     """They are reported only when a rank hangs."""
     suspect = NodeReport(supervisor_files=record("chat", "ready", **SUSPECT))
     findings = [
-        finding for finding in judge(suspect, log(*lines)).findings if finding.id == "known-to-hang"
+        finding
+        for finding in diagnose_reports(suspect, log(*lines)).findings
+        if finding.id == "known-to-hang"
     ]
 
     assert [finding.kind for finding in findings] == (["perhaps"] if version else [])
     assert not version or version in findings[0].evidence[0].line
-    assert kinds(judge(log(*lines))) == []
+    assert kinds(diagnose_reports(log(*lines))) == []

@@ -17,7 +17,7 @@ from launcher.core.errors import ConnectError
 from launcher.diagnose import log_files
 from tests import kept
 from tests.command_line import SECRET, Cluster
-from tests.diagnose.told import Telling, state, tell
+from tests.diagnose.node_answers import NodeAnswers, set_answers, state
 
 GLOO = "2026-11-21T20:14:00.1Z RuntimeError: Gloo connectFullMesh failed with no error"
 DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
@@ -25,10 +25,10 @@ DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
 
 def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
     """What was seen, where, why, what to do, and where more is written."""
-    tell(
+    set_answers(
         cluster,
-        gpu01=Telling(parts={"log-1": f"fine\n{DEAD}"}),
-        gpu02=Telling(parts={"log-1": GLOO, "driver-1": "x"}),
+        gpu01=NodeAnswers(parts={"log-1": f"fine\n{DEAD}"}),
+        gpu02=NodeAnswers(parts={"log-1": GLOO, "driver-1": "x"}),
     )
     ran = cluster.run("doctor")
     lines = ran.out.splitlines()
@@ -49,22 +49,22 @@ def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
 
 def test_each_node_is_asked_once(cluster: Cluster) -> None:
     """With what the user wants to know."""
-    tell(cluster)
+    set_answers(cluster)
     cluster.run("doctor", "--since", "1h30m")
 
-    assert [(each.node, each.argv[3], each.argv[10]) for each in cluster.commands] == [
+    assert [(command.node, command.argv[3], command.argv[10]) for command in cluster.commands] == [
         ("gpu01", "doctor", "5400s"),
         ("gpu02", "doctor", "5400s"),
     ]
     assert cluster.commands[0].argv[4] == cluster.commands[1].argv[4]
     cluster.commands.clear()
     cluster.run("doctor", "gpu02")
-    assert [each.node for each in cluster.commands] == ["gpu02"]
+    assert [command.node for command in cluster.commands] == ["gpu02"]
 
 
 def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -> None:
     """Exit code 0."""
-    tell(cluster, gpu01=Telling(parts={"log-1": "fine\nfine"}))
+    set_answers(cluster, gpu01=NodeAnswers(parts={"log-1": "fine\nfine"}))
     ran = cluster.run("doctor")
 
     assert ran.code == 0
@@ -78,7 +78,9 @@ def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -
 
 def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
     """It is told, though."""
-    tell(cluster, gpu01=Telling(parts={"driver-1": "OSError: [Errno 98] Address already in use"}))
+    set_answers(
+        cluster, gpu01=NodeAnswers(parts={"driver-1": "OSError: [Errno 98] Address already in use"})
+    )
     ran = cluster.run("doctor")
 
     assert ran.code == 0
@@ -88,7 +90,7 @@ def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
 def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
     """It comes first."""
     cluster.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
-    tell(cluster, gpu02=Telling(parts={"log-1": GLOO}))
+    set_answers(cluster, gpu02=NodeAnswers(parts={"log-1": GLOO}))
     ran = cluster.run("doctor")
 
     assert ran.code == 1
@@ -112,10 +114,10 @@ def test_a_node_that_does_not_answer_the_question_is_one_too(
     cluster: Cluster, instead: Answer
 ) -> None:
     """Whatever it says instead."""
-    tell(cluster, gpu02=Telling(instead=instead))
+    set_answers(cluster, gpu02=NodeAnswers(instead=instead))
     ran = cluster.run("doctor", "--json")
 
-    assert [(each["id"], each["nodes"]) for each in json.loads(ran.out)["findings"]] == [
+    assert [(finding["id"], finding["nodes"]) for finding in json.loads(ran.out)["findings"]] == [
         ("node-unreachable", ["gpu02"])
     ]
 
@@ -125,7 +127,9 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
     record = json.dumps(
         kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json()
     )
-    tell(cluster, gpu01=Telling(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO}))
+    set_answers(
+        cluster, gpu01=NodeAnswers(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO})
+    )
     lines = cluster.run("doctor").out.splitlines()
 
     assert lines[1] == "  FOUND  gpu01: a server has died, or did not start"
@@ -137,7 +141,7 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
 
 def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
     """On whichever node it lies."""
-    tell(cluster, gpu02=Telling(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
+    set_answers(cluster, gpu02=NodeAnswers(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
     assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
@@ -146,9 +150,9 @@ def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
 
 def test_json_is_one_document(cluster: Cluster) -> None:
     """With everything that the table shows."""
-    tell(
+    set_answers(
         cluster,
-        gpu01=Telling(
+        gpu01=NodeAnswers(
             parts={
                 "state": state("c", "worker", "exited", ExitCode=137, OOMKilled=True),
                 "log-1": DEAD,
@@ -156,15 +160,15 @@ def test_json_is_one_document(cluster: Cluster) -> None:
         ),
     )
     ran = cluster.run("doctor", "--json")
-    said = json.loads(ran.out)
+    payload = json.loads(ran.out)
 
-    assert (ran.code, ran.err, said["found"]) == (1, "", True)
-    assert [(each["id"], each["kind"]) for each in said["findings"]] == [
+    assert (ran.code, ran.err, payload["found"]) == (1, "", True)
+    assert [(finding["id"], finding["kind"]) for finding in payload["findings"]] == [
         ("kernel-oom", "now"),
         ("rank-died", "after"),
         ("container-ended", "after"),
     ]
-    assert set(said["findings"][0]) == {
+    assert set(payload["findings"][0]) == {
         "id",
         "kind",
         "cause",
@@ -175,15 +179,15 @@ def test_json_is_one_document(cluster: Cluster) -> None:
         "evidence",
         "docs",
     }
-    assert said["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
+    assert payload["looked"] == {"nodes": ["gpu01", "gpu02"], "logs": 1, "lines": 1, "ready": None}
 
 
 def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> None:
     """Neither codes nor secrets nor markup."""
     line = f"\x1b]0;t\x07\x1b[2J[bold]connectFullMesh {SECRET}\r"
-    tell(
+    set_answers(
         cluster,
-        gpu01=Telling(
+        gpu01=NodeAnswers(
             parts={
                 "log-1": line,
                 "state": state(
@@ -198,7 +202,9 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
     assert SECRET not in ran.out
     assert "[bold]connectFullMesh ***" in ran.out
 
-    tell(cluster, gpu01=Telling(instead=Answer(node="gpu01", code=1, err=f"\x1b[2Jno {SECRET}")))
+    set_answers(
+        cluster, gpu01=NodeAnswers(instead=Answer(node="gpu01", code=1, err=f"\x1b[2Jno {SECRET}"))
+    )
     ran = cluster.run("doctor")
     assert "it answered something else: no ***" in ran.out
     assert "\x1b" not in ran.out
@@ -210,15 +216,15 @@ def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -
         "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark}"
         " ids\n\n{mark} rc 0\n"
     )
-    tell(cluster)
+    set_answers(cluster)
     inner = cluster.world.answer
 
-    def told(command: object) -> Answer | None:
-        said = inner(command)  # type: ignore[arg-type]
+    def simulated(command: object) -> Answer | None:
+        original = inner(command)  # type: ignore[arg-type]
         mark = command.argv[4]  # type: ignore[attr-defined]
-        return said and Answer(node=said.node, code=0, out=answer.format(mark=mark))
+        return original and Answer(node=original.node, code=0, out=answer.format(mark=mark))
 
-    cluster.world.answer = told  # type: ignore[method-assign, assignment]
+    cluster.world.answer = simulated  # type: ignore[method-assign, assignment]
 
     assert (
         "not seen: gpu[01-02]: kernel log: it may only be read by root there"
@@ -226,10 +232,12 @@ def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -
     )
 
 
-@pytest.mark.parametrize("words", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]])
-def test_a_wrong_request_touches_no_node(cluster: Cluster, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--since", "10"], ["--since", "x"], ["--since", ""], ["gpu09"]]
+)
+def test_a_wrong_request_touches_no_node(cluster: Cluster, arguments: list[str]) -> None:
     """Exit code 2."""
-    ran = cluster.run("doctor", *words)
+    ran = cluster.run("doctor", *arguments)
 
     assert (ran.code, ran.out, cluster.commands) == (2, "", [])
 
@@ -271,18 +279,18 @@ def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("--from", "nowhere.log"), "nowhere.log cannot be read"),
         (("--from", "."), ". cannot be read"),
         (("--from", "-", "gpu01"), "--from asks no node"),
     ],
 )
-def test_a_text_that_is_none(cluster: Cluster, words: tuple[str, ...], said: str) -> None:
+def test_a_text_that_is_none(cluster: Cluster, arguments: tuple[str, ...], message: str) -> None:
     """A wrong request, with what would be right."""
-    ran = cluster.run("doctor", *words)
+    ran = cluster.run("doctor", *arguments)
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err
 
 
 def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> Path:
@@ -304,15 +312,15 @@ def test_of_a_large_log_the_end_is_read(
     (tmp_path / "a.log").write_bytes(data)
     packed(tmp_path / "b.tar.xz", ("b/gpu02/a.log", 0, data))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    for name, said in (
+    for name, message in (
         ("a.log", "a.log"),
         ("b.tar.xz", "b.tar.xz: b/gpu02/a.log"),
         ("-", "standard input"),
     ):
         ran = cluster.run("doctor", "--from", name)
-        left_out = len(data) - len(GLOO) - 1
+        skipped = len(data) - len(GLOO) - 1
         assert ran.code == 1
-        assert f"{said}: only its end was read; its first {left_out:,} bytes" in ran.err, name
+        assert f"{message}: only its end was read; its first {skipped:,} bytes" in ran.err, name
         assert "Gloo took the wrong network interface" in ran.out
 
 
@@ -322,10 +330,10 @@ def test_lines_of_a_log_are_bounded(
     """A file of short lines takes many times its size in memory."""
     monkeypatch.setattr(log_files, "_LINES", 10)
     (tmp_path / "a.log").write_text("".join(f"{number}\n" for number in range(100)))
-    (told,) = log_files.read_logs((str(tmp_path / "a.log"),)).values()
+    (report,) = log_files.read_logs((str(tmp_path / "a.log"),)).values()
 
-    assert told.logs[0].lines[-1] == "99"
-    assert len(told.logs[0].lines) < 11
+    assert report.logs[0].lines[-1] == "99"
+    assert len(report.logs[0].lines) < 11
     assert "only its end was read" in capsys.readouterr().err
 
 
@@ -385,9 +393,9 @@ REFUSED = "  FOUND  operator: the last command was refused before anything start
 
 def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
     """No node has a log of it: the operator's machine keeps it until the command succeeds."""
-    tell(cluster)
+    set_answers(cluster)
     assert cluster.run("up").code == 0
-    tell(cluster)
+    set_answers(cluster)
     assert cluster.run(*MISSING).code == 1
     assert cluster.run(*MISSING, "--dry-run").code == 0
     ran = cluster.run("doctor")
@@ -406,7 +414,7 @@ def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
 
 def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -> None:
     """The state folder may be anyone's, or be full."""
-    tell(cluster)
+    set_answers(cluster)
     folder = Path(platformdirs.user_state_dir("vlaunch"))
     folder.mkdir(parents=True)
     (folder / "refused-c.json").write_text('{"verb": "serve", "at": "?", "lines": 5}')
@@ -424,7 +432,7 @@ def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -
 )
 def test_since_takes_a_duration(cluster: Cluster, text: str, seconds: str) -> None:
     """Days, hours, minutes and seconds, also combined."""
-    tell(cluster)
+    set_answers(cluster)
     cluster.run("doctor", "--since", text)
 
     assert cluster.commands[0].argv[10] == seconds

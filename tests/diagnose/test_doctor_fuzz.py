@@ -68,7 +68,7 @@ KEYS = (
     "version",
     "cause",
 )
-WORDS = (
+VALUES = (
     "gave-up",
     "ready",
     "exited",
@@ -102,7 +102,7 @@ scalars = st.one_of(
     st.integers(),
     st.floats(),
     st.text(max_size=9),
-    st.sampled_from(WORDS),
+    st.sampled_from(VALUES),
 )
 objects = st.recursive(
     st.dictionaries(st.sampled_from(KEYS), scalars, max_size=6),
@@ -123,16 +123,20 @@ answers = st.lists(st.tuples(st.sampled_from(NAMES), bodies), max_size=12)
 @quick
 def test_every_answer_gives_a_diagnosis(parts: list[tuple[str, str]], rdma: bool) -> None:
     """Of entries of the table only, and without anything that a terminal would obey."""
-    told = parse_report(
+    report = parse_report(
         "".join(f"\n{MARK} {name}\n{body}\n{MARK} rc 0\n" for name, body in parts), MARK
     )
-    found = diagnose(
-        {"gpu01": told, "gpu02": told}, {"gpu03": "away"}, rdma=rdma, now=1795300000.0, since=None
+    diagnosis = diagnose(
+        {"gpu01": report, "gpu02": report},
+        {"gpu03": "away"},
+        rdma=rdma,
+        now=1795300000.0,
+        since=None,
     )
     to = Console(file=io.StringIO(), width=200)
-    to.print(render_diagnosis(found))
+    to.print(render_diagnosis(diagnosis))
 
-    assert {each.id for each in found.findings} <= {each.id for each in symptoms.TABLE}
-    assert found.findings[0].id in ("node-unreachable", "server-died", "server-gave-up")
+    assert {finding.id for finding in diagnosis.findings} <= {s.id for s in symptoms.TABLE}
+    assert diagnosis.findings[0].id in ("node-unreachable", "server-died", "server-gave-up")
     assert b"\x1b" not in to.file.getvalue().encode()  # type: ignore[attr-defined]
-    json.dumps(diagnosis_json(found), allow_nan=False)
+    json.dumps(diagnosis_json(diagnosis), allow_nan=False)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from launcher.diagnose import log_files
 
 
-def said(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
+def split(text: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the lines of each log of each node."""
-    found = log_files.split_logs(text, "FILE")
-    return {name: {log.title: log.lines for log in one.logs} for name, one in found.items()}
+    reports = log_files.split_logs(text, "FILE")
+    return {name: {log.title: log.lines for log in report.logs} for name, report in reports.items()}
 
 
 KUBECTL = "[pod/chat-0/vllm] INFO one\n[pod/chat-0-1/gate] two\n[pod/chat-0/vllm] \n"
@@ -40,7 +40,7 @@ JOURNAL = (
 )
 def test_prefixes(text: str, lines: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Each tool has its own; what has none is the file's."""
-    assert said(text) == lines
+    assert split(text) == lines
 
 
 @given(st.text())
@@ -51,6 +51,6 @@ def test_any_text_is_read(text: str) -> None:
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
     """What claims to be of a thousand pods is kept, as the file's."""
-    found = log_files.split_logs("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
-    assert len(found) == 401
-    assert len(found["FILE"].logs[0].lines) == 600
+    reports = log_files.split_logs("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
+    assert len(reports) == 401
+    assert len(reports["FILE"].logs[0].lines) == 600

@@ -48,7 +48,9 @@ def test_one_server_only(talking: Cluster) -> None:
         "gpu01/chat: INFO: started",
         "gpu02/chat: INFO: started",
     ]
-    assert {each.argv[each.argv.index("servers") + 1] for each in talking.followed} == {"chat"}
+    assert {command.argv[command.argv.index("servers") + 1] for command in talking.followed} == {
+        "chat"
+    }
 
 
 def test_a_server_that_has_no_log_says_what_to_do(talking: Cluster) -> None:
@@ -78,9 +80,9 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "chat" / "engine.log").write_text("one\ntwo\n")
     (tmp_path / "embed" / "engine.log").write_text("a | b & c\n")
 
-    def read(*words: str) -> list[str]:
+    def read(*arguments: str) -> list[str]:
         argv, env = (
-            ("sh", "-c", shell.program_text("server_logs"), "servers", *words),
+            ("sh", "-c", shell.program_text("server_logs"), "servers", *arguments),
             {
                 **os.environ,
                 "VLAUNCH_STATE": str(tmp_path),

@@ -27,7 +27,7 @@ CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
 def answer(*events: dict[str, Any], code: int = 0) -> Answer:
-    return Answer(node="n1", code=code, out="".join(json.dumps(each) + "\n" for each in events))
+    return Answer(node="n1", code=code, out="".join(json.dumps(event) + "\n" for event in events))
 
 
 def test_paths_are_those_of_containers() -> None:
@@ -46,12 +46,12 @@ def test_paths_are_those_of_containers() -> None:
 
 def test_a_container_sees_what_those_of_the_cluster_see() -> None:
     """It is thrown away, has its input, and is in the nodes' network."""
-    words = " ".join(chain.image_runtime(INVENTORY, NODE).argv)
+    command = " ".join(chain.image_runtime(INVENTORY, NODE).argv)
 
-    assert "--interactive --network host" in words
-    assert "--volume /data/hf:/data/hf --volume /srv/models:/models" in words
-    assert "--entrypoint python3 vllm:1 -c" in words
-    assert "--label vlaunch.cluster=c" in words
+    assert "--interactive --network host" in command
+    assert "--volume /data/hf:/data/hf --volume /srv/models:/models" in command
+    assert "--entrypoint python3 vllm:1 -c" in command
+    assert "--label vlaunch.cluster=c" in command
 
 
 def test_no_certificate_is_in_a_command_line() -> None:
@@ -72,18 +72,18 @@ def test_no_certificate_is_in_a_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "asked"),
+    ("model", "query"),
     [
         ("", {"hub": "/data/hf/hub", "beside": "/data/hf", "room": "/data/hf"}),
         ("org/m", {"hub": "/data/hf/hub", "name": "org/m", "room": "/data/hf"}),
         ("/models/a", {"path": "/srv/models/a", "room": "/srv/models/a"}),
     ],
 )
-def test_a_look_at_one_model_or_all(model: str, asked: dict[str, str]) -> None:
+def test_a_look_at_one_model_or_all(model: str, query: dict[str, str]) -> None:
     """By name, by path, or whatever there is."""
-    said = chain.scan_request(chain.node_runtime(INVENTORY), NODE, model=model)
+    request = chain.scan_request(chain.node_runtime(INVENTORY), NODE, model=model)
 
-    assert said == {"verb": "look", "files": False, **asked}
+    assert request == {"verb": "look", "files": False, **query}
 
 
 def test_orders_can_be_said() -> None:
@@ -96,14 +96,14 @@ def test_orders_can_be_said() -> None:
         chain.simple_order("go"),
     ]
 
-    assert [json.loads(encode_line(each))["order"] for each in orders] == ["before", "give", "go"]
+    assert [json.loads(encode_line(order))["order"] for order in orders] == ["before", "give", "go"]
 
 
 def test_what_a_node_says() -> None:
     """Fields that an event does not have are as if nothing had been said."""
-    said = chain.parse_event("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
+    event = chain.parse_event("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
 
-    assert (said.event, said.have, said.source, said.why) == ("progress", 5, "n0", "")
+    assert (event.event, event.have, event.source, event.why) == ("progress", 5, "n0", "")
     for line in ("nonsense", '{"event": 5}', '{"have": 1}', '{"event": "x", "have": "much"}'):
         with pytest.raises(UnreadableAnswer, match="what n1 says of the copy"):
             chain.parse_event("n1", line)
@@ -124,16 +124,16 @@ def test_an_answer_is_the_last_line() -> None:
 @pytest.mark.parametrize("revision", ["../../../../outside/evil", "..", ".", "a/b", "a\0"])
 def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
     """What a node calls one becomes a path on the others."""
-    found = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
+    payload = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
     model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
     model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}
-    seen = {"event": "seen", "free": 1}
-    good = chain.parse_models(answer({**seen, "models": [{**model, "revisions": [found]}]}))
+    scan = {"event": "seen", "free": 1}
+    good = chain.parse_models(answer({**scan, "models": [{**model, "revisions": [payload]}]}))
     assert good.models[0].revisions[0].revision == "v1.0"
 
-    model["revisions"] = [{**found, "revision": revision}]
+    model["revisions"] = [{**payload, "revision": revision}]
     with pytest.raises(UnreadableAnswer, match="revision"):
-        chain.parse_models(answer({**seen, "models": [model]}))
+        chain.parse_models(answer({**scan, "models": [model]}))
 
 
 @pytest.mark.processes
@@ -150,8 +150,8 @@ def test_the_program_runs_from_what_is_sent(tmp_path: Path) -> None:
         cwd=tmp_path,
         timeout=60,
     )
-    seen = chain.parse_models(Answer(node="n1", code=0, out=ran.stdout.decode()))
+    store = chain.parse_models(Answer(node="n1", code=0, out=ran.stdout.decode()))
 
-    assert seen.models[0].revisions[0].files[0][:2] == ("config.json", 2)
-    assert seen.models[0].revisions[0].why == "no weights"
+    assert store.models[0].revisions[0].files[0][:2] == ("config.json", 2)
+    assert store.models[0].revisions[0].why == "no weights"
     assert ran.stderr == b""

@@ -29,8 +29,8 @@ def resolved(*files: tuple[str, int, str]) -> Resolved:
     return Resolved(revision=COMMIT, files=files or FILES)
 
 
-def names(wish: FileFilter, *files: tuple[str, int, str]) -> list[str]:
-    return [row[0] for row in select_files(NAME, resolved(*files), wish)]
+def names(file_filter: FileFilter, *files: tuple[str, int, str]) -> list[str]:
+    return [row[0] for row in select_files(NAME, resolved(*files), file_filter)]
 
 
 def test_weights_come_in_safetensors_alone() -> None:
@@ -64,16 +64,16 @@ def test_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (("../x.safetensors", 1, SAFE), "bad name"),
         (("x.safetensors", 1, "nothing"), "does not say what"),
         (("x.safetensors", -1, SAFE), "does not say what"),
     ],
 )
-def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], said: str) -> None:
+def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], message: str) -> None:
     """Names that lead out, and files without a digest."""
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         names(FileFilter(), row)
 
 

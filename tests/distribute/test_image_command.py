@@ -28,13 +28,13 @@ DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
 
 
 def json_of(name: str, layers: list[str], labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """What `docker image inspect` says of an image."""
-    said = image_json(name, labels=labels or {})
-    return {**said, "RepoTags": [name], "RootFS": {"Layers": layers}, "Size": 2**30}
+    """Return an image's `docker image inspect`."""
+    inspection = image_json(name, labels=labels or {})
+    return {**inspection, "RepoTags": [name], "RootFS": {"Layers": layers}, "Size": 2**30}
 
 
 class Nodes:
-    """What each node's Docker has, and whether it answers."""
+    """Simulated nodes: the images and the failure of each node's Docker."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -42,7 +42,7 @@ class Nodes:
         self.images: dict[str, list[dict[str, Any]]] = {"gpu01": [], "gpu02": []}
         self.trouble: dict[str, str] = {}
         self.unfinished: dict[str, int] = {}
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.docker: list[tuple[str, ...]] = []
         self.saved = classic()
         self.loads = True
@@ -52,7 +52,7 @@ class Nodes:
     def answer(self, command: Command) -> Answer | None:
         argv = command.argv
         if argv[3:4] == ("images",):
-            return Answer(node=command.node, code=0, out=self.told(command.node))
+            return Answer(node=command.node, code=0, out=self.image_output(command.node))
         if argv == chain.node_runtime(self.cluster.world.inventory).argv:
             return self._program(command)
         if argv[0] == "docker" and argv[1] in ("pull", "tag"):
@@ -62,12 +62,12 @@ class Nodes:
         return self.simulated(command)
 
     def has(self, node: str, name: str) -> None:
-        """A node has the image now."""
+        """Add the image to a node."""
         self.images[node] = [{**json_of(name, DIFFS), **self.differently}]
         self.cluster.world.machines[node].images[name] = json_of(name, DIFFS)
 
-    def told(self, node: str) -> str:
-        """What a node says of its images."""
+    def image_output(self, node: str) -> str:
+        """Return the output of a node's image query."""
         trouble = self.trouble.get(node, "")
         parts = {
             "user": self.user,
@@ -93,56 +93,54 @@ class Nodes:
     def _program(self, command: Command) -> Answer:
         assert command.stdin is not None
         request = json.loads(command.stdin())["request"]
-        self.asked.append({"node": command.node, **request})
+        self.requests.append({"node": command.node, **request})
         saved = self.folder / "saved"
         saved.write_bytes(self.saved)
-        here = str(self.folder)
+        prefix = str(self.folder)
         request = {**request, "save": ["cat", str(saved)]}
-        request |= {key: here + request[key] for key in ("root", "top") if key in request}
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        request |= {key: prefix + request[key] for key in ("root", "top") if key in request}
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             code = main(request)
-        return Answer(node=command.node, code=code, out=said.getvalue())
+        return Answer(node=command.node, code=code, out=output.getvalue())
 
 
 @pytest.fixture
 def nodes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    made = Nodes(cluster, tmp_path)
-    cluster.world.answer = made.answer  # type: ignore[method-assign]
+    simulated = Nodes(cluster, tmp_path)
+    cluster.world.answer = simulated.answer  # type: ignore[method-assign]
     monkeypatch.setattr("launcher.distribute.node.main._exit_with_input", lambda: None)
     cluster.write(cluster.path.read_text().replace("vllm/vllm-openai:v0.32.0", NAME))
     for machine in cluster.world.machines.values():
         machine.images = {NAME: json_of(NAME, DIFFS)}
-    return made
+    return simulated
 
 
 @pytest.fixture
 def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[MemberSpec]]:
-    """What `spread` is called with, each time; then all have the image, unless Docker is told to
-    lose it.
-    """
+    """Replace copies: record their specs, and add the image to all targets if `loads` is true."""
     called: list[list[MemberSpec]] = []
 
     def fake(
-        parts: list[MemberSpec], connections: Any, *, total: int
+        specs: list[MemberSpec], connections: Any, *, total: int
     ) -> Generator[Event, None, CopyResult]:
-        called.append(list(parts))
+        called.append(list(specs))
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
-        held = FakeHeld([])
-        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
-        for each in parts[1:]:
+        program = FakeHeld([])
+        members = {spec.name: MemberProgress(program=program, received=total) for spec in specs}  # type: ignore[arg-type]
+        for spec in specs[1:]:
             if nodes.loads:
-                nodes.has(each.name, NAME)
+                nodes.has(spec.name, NAME)
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "spread", fake)
+    monkeypatch.setattr(copying, "coordinate_copy", fake)
     return called
 
 
-def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
-    """What each program is asked."""
-    return [json.loads(each.command.stdin())["request"] for each in parts if each.command.stdin]
+def requests(specs: list[MemberSpec]) -> list[dict[str, Any]]:
+    """Return the programs' requests."""
+    return [json.loads(spec.command.stdin())["request"] for spec in specs if spec.command.stdin]
 
 
 def test_what_is_where(nodes: Nodes) -> None:
@@ -155,13 +153,13 @@ def test_what_is_where(nodes: Nodes) -> None:
     assert ran.code == 0
     rows = [line.split() for line in ran.out.splitlines()]
     where = [(row[0], row[-1]) for row in rows if row[-1].startswith("gpu")]
-    assert [each for each in where if each[0] == NAME] == [(NAME, "gpu[01-02]")]
-    assert [each for each in where if each[0] == "x:1"] == [("x:1", "gpu01"), ("x:1", "gpu02")]
+    assert [cells for cells in where if cells[0] == NAME] == [(NAME, "gpu[01-02]")]
+    assert [cells for cells in where if cells[0] == "x:1"] == [("x:1", "gpu01"), ("x:1", "gpu02")]
     assert "x:1 is not the same image everywhere" in ran.out
     assert "gpu02: 3 MiB of unfinished copies" in ran.out
-    said = json.loads(nodes.cluster.run("image", "list", "--json").out)
-    assert said["nodes"]["gpu01"]["images"][0]["layers"] == DIFFS
-    assert said["nodes"]["gpu01"]["store"] == "classic"
+    payload = json.loads(nodes.cluster.run("image", "list", "--json").out)
+    assert payload["nodes"]["gpu01"]["images"][0]["layers"] == DIFFS
+    assert payload["nodes"]["gpu01"]["store"] == "classic"
 
 
 def test_what_cannot_be_asked_is_not_known(nodes: Nodes) -> None:
@@ -199,19 +197,19 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[MemberSpe
 
     assert ran.code == 0
     ((source, target),) = [requests(parts) for parts in chains]
-    assert [each.name for each in chains[0]] == ["gpu02", "gpu01"]
+    assert [spec.name for spec in chains[0]] == ["gpu02", "gpu01"]
     assert source["source"]
     assert "load" not in source
     names = {row[0] for row in target["manifest"]["files"]}
     assert {"manifest.json", "id2/layer.tar", "id3/layer.tar"} < names
     assert not names & {"id0/layer.tar", "id1/layer.tar"}
     assert target["load"] == ["docker", "load", "--quiet"]
-    assert nodes.asked[0]["save"] == ["docker", "save", NAME]
+    assert nodes.requests[0]["save"] == ["docker", "save", NAME]
     assert target["root"].startswith("/var/tmp/vlaunch-0/c/gpu01/")
     assert target["rate"] == 10_000_000
     assert source["certificate"] == target["certificate"]
     assert f"copying {NAME}" in " ".join(chains[0][1].command.preamble)
-    assert [each["verb"] for each in nodes.asked] == ["export", "drop"]
+    assert [request["verb"] for request in nodes.requests] == ["export", "drop"]
     assert not (nodes.folder / "var").joinpath("tmp", "vlaunch-0").exists()
     done = ran.events[-1]["data"]
     assert (done["nodes"], done["changed"]) == (["gpu01", "gpu02"], 1)
@@ -235,7 +233,7 @@ def test_nothing_to_copy(nodes: Nodes) -> None:
     ran = nodes.cluster.run("image", "copy", "--json")
 
     assert (ran.code, ran.events[-1]["data"]) == (0, {"changed": 0})
-    assert nodes.asked == []
+    assert nodes.requests == []
 
 
 def test_what_docker_gives_is_no_image(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
@@ -256,7 +254,7 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
 
     assert ran.code == 0
     assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
-    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    assert [[spec.name for spec in specs] for specs in chains] == [["gpu01", "gpu02"]]
     dry = nodes.cluster.run("image", "pull", "--node", "gpu02", "--dry-run")
     assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
 
@@ -279,7 +277,7 @@ def test_another_name_of_the_same_image(nodes: Nodes, chains: list[list[MemberSp
 
     assert ran.code == 0
     assert nodes.docker == [("gpu02", "tag", json_of("mirror/b:1", DIFFS)["Id"], NAME)]
-    assert (chains, nodes.asked) == ([], [])
+    assert (chains, nodes.requests) == ([], [])
 
 
 def test_up_has_nodes_give_each_other_the_image(
@@ -296,9 +294,9 @@ def test_up_has_nodes_give_each_other_the_image(
     assert chains == []
     ran = cluster.run("up", "--json")
 
-    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    assert [[spec.name for spec in specs] for specs in chains] == [["gpu01", "gpu02"]]
     assert ran.code == 0, ran.err
-    assert [each["kind"] for each in ran.events].count("done") == 1
+    assert [spec["kind"] for spec in ran.events].count("done") == 1
 
 
 def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
@@ -310,4 +308,4 @@ def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[MemberSpec
     cluster.run("up")
 
     assert nodes.docker == [("gpu01", "pull", "--quiet", NAME)]
-    assert [[each.name for each in parts] for parts in chains] == [["gpu01", "gpu02"]]
+    assert [[spec.name for spec in specs] for specs in chains] == [["gpu01", "gpu02"]]

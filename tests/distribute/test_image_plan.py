@@ -31,10 +31,10 @@ def image(*names: str, identity: str = "i", layers: tuple[str, ...] = LAYERS) ->
     )
 
 
-def store(*images: Image, **more: Any) -> ImageStore:
+def store(*images: Image, **fields: Any) -> ImageStore:
     about = {"free": 100 * GIB, "scratch": 100 * GIB, "python": (3, 11)}
     folders = {"folder": "/var/tmp/vlaunch-0/c/n", "top": "/var/tmp/vlaunch-0"}
-    return ImageStore(**{**folders, **about, "images": images, **more})
+    return ImageStore(**{**folders, **about, "images": images, **fields})
 
 
 PATHS = tuple(f"blobs/sha256/{layer}" for layer in LAYERS)
@@ -44,34 +44,34 @@ EXPORTED = Exported(
 )
 
 
-def plan_targets(seen: dict[str, ImageStore]) -> CopyPlan:
+def plan_targets(stores: dict[str, ImageStore]) -> CopyPlan:
     """Plan a copy, and check the room on its targets."""
-    plan = plan_image("x:1", seen)
+    plan = plan_image("x:1", stores)
     copying = plan_files(plan, EXPORTED)
-    check_targets(plan, copying, seen)
+    check_targets(plan, copying, stores)
     return copying
 
 
 def test_nodes_that_lack_it_are_one_chain() -> None:
     """They get the layers that one of them lacks; nodes with this image get nothing."""
-    seen = {
+    stores = {
         "n1": store(image("x:1")),
         "n2": store(image("other:1", identity="o")),
         "n3": store(image("base:1", layers=LAYERS[:2], identity="base")),
         "n4": store(image("x:1")),
     }
-    plan = plan_image("x:1", seen)
+    plan = plan_image("x:1", stores)
 
     assert (plan.source, plan.complete_nodes) == ("n1", ("n1", "n4"))
     assert (plan.receivers, plan.common_layers) == (("n2", "n3"), 2)
-    assert plan_image("x:1", {**seen, "n5": store()}).common_layers == 0
+    assert plan_image("x:1", {**stores, "n5": store()}).common_layers == 0
     assert plan.tagged_name == "x:1"
 
 
 def test_only_some_nodes_shall_have_it() -> None:
     """The others are left as they are."""
-    seen = {"n1": store(), "n2": store(image("x:latest")), "n3": store()}
-    plan = plan_image("x", seen, targets=["n3"])
+    stores = {"n1": store(), "n2": store(image("x:latest")), "n3": store()}
+    plan = plan_image("x", stores, targets=["n3"])
 
     assert (plan.source, plan.targets) == ("n2", ("n3",))
     assert plan.tagged_name == "x:latest"
@@ -80,9 +80,9 @@ def test_only_some_nodes_shall_have_it() -> None:
 def test_containerds_store_gets_all_layers() -> None:
     """What it has is packed in ways that Docker does not tell."""
     base = image("base:1", layers=LAYERS[:2], identity="base")
-    seen = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
+    stores = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
 
-    assert plan_image("x:1", seen).common_layers == 0
+    assert plan_image("x:1", stores).common_layers == 0
 
 
 def test_layers_that_all_have_are_not_sent() -> None:
@@ -91,11 +91,11 @@ def test_layers_that_all_have_are_not_sent() -> None:
     plan = plan_image("x:1", {"n1": store(image("x:1")), "n2": store(base)})
     copying = plan_files(plan, EXPORTED)
 
-    assert [each.name for each in copying.manifest.files] == ["manifest.json", PATHS[2]]
-    assert [each.digest for each in copying.manifest.files] == ["", LAYERS[2]]
+    assert [file.name for file in copying.manifest.files] == ["manifest.json", PATHS[2]]
+    assert [file.digest for file in copying.manifest.files] == ["", LAYERS[2]]
     assert (copying.targets, copying.missing_bytes) == (("n2",), {"n2": GIB + 1000})
     again = replace(EXPORTED, layers=(*PATHS, PATHS[0]))
-    assert PATHS[0] in [each.name for each in plan_files(plan, again).manifest.files]
+    assert PATHS[0] in [file.name for file in plan_files(plan, again).manifest.files]
 
 
 def test_nobody_has_it() -> None:
@@ -109,35 +109,35 @@ def test_nobody_has_it() -> None:
 
 def test_nodes_differ_in_what_it_is() -> None:
     """Nothing is overwritten until somebody says whose it shall be."""
-    seen = {"n1": store(image("x:1")), "n2": store(image("x:1", identity="j"))}
+    stores = {"n1": store(image("x:1")), "n2": store(image("x:1", identity="j"))}
     with pytest.raises(RequestError, match="not the same image") as caught:
-        plan_image("x:1", seen)
+        plan_image("x:1", stores)
 
     assert "--from n1" in caught.value.hint
-    copying = plan_image("x:1", seen, source="n2")
+    copying = plan_image("x:1", stores, source="n2")
     assert (copying.source, copying.targets) == ("n2", ("n1",))
 
 
 def test_a_name_by_digest_is_refused() -> None:
     """No copied image has one; where all nodes have it nothing is to be done."""
     name = f"x@sha256:{'0' * 64}"
-    there = replace(image("x:1"), digests=(name,))
+    stored = replace(image("x:1"), digests=(name,))
     with pytest.raises(RequestError, match="named by its digest"):
-        plan_image(name, {"n1": store(there), "n2": store()})
+        plan_image(name, {"n1": store(stored), "n2": store()})
 
-    assert plan_image(name, {"n1": store(there), "n2": store(there)}).targets == ()
+    assert plan_image(name, {"n1": store(stored), "n2": store(stored)}).targets == ()
 
 
 def test_who_cannot_take_part() -> None:
     """Docker or Python is missing: all such nodes are named, but for those that lack nothing."""
-    seen = {
+    stores = {
         "n1": store(image("x:1")),
         "n2": store(trouble="Cannot connect to the Docker daemon"),
         "n3": store(python=(3, 6)),
         "n4": store(image("x:1"), python=(0, 0)),
     }
     with pytest.raises(NodeError) as caught:
-        plan_image("x:1", seen)
+        plan_image("x:1", stores)
 
     assert "Docker does not answer" in caught.value.evidence
     assert "Python 3.8 or newer" in caught.value.evidence
@@ -163,27 +163,27 @@ def test_room_is_looked_at_before() -> None:
 
 def test_one_disk_holds_all_of_it() -> None:
     """Where both folders are on it, what they need is added up; what lies there already counts."""
-    seen = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
+    stores = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
     with pytest.raises(NodeError, match="too little room"):
-        plan_targets(seen)
-    seen["n2"] = replace(seen["n2"], unfinished=GIB)
-    plan_targets(seen)
+        plan_targets(stores)
+    stores["n2"] = replace(stores["n2"], unfinished=GIB)
+    plan_targets(stores)
 
 
 def test_packed_layers_need_room_for_what_is_in_them() -> None:
     """As much as the source's Docker says that all take."""
     large = replace(image("x:1"), size=6 * GIB)
-    seen = {"n1": store(large), "n2": store(free=7 * GIB)}
-    plan_targets(seen)
-    seen["n1"] = replace(seen["n1"], containerd=True)
+    stores = {"n1": store(large), "n2": store(free=7 * GIB)}
+    plan_targets(stores)
+    stores["n1"] = replace(stores["n1"], containerd=True)
     with pytest.raises(NodeError, match="too little room"):
-        plan_targets(seen)
+        plan_targets(stores)
 
 
 def test_the_same_image_under_another_name_is_only_named() -> None:
     """Nothing travels."""
-    seen = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
-    copying = plan_image("x:1", seen)
+    stores = {"n1": store(image("x:1")), "n2": store(image("mirror/x:1"))}
+    copying = plan_image("x:1", stores)
 
     assert copying.receivers == ()
     assert copying.unnamed == {"n2": image("x:1").id}

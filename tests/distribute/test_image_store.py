@@ -38,7 +38,7 @@ def docker(tmp_path: Path) -> Path:
     return path
 
 
-def asked(docker: Path, scratch: Path) -> ImageStore:
+def query(docker: Path, scratch: Path) -> ImageStore:
     argv = image_store.query_argv((str(docker),), cluster="c", node="n", scratch=str(scratch))
     ran = subprocess.run(argv, capture_output=True, text=True, check=True)
     return image_store.parse_store(ran.stdout, cluster="c", node="n", scratch=str(scratch))
@@ -48,20 +48,22 @@ def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
     """Its images, room, Python, and what unfinished copies hold; a folder that is not there yet is
     no trouble.
     """
-    store = asked(docker, tmp_path / "not" / "there")
+    store = query(docker, tmp_path / "not" / "there")
 
-    assert [each.id for each in store.images] == [image_json(name)["Id"] for name in ("a:1", "b:1")]
+    assert [image.id for image in store.images] == [
+        image_json(name)["Id"] for name in ("a:1", "b:1")
+    ]
     assert (store.docker_version, store.containerd, store.docker_error) == ("26.1.5", False, "")
     assert store.same_disk
     assert store.free > 0
     assert store.scratch_free > 0
     assert store.python >= (3, 8)
     assert store.unfinished == 0
-    left = Path(store.folder)
-    assert left == tmp_path / "not" / "there" / f"vlaunch-{os.getuid()}" / "c" / "n"
-    left.mkdir(parents=True)
-    (left / "blob").write_bytes(bytes(100_000))
-    assert asked(docker, tmp_path / "not" / "there").unfinished >= 100_000
+    folder = Path(store.folder)
+    assert folder == tmp_path / "not" / "there" / f"vlaunch-{os.getuid()}" / "c" / "n"
+    folder.mkdir(parents=True)
+    (folder / "blob").write_bytes(bytes(100_000))
+    assert query(docker, tmp_path / "not" / "there").unfinished >= 100_000
 
 
 def test_containerds_store(docker: Path, tmp_path: Path) -> None:
@@ -69,13 +71,13 @@ def test_containerds_store(docker: Path, tmp_path: Path) -> None:
     status = [["driver-type", "io.containerd.snapshotter.v1"]]
     (tmp_path / "info").write_text(json.dumps({"ServerVersion": "29.0", "DriverStatus": status}))
 
-    assert asked(docker, tmp_path).containerd
+    assert query(docker, tmp_path).containerd
 
 
 def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
     """What it says is kept; nothing else is unknown."""
     docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
-    store = asked(docker, tmp_path)
+    store = query(docker, tmp_path)
 
     assert "Cannot connect" in store.docker_error
     assert store.images == ()
@@ -91,13 +93,13 @@ def test_what_cannot_be_read(text: str) -> None:
         image_store.parse_store(text, cluster="c", node="n")
 
 
-def _image(*names: str, layers: tuple[str, ...] = (), **more: Any) -> Image:
+def _image(*names: str, layers: tuple[str, ...] = (), **fields: Any) -> Image:
     about: dict[str, Any] = {"id": "", "identity": "", "digests": (), "architecture": ""}
-    return Image(**{**about, "labels": {}, "names": names, "layers": layers, **more})
+    return Image(**{**about, "labels": {}, "names": names, "layers": layers, **fields})
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "same"),
+    ("has", "name", "same"),
     [
         ("x:latest", "x", True),
         ("x:1", "x", False),
@@ -107,9 +109,9 @@ def _image(*names: str, layers: tuple[str, ...] = (), **more: Any) -> Image:
         ("ghcr.io/x:1", "x:1", False),
     ],
 )
-def test_names(has: str, asked: str, same: bool) -> None:
+def test_names(has: str, name: str, same: bool) -> None:
     """With the registry and tag that Docker assumes, or without."""
-    assert is_named(_image(has), asked) is same
+    assert is_named(_image(has), name) is same
 
 
 def test_a_name_with_a_digest() -> None:

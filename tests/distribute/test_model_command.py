@@ -20,7 +20,7 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain, copying
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import MemberProgress, MemberSpec, CopyResult
+from launcher.distribute.run_copy import CopyResult, MemberProgress, MemberSpec
 from tests.command_line import Cluster, FakeHeld
 
 COMMIT = "1" * 40
@@ -45,10 +45,10 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
         if command.argv != chain.node_runtime(cluster.world.inventory).argv:
             return simulated(command)
         assert command.stdin is not None
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             code = main(json.loads(command.stdin())["request"])
-        return Answer(node=command.node, code=code, out=said.getvalue())
+        return Answer(node=command.node, code=code, out=output.getvalue())
 
     cluster.world.answer = answer  # type: ignore[method-assign]
     return cluster
@@ -89,8 +89,8 @@ def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
     row = next(line for line in ran.out.splitlines() if line.startswith("org/m"))
     assert row.split()[:6] == ["org/m", COMMIT[:12], "5", "MiB", "gpu01", "gpu02"]
     assert "gpu02: org/m: m.safetensors has no content" in ran.out
-    said = json.loads(nodes.run("model", "list", "--json").out)
-    assert said["nodes"]["gpu01"]["models"][0]["revisions"][0]["why"] == ""
+    payload = json.loads(nodes.run("model", "list", "--json").out)
+    assert payload["nodes"]["gpu01"]["models"][0]["revisions"][0]["why"] == ""
 
 
 def test_nothing_is_anywhere(nodes: Cluster) -> None:
@@ -145,21 +145,21 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         called.extend(parts)
         connections.check()
         yield Event(kind="wait", stage="copy", text="moving")
-        held = FakeHeld([])
-        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
+        program = FakeHeld([])
+        members = {spec.name: MemberProgress(program=program, received=total) for spec in parts}  # type: ignore[arg-type]
         members[parts[-1].name].failed = "No space left on device"
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "spread", fake)
+    monkeypatch.setattr(copying, "coordinate_copy", fake)
     return called
 
 
 def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
-    """What each program is asked."""
+    """Return the programs' requests."""
     return [
-        json.loads(each.command.stdin())["request"]
-        for each in parts
-        if each.command.stdin is not None
+        json.loads(spec.command.stdin())["request"]
+        for spec in parts
+        if spec.command.stdin is not None
     ]
 
 
@@ -172,15 +172,17 @@ def test_a_model_goes_along_the_chain(
     in_hub(home(tmp_path, "gpu02"))
     ran = nodes.run("model", "copy", "org/m", "--rate", "10MB")
 
-    asked = requests(parts)
-    assert [each.name for each in parts] == ["gpu02", "gpu01"]
-    assert [each["source"] for each in asked] == [True, False]
-    assert [each["listen"] for each in asked] == [["10.0.0.12", 29570], ["10.0.0.11", 29570]]
-    assert asked[1]["root"] == f"{home(tmp_path, 'gpu01')}/hub/models--org--m"
-    assert asked[1]["refs"] == [["refs/main", COMMIT]]
-    assert (asked[1]["rate"], asked[1]["label"]) == (10_000_000, COMMIT)
-    assert asked[0]["certificate"] == asked[1]["certificate"]
-    assert all(asked[0]["certificate"] not in " ".join(part.command.full_argv) for part in parts)
+    requested = requests(parts)
+    assert [spec.name for spec in parts] == ["gpu02", "gpu01"]
+    assert [spec["source"] for spec in requested] == [True, False]
+    assert [spec["listen"] for spec in requested] == [["10.0.0.12", 29570], ["10.0.0.11", 29570]]
+    assert requested[1]["root"] == f"{home(tmp_path, 'gpu01')}/hub/models--org--m"
+    assert requested[1]["refs"] == [["refs/main", COMMIT]]
+    assert (requested[1]["rate"], requested[1]["label"]) == (10_000_000, COMMIT)
+    assert requested[0]["certificate"] == requested[1]["certificate"]
+    assert all(
+        requested[0]["certificate"] not in " ".join(part.command.full_argv) for part in parts
+    )
     assert parts[0].command.preamble == ()
     assert "copying org/m" in " ".join(parts[1].command.preamble)
     assert ran.code == 1
@@ -198,16 +200,16 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
     nodes.write(nodes.path.read_text().replace("gpu02/hf", "gpu01/hf"))
     nodes.run("model", "copy", "./mine")
 
-    assert [each.name for each in parts] == [chain.THIS_MACHINE, "gpu01", "gpu02"]
-    assert [each.pushes for each in parts] == [True, False, False]
-    asked = requests(parts)
-    assert "listen" not in asked[0]
-    assert asked[0]["root"] == str(tmp_path / "mine")
-    assert asked[1]["root"] == f"{home(tmp_path, 'gpu01')}/mine"
+    assert [spec.name for spec in parts] == [chain.THIS_MACHINE, "gpu01", "gpu02"]
+    assert [spec.pushes for spec in parts] == [True, False, False]
+    requested = requests(parts)
+    assert "listen" not in requested[0]
+    assert requested[0]["root"] == str(tmp_path / "mine")
+    assert requested[1]["root"] == f"{home(tmp_path, 'gpu01')}/mine"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("./none",), "no such folder on this machine"),
         (("org/m",), "no node has org/m"),
@@ -219,12 +221,12 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
         (("org/m", "--rate", "fast"), "should be bytes a second"),
     ],
 )
-def test_wrong_requests(nodes: Cluster, words: tuple[str, ...], said: str) -> None:
+def test_wrong_requests(nodes: Cluster, arguments: tuple[str, ...], message: str) -> None:
     """Are told before anything is touched."""
-    ran = nodes.run("model", "copy", *words)
+    ran = nodes.run("model", "copy", *arguments)
 
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain, copying
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import MemberProgress, MemberSpec, CopyResult
+from launcher.distribute.run_copy import CopyResult, MemberProgress, MemberSpec
 from tests.command_line import Cluster, FakeHeld, Ran
 from tests.distribute.test_model_command import COMMIT, home, in_hub, requests
 
@@ -36,15 +36,15 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
     for machine in cluster.world.machines.values():
         machine.images = {"x:1": next(iter(machine.images.values()))}
     simulated = cluster.world.answer
-    words = chain.node_runtime(cluster.world.inventory).argv[2]
+    bootstrap = chain.node_runtime(cluster.world.inventory).argv[2]
 
     def answer(command: Command) -> Answer | None:
-        if words not in command.argv or command.stdin is None:
+        if bootstrap not in command.argv or command.stdin is None:
             return simulated(command)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             code = main(json.loads(command.stdin())["request"])
-        return Answer(node=command.node, code=code, out=said.getvalue())
+        return Answer(node=command.node, code=code, out=output.getvalue())
 
     cluster.world.answer = answer  # type: ignore[method-assign]
     assert cluster.run("up").code == 0
@@ -67,17 +67,17 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         yield Event(kind="wait", stage="copy", text="moving")
         for machine in nodes.world.machines.values():
             machine.config = CONFIG
-        held = FakeHeld([])
-        members = {each.name: MemberProgress(program=held, received=total) for each in parts}  # type: ignore[arg-type]
+        program = FakeHeld([])
+        members = {spec.name: MemberProgress(program=program, received=total) for spec in parts}  # type: ignore[arg-type]
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "spread", fake)
+    monkeypatch.setattr(copying, "coordinate_copy", fake)
     return called
 
 
-def serve(nodes: Cluster, *words: str) -> Ran:
-    asked = ("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
-    return nodes.run(*asked)
+def serve(nodes: Cluster, *arguments: str) -> Ran:
+    command = ("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *arguments)
+    return nodes.run(*command)
 
 
 def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[MemberSpec]) -> None:
@@ -96,11 +96,11 @@ def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[MemberSpec],
     ran = serve(nodes, "--json", *([how] if how == "--fetch" else []))
 
     assert ran.code == 0, ran.err
-    assert [each.name for each in parts] == ["gpu01", "gpu02"]
-    assert [each["source"] for each in requests(parts)] == [True, False]
+    assert [spec.name for spec in parts] == ["gpu01", "gpu02"]
+    assert [spec["source"] for spec in requests(parts)] == [True, False]
     assert nodes.world.verbs() == ["gpu01: want"]
-    assert [each["kind"] for each in ran.events if each.get("stage") == "copy"][-1] == "note"
-    assert [each["stage"] for each in ran.events if each["kind"] == "done"] == ["serve"]
+    assert [spec["kind"] for spec in ran.events if spec.get("stage") == "copy"][-1] == "note"
+    assert [spec["stage"] for spec in ran.events if spec["kind"] == "done"] == ["serve"]
 
 
 def test_only_nodes_that_load_it(nodes: Cluster, parts: list[MemberSpec]) -> None:
@@ -133,11 +133,11 @@ def test_a_half_finished_copy_is_refused(
     """With the command that finishes it; the flag does so itself."""
     real = type(nodes.world)._model
 
-    def begun(world: Any, machine: Any, words: Any) -> Answer:
+    def begun(world: Any, machine: Any, arguments: Any) -> Answer:
         unfinished = machine.node.name == "gpu02" and machine.config is None
         if unfinished:
             return Answer(node="gpu02", code=6)
-        return real(world, machine, words)
+        return real(world, machine, arguments)
 
     monkeypatch.setattr(type(nodes.world), "_model", begun)
     ran = serve(nodes)

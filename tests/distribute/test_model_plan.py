@@ -19,7 +19,7 @@ GB = 10**9
 
 def revision(commit: str = COMMIT, **changes: Any) -> Revision:
     base = f"snapshots/{commit}"
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "revision": commit,
         "size": 5 * GB + 100,
         "count": 2,
@@ -34,11 +34,11 @@ def revision(commit: str = COMMIT, **changes: Any) -> Revision:
             (f"{base}/model.safetensors", f"blobs/{BLOB}"),
         ),
     }
-    return Revision(**{**said, **changes})
+    return Revision(**{**fields, **changes})
 
 
 def hub(*revisions: Revision, **changes: Any) -> StoredModel:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": NAME,
         "root": "/hf/hub/models--org--model",
         "kind": "hub",
@@ -49,7 +49,7 @@ def hub(*revisions: Revision, **changes: Any) -> StoredModel:
         "downloading": 0,
         "left_over": 0,
     }
-    return StoredModel(**{**said, **changes})
+    return StoredModel(**{**fields, **changes})
 
 
 def seen(*models: StoredModel, free: int = 100 * GB) -> NodeModels:
@@ -63,7 +63,7 @@ def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
     assert (copying.source, copying.targets) == ("b", ("c", "a"))
     assert copying.complete_nodes == ("b", "d")
     assert copying.missing_bytes == {"a": 5 * GB + 100, "c": 5 * GB + 100}
-    assert [each.digest for each in copying.manifest.files] == [SMALL, BLOB]
+    assert [file.digest for file in copying.manifest.files] == [SMALL, BLOB]
     assert copying.links == revision().links
     assert copying.refs == (("refs/main", COMMIT),)
     assert copying.label == COMMIT
@@ -104,7 +104,7 @@ def test_a_folders_files_count_by_name_size_and_time() -> None:
     files = (("config.json", 20, 7, ""), ("m.safetensors", GB, 7, ""))
     own = revision("", files=files, links=())
     path = "/hf/mine"
-    there = hub(own, name=path, kind="plain", refs={})
+    stored = hub(own, name=path, kind="plain", refs={})
     older = hub(
         replace(own, files=(files[0], ("m.safetensors", GB, 6, ""))),
         name=path,
@@ -112,7 +112,7 @@ def test_a_folders_files_count_by_name_size_and_time() -> None:
         refs={},
     )
 
-    copying = plan_copy(path, {"a": seen(there), "b": seen(older), "c": seen(there)}, source="a")
+    copying = plan_copy(path, {"a": seen(stored), "b": seen(older), "c": seen(stored)}, source="a")
     assert (copying.targets, copying.missing_bytes) == (("b",), {"b": GB})
     assert (copying.refs, copying.label) == ((), "files")
 
@@ -146,9 +146,9 @@ def test_too_little_room_is_seen_before() -> None:
     with pytest.raises(RequestError, match="b has too little room") as caught:
         plan_copy(NAME, {"a": seen(hub()), "b": seen(free=5 * GB)})
     assert caught.value.evidence.startswith("b: 4.7 GiB are missing there, 4.7 GiB free")
-    begun = hub(revision(files=(), links=(), why="x"), unfinished=GB)
+    partial = hub(revision(files=(), links=(), why="x"), unfinished=GB)
 
-    assert plan_copy(NAME, {"a": seen(hub()), "b": seen(begun, free=5 * GB)}).targets == ("b",)
+    assert plan_copy(NAME, {"a": seen(hub()), "b": seen(partial, free=5 * GB)}).targets == ("b",)
 
 
 def test_only_those_that_are_meant() -> None:
@@ -166,7 +166,7 @@ def test_chunks_are_larger_where_there_are_many() -> None:
 def test_a_file_that_leads_out_of_its_folder() -> None:
     """As a hostile node names it: said as a mistake of that node's."""
     files = (("../../etc/cron.d/evil", 100, 7, SMALL),)
-    there = hub(revision(files=files, links=()))
+    stored = hub(revision(files=files, links=()))
     with pytest.raises(RequestError, match="a names a file of org/model that cannot be") as caught:
-        plan_copy(NAME, {"a": seen(there), "b": seen()})
+        plan_copy(NAME, {"a": seen(stored), "b": seen()})
     assert "leads out of its folder" in caught.value.evidence

@@ -27,7 +27,7 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
     nodes.lock.append(Line(node="gpu01", text='{"event": "downloaded", "bytes": 5}'))
     nodes.write(nodes.path.read_text() + "secrets: {HF_TOKEN: {env: HF_TOKEN}}\n")
     rows = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in FILES.items()]
-    said: dict[str, Any] = {"event": "resolved", "revision": COMMIT, "files": rows, "asked": {}}
+    answers: dict[str, Any] = {"event": "resolved", "revision": COMMIT, "files": rows, "asked": {}}
     simulated = nodes.world.answer
     downloads: list[Command] = []
 
@@ -42,13 +42,13 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
                 downloads.append(last)
                 in_hub(home(tmp_path, last.node))
             if request["verb"] == "resolve":
-                said["asked"] = {**request, "node": command.node}
-                told = {key: value for key, value in said.items() if key != "asked"}
-                return Answer(node=command.node, code=0, out=json.dumps(told) + "\n")
+                answers["asked"] = {**request, "node": command.node}
+                event = {key: value for key, value in answers.items() if key != "asked"}
+                return Answer(node=command.node, code=0, out=json.dumps(event) + "\n")
         return simulated(command)
 
     nodes.world.answer = answer  # type: ignore[method-assign]
-    return said
+    return answers
 
 
 def test_one_node_downloads_for_all(
@@ -68,10 +68,10 @@ def test_one_node_downloads_for_all(
     assert sorted(request["files"]) == sorted(FILES)
     assert request["hub"] == f"{home(tmp_path, 'gpu01')}/hub"
     assert "downloading org/m" in " ".join(fetches.preamble)
-    assert [each.name for each in parts] == ["gpu01", "gpu02"]
+    assert [spec.name for spec in parts] == ["gpu01", "gpu02"]
     assert requests(parts)[1]["refs"] == [["refs/main", COMMIT]]
     assert "5 MiB downloaded" in ran.err
-    assert TOKEN not in " ".join(word for each in nodes.held for word in each.full_argv)
+    assert TOKEN not in " ".join(argument for spec in nodes.held for argument in spec.full_argv)
     assert TOKEN not in ran.out + ran.err
     nodes.run("model", "pull", "org/m", "--node", "gpu02")
     assert hub["asked"]["node"] == "gpu02"
@@ -83,7 +83,7 @@ def test_a_download_for_one_node_is_compared(
     """With the hub's digests, by a copy without targets."""
     nodes.run("model", "pull", "org/m", "--to", "gpu01")
 
-    assert [(each["source"], each["alone"]) for each in requests(parts)] == [(True, True)]
+    assert [(request["source"], request["alone"]) for request in requests(parts)] == [(True, True)]
 
 
 def test_a_download_that_fails(
@@ -116,7 +116,7 @@ def test_what_a_node_has_is_not_downloaded(
     """It is copied from there; where all have it, nothing is done."""
     in_hub(home(tmp_path, "gpu02"))
     nodes.run("model", "pull", "org/m")
-    assert [each.name for each in parts] == ["gpu02", "gpu01"]
+    assert [spec.name for spec in parts] == ["gpu02", "gpu01"]
     in_hub(home(tmp_path, "gpu01"))
     ran = nodes.run("model", "pull", "org/m")
 

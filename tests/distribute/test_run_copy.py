@@ -39,37 +39,37 @@ SLOWLY = 4_000_000  # bytes a second: three seconds, in which something can happ
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Chain:
-    made = Chain(tmp_path, 4)
-    make_model(made.roots["n0"])
-    return made
+    chain_ = Chain(tmp_path, 4)
+    make_model(chain_.roots["n0"])
+    return chain_
 
 
 def test_every_node_gets_everything(chain: Chain) -> None:
     """Bytes, times and folders; no part of it twice; nothing unfinished is left."""
     came = chain.run()
 
-    wanted = content(chain.roots["n0"])
+    expected = content(chain.roots["n0"])
     for name in chain.names[1:]:
         root = chain.roots[name]
-        assert content(root) == wanted
+        assert content(root) == expected
         assert (root / "config.json").stat().st_mtime_ns == 1_700_000_000_123_456_789
-        assert [each.name for each in (root / ".vlaunch").iterdir()] == ["records"]
+        assert [path.name for path in (root / ".vlaunch").iterdir()] == ["records"]
         assert came.members[name].received == TOTAL
     assert came.failed == {}
     assert came.members["n0"].sent == came.members["n1"].sent == TOTAL
     assert came.members["n3"].sent == 0
 
 
-@pytest.mark.parametrize("gives", [False, True])
-def test_an_encrypted_copy(chain: Chain, gives: bool) -> None:
+@pytest.mark.parametrize("pushes", [False, True])
+def test_an_encrypted_copy(chain: Chain, pushes: bool) -> None:
     """Ends the same, also when a node dies in the middle."""
     chain.rate = SLOWLY
     killed = when(0.02, lambda: chain.kill("n1"))
-    came = chain.run(at=killed, encrypt=True, gives=gives)
+    came = chain.run(at=killed, encrypt=True, pushes=pushes)
 
-    wanted = content(chain.roots["n0"])
+    expected = content(chain.roots["n0"])
     assert list(came.failed) == ["n1"]
-    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [wanted, wanted]
+    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [expected, expected]
 
 
 def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
@@ -93,14 +93,14 @@ def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
 
     came = chain.run(at=when(0.3, spoil))
 
-    wanted = content(chain.roots["n0"])
+    expected = content(chain.roots["n0"])
     assert list(came.failed) == ["n1"]
     assert "has other bytes on the disk than were written" in came.failed["n1"]
-    assert any("got wrong bytes from n1" in each.text for each in chain.events)
+    assert any("got wrong bytes from n1" in event.text for event in chain.events)
     assert content(chain.roots["n1"]) == {}
-    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [wanted, wanted]
+    assert [content(chain.roots[name]) for name in ("n2", "n3")] == [expected, expected]
     assert chain.run().failed == {}
-    assert content(chain.roots["n1"]) == wanted
+    assert content(chain.roots["n1"]) == expected
 
 
 def test_a_second_copy_moves_nothing(chain: Chain) -> None:
@@ -132,14 +132,14 @@ def test_a_killed_node_delays_nobody(chain: Chain) -> None:
     chain.rate = SLOWLY
     came = chain.run(at=when(0.02, lambda: chain.kill("n1")))
 
-    wanted = content(chain.roots["n0"])
-    assert [content(chain.roots[name]) == wanted for name in ("n2", "n3")] == [True, True]
+    expected = content(chain.roots["n0"])
+    assert [content(chain.roots[name]) == expected for name in ("n2", "n3")] == [True, True]
     assert list(came.failed) == ["n1"]
     assert came.seconds < 2 * TOTAL / chain.rate + 3
     assert came.members["n2"].received < 1.1 * TOTAL
     assert not (chain.roots["n1"] / "config.json").exists()
     again = chain.run()
-    assert content(chain.roots["n1"]) == wanted
+    assert content(chain.roots["n1"]) == expected
     assert 0 < again.members["n1"].received < 0.9 * TOTAL
     assert again.members["n2"].received == 0
 
@@ -190,21 +190,21 @@ def test_an_interrupted_copy_goes_on(chain: Chain) -> None:
 
 def test_nodes_that_have_something_pass_it_on(chain: Chain) -> None:
     """The one in the middle has a large file already, which it passes on without getting it."""
-    wanted = content(chain.roots["n0"])
-    there = chain.roots["n2"] / "model-1.safetensors"
-    there.parent.mkdir()
-    there.write_bytes(wanted["model-1.safetensors"])
+    expected = content(chain.roots["n0"])
+    path = chain.roots["n2"] / "model-1.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(expected["model-1.safetensors"])
     came = chain.run()
 
-    assert content(chain.roots["n3"]) == wanted
-    assert came.members["n2"].received == TOTAL - len(wanted["model-1.safetensors"])
+    assert content(chain.roots["n3"]) == expected
+    assert came.members["n2"].received == TOTAL - len(expected["model-1.safetensors"])
     assert came.members["n3"].received == TOTAL
 
 
 def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
     """As this machine does, through a tunnel to the first node; also when that one dies."""
     chain.rate = SLOWLY
-    came = chain.run(gives=True, at=when(0.02, lambda: chain.kill("n1")))
+    came = chain.run(pushes=True, at=when(0.02, lambda: chain.kill("n1")))
 
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
     assert list(came.failed) == ["n1"]
@@ -213,8 +213,8 @@ def test_a_source_that_cannot_be_reached_brings_it(chain: Chain) -> None:
 def test_a_file_that_is_not_what_was_published_goes_nowhere(chain: Chain) -> None:
     """The source finds it while it reads; nothing gets its name anywhere."""
     files = [
-        type(each)(each.name, each.size, each.mtime, "0" * 64 if "2" in each.name else "")
-        for each in rows(chain.roots["n0"])
+        type(row)(row.name, row.size, row.mtime, "0" * 64 if "2" in row.name else "")
+        for row in rows(chain.roots["n0"])
     ]
     with pytest.raises(NodeError) as caught:
         chain.run(CopyManifest(files, CHUNK))
@@ -228,7 +228,7 @@ def test_two_nodes_that_see_the_same_folder_are_one(chain: Chain) -> None:
     chain.roots["n2"] = chain.roots["n1"]
     came = chain.run()
 
-    shared = [name for name, each in came.members.items() if each.shared]
+    shared = [name for name, member in came.members.items() if member.shared]
     assert shared in (["n1"], ["n2"])
     assert content(chain.roots["n3"]) == content(chain.roots["n0"])
 
@@ -275,11 +275,11 @@ def test_other_programs_get_nothing(chain: Chain) -> None:
 
 def _listening(pid: int) -> Iterator[int]:
     """Return the ports that a process listens at."""
-    inodes = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    inodes = {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-            yield int(words[1].rpartition(":")[2], 16)
+        columns = line.split()
+        if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:
+            yield int(columns[1].rpartition(":")[2], 16)
 
 
 def test_too_little_room_is_said_before_anything_moves(small_disk: Path, chain: Chain) -> None:
@@ -340,10 +340,10 @@ def test_progress_is_told_node_by_node(chain: Chain) -> None:
     chain.rate = SLOWLY
     chain.run()
 
-    steps = [each for each in chain.events if each.kind == "step" and each.node == "n2"]
+    steps = [event for event in chain.events if event.kind == "step" and event.node == "n2"]
     assert steps[0].data["total"] == TOTAL
     assert (steps[0].data["from"], steps[0].data["position"]) == ("n1", 2)
-    waits = [each for each in chain.events if each.kind == "wait" and each.data]
+    waits = [event for event in chain.events if event.kind == "wait" and event.data]
     assert "the last" in waits[0].text
     assert json.dumps(waits[0].as_json())
 
@@ -368,5 +368,5 @@ def test_what_stays_in_memory(chain: Chain, cached: bool) -> None:
         pytest.skip("the files here lie in memory alone")
     chain.run(cached=cached)
 
-    held = [in_memory(root / name) > 0 for root in chain.roots.values()]
-    assert held == [cached] * 4
+    resident = [in_memory(root / name) > 0 for root in chain.roots.values()]
+    assert resident == [cached] * 4

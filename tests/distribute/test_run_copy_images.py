@@ -33,28 +33,28 @@ class Images(Chain):
         saved.write_bytes(tar_of_layers())
         root, top = str(self.roots["n0"]), str(self.base / "n0")
         (self.base / "n0").chmod(0o700)
-        asked = {"of": "1", "root": root, "top": top, "need": 1, "save": ["cat", str(saved)]}
-        self.exported = images.export_image(asked)
+        request = {"of": "1", "root": root, "top": top, "need": 1, "save": ["cat", str(saved)]}
+        self.exported = images.export_image(request)
 
     @property
     def manifest(self) -> CopyManifest:
-        """What is copied."""
+        """The manifest of the exported files."""
         return CopyManifest([ManifestFile(*row) for row in self.exported["files"]], CHUNK)
 
-    def given(self, name: str) -> Path:
-        """What a node's Docker was given."""
+    def loaded(self, name: str) -> Path:
+        """Return the file that a node's Docker has loaded."""
         return self.base / name / "given"
 
     def has_it(self, name: str) -> bool:
-        """True when a node's Docker was given all files, and nothing else of it is left."""
+        """True when a node's Docker has loaded all files, and no staged file is left."""
         try:
-            with tarfile.open(self.given(name)) as tar:
-                sums = {each.name: sha(tar.extractfile(each).read()) for each in tar}  # type: ignore[union-attr]
+            with tarfile.open(self.loaded(name)) as tar:
+                sums = {entry.name: sha(tar.extractfile(entry).read()) for entry in tar}  # type: ignore[union-attr]
         except (OSError, tarfile.TarError):
             return False
         root = self.roots["n0"]
-        wanted = {row[0]: sha((root / row[0]).read_bytes()) for row in self.exported["files"]}
-        return sums == wanted and not self.roots[name].exists()
+        expected = {row[0]: sha((root / row[0]).read_bytes()) for row in self.exported["files"]}
+        return sums == expected and not self.roots[name].exists()
 
     def _part(
         self,
@@ -62,22 +62,22 @@ class Images(Chain):
         manifest: CopyManifest,
         source: str,
         links: list[list[str]],
-        gives: bool,
-        more: dict[str, Any],
+        pushes: bool,
+        fields: dict[str, Any],
     ) -> MemberSpec:
         script = "echo no space left >&2; exit 1" if name == self.refuses else 'cat > "$0"'
         top = self.roots[name].parent
         top.chmod(0o700)
-        load = {"load": ["sh", "-c", script, str(self.given(name))], "top": str(top)}
-        more = more if name == source else {**more, "load": load}
-        return super()._part(name, manifest, source, links, gives, more)
+        load = {"load": ["sh", "-c", script, str(self.loaded(name))], "top": str(top)}
+        fields = fields if name == source else {**fields, "load": load}
+        return super()._part(name, manifest, source, links, pushes, fields)
 
 
 def tar_of_layers() -> bytes:
     """An image as Docker saves it."""
-    diffs = [f"sha256:{sha(each)}" for each in LAYERS]
+    diffs = [f"sha256:{sha(layer)}" for layer in LAYERS]
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": diffs}}).encode()
-    files = {f"blobs/sha256/{sha(each)}": each for each in (*LAYERS, config)}
+    files = {f"blobs/sha256/{sha(layer)}": layer for layer in (*LAYERS, config)}
     paths = list(files)
     rows = [{"Config": paths[-1], "RepoTags": [NAME], "Layers": paths[:-1]}]
     return tar_of({**files, "manifest.json": json.dumps(rows).encode()})

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from launcher.app import audit
-from launcher.app.audit import Entry
+from launcher.app.audit import AuditLine
 from launcher.batch import gather
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
@@ -26,7 +26,7 @@ from launcher.serving import watch
 from tests import kept
 from tests.batch import batch_job
 from tests.command_line import Cluster
-from tests.diagnose.told import Telling, state, tell
+from tests.diagnose.node_answers import NodeAnswers, set_answers, state
 from tests.hostile import mutate, seeds
 from tests.hostile.mutate import EVIL
 from tests.hostile.test_answers import harmless
@@ -69,7 +69,7 @@ COMMANDS = (
 def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster that is up; waits cost no time."""
     ticks = itertools.count(step=5)
-    for function in (watch.watch, watch_batch.watch, gather.gather):
+    for function in (watch.watch_start, watch_batch.watch_job, gather.gather):
         defaults = function.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
@@ -87,7 +87,7 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         kept.wanted("embed", node="gpu02", backend="mp"),
         faults=[dataclasses.asdict(kept.fault())],
     )
-    entry = Entry(
+    entry = AuditLine(
         at="2026-11-20T10:00:00Z",
         who="ops",
         host="here",
@@ -96,7 +96,7 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         node="gpu01",
         changes=("a", "b"),
     )
-    log = Telling(
+    log = NodeAnswers(
         parts={
             "state": state("vlaunch-c-gpu01"),
             "log-1": "RuntimeError: connectFullMesh",
@@ -104,9 +104,9 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
             "observed-1": json.dumps(seeds.servers()["servers"][1]["observed"]),
             "engine-1": "EngineCore encountered a fatal error.",
         },
-        audit=audit.line(entry) + "\n",
+        audit=audit.format_line(entry) + "\n",
     )
-    tell(cluster, gpu01=log, gpu02=log)
+    set_answers(cluster, gpu01=log, gpu02=log)
     handler = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:

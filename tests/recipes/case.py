@@ -23,10 +23,10 @@ def hardware(name: str, accelerator: str = "nvidia") -> Hardware:
     return find_hardware(name, library.load_library().hardware_by_name(accelerator))
 
 
-def nodes(more: str = "", image: str = "vllm/vllm-openai:v0.32.0") -> Inventory:
+def nodes(suffix: str = "", image: str = "vllm/vllm-openai:v0.32.0") -> Inventory:
     """An inventory of two nodes with eight GPUs each."""
     text = (
-        f"cluster: c\nimage: {image}\n{more}\nnodes:\n"
+        f"cluster: c\nimage: {image}\n{suffix}\nnodes:\n"
         "  - {host: 'n[01-02]', ip: '10.0.0.[1-2]', gpus: 8}\n"
     )
     return loads(text, Path("inventory.yaml"))

@@ -43,10 +43,10 @@ def test_every_reserved_option_is_dropped(key: str) -> None:
     """With its value, and its key for the reason."""
     if key == "--model":  # it names the model
         return
-    found = adapted(f"vllm serve m {key} 1 --max-model-len 8")
+    result = adapted(f"vllm serve m {key} 1 --max-model-len 8")
 
-    assert found.args == ("--max-model-len", "8")
-    ((text, reason),) = found.dropped
+    assert result.args == ("--max-model-len", "8")
+    ((text, reason),) = result.dropped
     assert text == f"{key} 1"
     assert reason in vllm.RESERVED
 
@@ -56,10 +56,10 @@ def test_every_reserved_option_is_dropped(key: str) -> None:
 )
 def test_other_spellings_of_reserved_options(text: str) -> None:
     """All that argparse takes for them."""
-    found = adapted(f"vllm serve m {text}")
+    result = adapted(f"vllm serve m {text}")
 
-    assert found.args == ()
-    assert [text for text, _ in found.dropped] == [text]
+    assert result.args == ()
+    assert [text for text, _ in result.dropped] == [text]
 
 
 def test_load_balancing_needs_replicas() -> None:
@@ -73,10 +73,10 @@ def test_load_balancing_needs_replicas() -> None:
 def test_other_arguments_win() -> None:
     """Those of the inventory and after `--`, with a note where they differ."""
     text = "vllm serve m --max-model-len 8 --seed 1 --no-enable-prefix-caching"
-    found = adapted(text, None, "--max_model_len=9", "--seed", "1", "--enable-prefix-caching")
+    result = adapted(text, None, "--max_model_len=9", "--seed", "1", "--enable-prefix-caching")
 
-    assert found.args == ("--max_model_len=9", "--seed", "1", "--enable-prefix-caching")
-    assert found.notes == [
+    assert result.args == ("--max_model_len=9", "--seed", "1", "--enable-prefix-caching")
+    assert result.notes == [
         "`--max_model_len=9` replaces `--max-model-len 8`",
         "`--enable-prefix-caching` replaces `--no-enable-prefix-caching`",
     ]
@@ -100,10 +100,10 @@ def test_other_arguments_win() -> None:
 )
 def test_reserved_variables_are_dropped(name: str, source: str) -> None:
     """With what vlaunch sets them from; others stay."""
-    found = adapted(f"{name}=x VLLM_USE_V1=1 vllm serve m")
+    result = adapted(f"{name}=x VLLM_USE_V1=1 vllm serve m")
 
-    assert found.env == {"VLLM_USE_V1": "1"}
-    (note,) = found.notes
+    assert result.env == {"VLLM_USE_V1": "1"}
+    (note,) = result.notes
     assert note.startswith(f"dropped `{name}=x`; vlaunch sets it from ")
     assert source in note
 
@@ -111,10 +111,10 @@ def test_reserved_variables_are_dropped(name: str, source: str) -> None:
 def test_variables_of_the_inventory_win() -> None:
     """With a note where they differ; the same value needs none."""
     inventory = case.nodes('env: {A: "1", B: "2"}')
-    found = adapted("A=1 B=3 C=4 vllm serve m", inventory)
+    result = adapted("A=1 B=3 C=4 vllm serve m", inventory)
 
-    assert found.env == {"C": "4"}
-    assert found.notes == ["`B=2` of the inventory replaces `B=3`"]
+    assert result.env == {"C": "4"}
+    assert result.notes == ["`B=2` of the inventory replaces `B=3`"]
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_secrets_need_a_source_in_the_inventory(text: str, name: str) -> None:
     assert raised.value.hint
     assert f"add `secrets: {{{name}: {{env: {name}}}}}` to the inventory" in raised.value.hint
 
-    found = adapted(text, case.nodes(SECRETS))
-    shown = f"{raised.value} {raised.value.evidence} {raised.value.hint} {found}"
-    assert (found.args, found.env) == ((), {})
+    result = adapted(text, case.nodes(SECRETS))
+    shown = f"{raised.value} {raised.value.evidence} {raised.value.hint} {result}"
+    assert (result.args, result.env) == ((), {})
     for value in (KEY, "secondsecret"):
         assert value not in shown
         assert value not in text or redaction.redact(value) == redaction.MASK
@@ -195,10 +195,10 @@ def test_the_version_of_an_image(version: str, image: str, notes: list[str]) -> 
     """Is compared by its tag; where that is impossible, a note says so."""
     command = VllmCommand(origin="the recipe r", model="m", version=version)
     inventory = case.nodes(image=image)
-    found = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
+    result = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
 
-    assert len(found.notes) == len(notes)
-    assert all(map(re.search, notes, found.notes))
+    assert len(result.notes) == len(notes)
+    assert all(map(re.search, notes, result.notes))
 
 
 def test_an_old_image_and_a_named_one() -> None:
@@ -210,8 +210,8 @@ def test_an_old_image_and_a_named_one() -> None:
     assert raised.value.hint == "set `image:` to acme/vllm:x, then run `vlaunch up`"
 
     inventory = case.nodes(image="vllm/vllm-openai:v0.33.0")
-    found = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
-    assert "names the image acme/vllm:x" in found.notes[0]
+    result = adapt_command(command, inventory, args=(), replicas=1, backend="mp")
+    assert "names the image acme/vllm:x" in result.notes[0]
     latest = replace(command, image="vllm/vllm-openai:latest")
     assert adapt_command(latest, inventory, args=(), replicas=1, backend="mp").notes == []
 

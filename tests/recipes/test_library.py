@@ -39,9 +39,9 @@ NVIDIA = library.load_library().hardware_by_name("nvidia")
 def test_names_of_drivers(gpu: str, count: int, name: str | None) -> None:
     """The profile with so many GPUs, else the largest with fewer."""
     gpus = [Gpu(index=0, name=gpu, memory_total=80_000, memory_used=0, driver="580")]
-    found = match_hardware(gpus, count, NVIDIA)
+    hardware = match_hardware(gpus, count, NVIDIA)
 
-    assert (found and found.name) == name
+    assert (hardware and hardware.name) == name
 
 
 def test_no_gpus() -> None:
@@ -88,8 +88,8 @@ def test_the_package_names_source_and_licence() -> None:
     assert "Apache License" in (DATA / "LICENSE").read_text()
     assert len(packaged.recipes) > 140
     assert len(text) < 400_000
-    for word in ('"guide"', '"strategy_overrides"', '"omni"', '"description"'):
-        assert word not in text
+    for key in ('"guide"', '"strategy_overrides"', '"omni"', '"description"'):
+        assert key not in text
 
 
 @pytest.mark.parametrize("name", ["openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V4-Flash"])
@@ -156,8 +156,8 @@ def test_writing_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         f"  big: {{brand: NVIDIA, {profile}}}\n  tpu: {{brand: Google, {profile}}}\n"
     )
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *arguments], check=True)
     monkeypatch.setattr(package_recipes, "DATA", data)
     monkeypatch.setattr(library, "_DATA", data / "recipes.json")
 

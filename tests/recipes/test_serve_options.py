@@ -28,33 +28,33 @@ NCCL_SOCKET_IFNAME=eth9 VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B --host 127.0.0.1
 """
 
 
-def serve(*words: str, inventory: str = "h100-infiniband") -> int:
+def serve(*arguments: str, inventory: str = "h100-infiniband") -> int:
     """Dry-run on the cluster of a sample inventory."""
     path = str(ROOT / "inventory" / f"{inventory}.yaml")
-    return run_command(["serve", "-i", path, "--dry-run", "--offline", *words])
+    return run_command(["serve", "-i", path, "--dry-run", "--offline", *arguments])
 
 
-def wanted(script: str) -> dict[str, Any]:
+def started_server(script: str) -> dict[str, Any]:
     """Return the server that a script starts."""
     (line,) = [line for line in script.splitlines() if '"processes"' in line]
-    word = shlex.split(line.replace('"$(date +%s)"', "0"))[2]
-    server: dict[str, Any] = json.loads(word)
+    encoded = shlex.split(line.replace('"$(date +%s)"', "0"))[2]
+    server: dict[str, Any] = json.loads(encoded)
     return server
 
 
-def shown(script: str) -> str:
+def summarize(script: str) -> str:
     """Return the notes of a script and, for each process, its own variables and its command."""
     lines = re.findall(r"^# note: .*", script, re.MULTILINE)
-    server = wanted(script)
+    server = started_server(script)
     for process in server["processes"]:
         env = server["asked_for"].get("env", {})
-        words = [f"{name}={value}" for name, value in env.items()]
-        lines.append(f"{process['node']}: {' '.join([*words, shlex.join(process['argv'])])}")
+        assignments = [f"{name}={value}" for name, value in env.items()]
+        lines.append(f"{process['node']}: {' '.join([*assignments, shlex.join(process['argv'])])}")
     return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "inventory", "words"),
+    ("name", "inventory", "arguments"),
     [
         ("deepseek", "h100-infiniband", ["deepseek-ai/DeepSeek-V3", "--hardware", "h200"]),
         (
@@ -72,11 +72,11 @@ def shown(script: str) -> str:
     ],
 )
 def test_recipes(
-    name: str, inventory: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    name: str, inventory: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command that is started, and the notes."""
-    assert serve("--recipe", *words, inventory=inventory) == 0
-    golden.check(GOLDEN / f"recipe-{name}.txt", shown(capsys.readouterr().out))
+    assert serve("--recipe", *arguments, inventory=inventory) == 0
+    golden.check(GOLDEN / f"recipe-{name}.txt", summarize(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("stdin", [False, True])
@@ -87,20 +87,31 @@ def test_a_pasted_command(
     monkeypatch.setattr(sys, "stdin", io.StringIO(PASTED))
 
     assert serve("--command", "-" if stdin else PASTED) == 0
-    golden.check(GOLDEN / "recipe-pasted.txt", shown(capsys.readouterr().out))
+    golden.check(GOLDEN / "recipe-pasted.txt", summarize(capsys.readouterr().out))
 
 
 def test_flags_choose_what_the_command_may_not(capsys: pytest.CaptureFixture[str]) -> None:
     """The model, the sizes, the address, and arguments after `--`."""
-    words = ["--model", "/data/m", "--backend", "mp", "--tp", "4", "--pp", "2", "--port", "9000"]
+    arguments = [
+        "--model",
+        "/data/m",
+        "--backend",
+        "mp",
+        "--tp",
+        "4",
+        "--pp",
+        "2",
+        "--port",
+        "9000",
+    ]
 
-    assert serve("--command", PASTED, *words, "--", "--max-model-len=8") == 0
+    assert serve("--command", PASTED, *arguments, "--", "--max-model-len=8") == 0
     out = capsys.readouterr().out
 
     assert "dropped `--tensor-parallel-size 16` (vlaunch sets TP 4 × PP 2)" in out
     assert "dropped `--port 9000` (vlaunch sets 9000)" in out
     assert "`--max-model-len=8` replaces `--max-model-len 32768`" in out
-    argv = wanted(out)["processes"][0]["argv"]
+    argv = started_server(out)["processes"][0]["argv"]
     assert argv[:4] == ["vllm", "serve", "/data/m", "--max-model-len=8"]
 
 
@@ -111,20 +122,20 @@ def test_replicas_keep_their_load_balancing(capsys: pytest.CaptureFixture[str]) 
     assert serve("--command", text, "--dp", "2", "--backend", "mp") == 0
     out = capsys.readouterr().out
     assert "dropped `-dp 8` (vlaunch sets DP 2 × TP 8 × PP 1)" in out
-    assert "--data-parallel-hybrid-lb" in wanted(out)["processes"][0]["argv"]
+    assert "--data-parallel-hybrid-lb" in started_server(out)["processes"][0]["argv"]
 
 
 def test_a_part_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """Their memory counts for the variant."""
-    words = ["--recipe", "deepseek-ai/DeepSeek-V3", "--hardware", "h100"]
+    arguments = ["--recipe", "deepseek-ai/DeepSeek-V3", "--hardware", "h100"]
 
-    assert serve(*words) == 0
-    assert serve(*words, "--nodes", "gpu01", "--backend", "mp") == 2
+    assert serve(*arguments) == 0
+    assert serve(*arguments, "--nodes", "gpu01", "--backend", "mp") == 2
     assert "variant default needs 805 GB, the GPUs have 640 GB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--variant", "fp8"], "--variant, --hardware and --feature go with --recipe"),
         (["--command", "vllm serve m", "--feature", "x"], "go with --recipe"),
@@ -136,9 +147,11 @@ def test_a_part_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--command", "vllm serve m --api-key k"], "add `secrets: {VLLM_API_KEY:"),
     ],
 )
-def test_wrong_requests(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_requests(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Are refused before a node is contacted."""
-    assert serve(*words) == 2
+    assert serve(*arguments) == 2
     assert text in capsys.readouterr().err
 
 
@@ -180,7 +193,7 @@ def test_the_plan_may_choose_the_sizes(up: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("terms", "names"),
     [
         (["gpt-oss"], ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]),
         (["OPENAI", "whisper"], ["openai/whisper-large-v3"]),
@@ -189,12 +202,12 @@ def test_the_plan_may_choose_the_sizes(up: Cluster) -> None:
     ],
 )
 def test_a_list_is_filtered(
-    words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
+    terms: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By all words, in any part of a recipe."""
-    assert run_command(["recipes", "list", "--json", *words]) == 0
+    assert run_command(["recipes", "list", "--json", *terms]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == names
-    assert run_command(["recipes", "list", *words]) == 0
+    assert run_command(["recipes", "list", *terms]) == 0
     ran = capsys.readouterr()
     assert [line.split()[0] for line in ran.out.splitlines()] == names
     assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
@@ -223,6 +236,6 @@ def test_a_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_are_completed() -> None:
     """As the shell asks for them."""
     context, parameter = click.Context(click.Command("x")), click.Argument(["name"])
-    found = serve_options.complete_recipes(context, parameter, "OPENAI/g")
+    completions = serve_options.complete_recipes(context, parameter, "OPENAI/g")
 
-    assert [item.value for item in found] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]
+    assert [item.value for item in completions] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]

@@ -8,8 +8,8 @@ from launcher.core.errors import RequestError
 from launcher.recipes.vllm_command import parse_pasted
 
 
-def words(text: str) -> list[str]:
-    """The options of a pasted command."""
+def option_texts(text: str) -> list[str]:
+    """Return the options of a pasted command."""
     return [option.text for option in parse_pasted(text).options]
 
 
@@ -25,7 +25,7 @@ def test_assignments_and_continued_lines() -> None:
 
     assert command.model == "Qwen/Qwen3-32B"
     assert command.env == {"A": "b c", "C": "d"}
-    assert words(text) == [
+    assert option_texts(text) == [
         "--max-model-len 32768",
         """--override-generation-config '{"temperature": 0.6, "stop": "a;b"}'""",
         "-tp=8",
@@ -50,7 +50,7 @@ def test_assignments_and_continued_lines() -> None:
 def test_forms(text: str) -> None:
     """Of the program and of the model."""
     assert parse_pasted(text).model == "a/b"
-    assert words(text) == ["--x 1"]
+    assert option_texts(text) == ["--x 1"]
 
 
 def test_docker() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from . import wire
 from .secure import Connection, Tls
-from .store import FileHandle, ChunkStore
+from .store import ChunkStore, FileHandle
 from .wire import ALIVE, BYTES, DIGEST, HAVE, HEAD, WANT
 
 SILENCE_TIMEOUT = 4.0  # seconds after which a silent peer counts as dead

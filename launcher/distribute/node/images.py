@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from typing import IO, Any
 
-from .files import UnsafeName, safe_path, open_plain, state_folder
+from .files import UnsafeName, open_plain, safe_path, state_folder
 from .store import ChunkStore
 
 _EXPORTED = "image.json"  # the answer to a complete export

@@ -122,7 +122,7 @@ class _NodeCopy:
         self._tls = Tls(request["certificate"], plain=not request["encrypt"])
         self._streams = int(request["streams"])
         self._root = request["root"]
-        manifest = CopyManifest.read(request["manifest"])
+        manifest = CopyManifest.from_json(request["manifest"])
         place.check_names(request)
         records = DigestRecords(self._root, trusted=not request.get("compare"))
         self._store = ChunkStore(self._root, manifest, records, self._streams)

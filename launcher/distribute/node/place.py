@@ -10,7 +10,7 @@ import shutil
 from typing import Any
 
 from . import record
-from .files import STATE, safe_path, open_plain, safe_name, state_folder
+from .files import STATE, open_plain, safe_name, safe_path, state_folder
 from .store import ChunkStore, discard_parts
 
 _MARKER = "config.json"  # a folder without it does not count as a model

@@ -14,7 +14,7 @@ import stat
 import threading
 from collections.abc import Iterator
 
-from .files import STATE, CopyManifest, safe_path, open_plain, state_folder
+from .files import STATE, CopyManifest, open_plain, safe_path, state_folder
 from .record import DigestRecords
 from .wire import HAVE, PROVE, WANT
 

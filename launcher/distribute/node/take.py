@@ -17,7 +17,7 @@ from . import wire
 from .files import UnsafeName
 from .give import SILENCE_TIMEOUT
 from .secure import Connection, Tls
-from .store import FileHandle, ChunkStore
+from .store import ChunkStore, FileHandle
 
 _CONNECT_TIMEOUT = 3.0  # seconds
 _RETRY_DELAYS = (0.2, 0.4, 0.8, 1.6, 3.0)  # seconds, by the number of a peer's failures

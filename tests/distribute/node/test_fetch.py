@@ -51,8 +51,8 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Run a request to its end, and return the last thing that was said."""
     with start(request) as program:
         assert program.stdout is not None
-        said = program.stdout.read()
-    return json.loads(said.splitlines()[-1])  # type: ignore[no-any-return]
+        line = program.stdout.read()
+    return json.loads(line.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def resolve(hub: Hub, token: str = "") -> dict[str, Any]:
@@ -81,17 +81,19 @@ def test_what_a_hub_has() -> None:
     are told to ask nobody.
     """
     hub = Hub(FILES, busy=1)
-    said = resolve(hub)
+    resolved = resolve(hub)
 
-    assert (said["event"], said["revision"]) == ("resolved", COMMIT)
-    assert said["files"] == [[name, len(data), hub.digest(name)] for name, data in FILES.items()]
+    assert (resolved["event"], resolved["revision"]) == ("resolved", COMMIT)
+    assert resolved["files"] == [
+        [name, len(data), hub.digest(name)] for name, data in FILES.items()
+    ]
 
 
 def test_a_gated_model(tmp_path: Path) -> None:
     """Without a token, it is refused; with one, it is there."""
-    said = resolve(Hub(FILES, token="hf_secret"))
-    assert said["event"] == "failed"
-    assert "GatedRepoError" in said["why"]
+    resolved = resolve(Hub(FILES, token="hf_secret"))
+    assert resolved["event"] == "failed"
+    assert "GatedRepoError" in resolved["why"]
     assert resolve(Hub(FILES, token="hf_secret"), "hf_secret")["event"] == "resolved"
 
     assert ask(download(Hub(FILES, token="hf_secret"), tmp_path))["event"] == "failed"

@@ -128,7 +128,7 @@ def test_dropping_leaves_nothing(tmp_path: Path) -> None:
     (top / "c" / "n" / "i" / "blob").write_bytes(bytes(5000))
 
     images.remove_folder(str(top / "c" / "n" / "i"), str(top))
-    assert [each.name for each in (top / "c").iterdir()] == ["m"]
+    assert [path.name for path in (top / "c").iterdir()] == ["m"]
     images.remove_folder(str(top / "c" / "m"), str(top))
     assert list(tmp_path.iterdir()) == []
 
@@ -147,12 +147,12 @@ def test_docker_is_given_copied_files(tmp_path: Path) -> None:
         data = contents["blobs/sha256/a"][offset : offset + size]
         store.write_chunk(number, memoryview(data), hashlib.sha256(data).digest(), hand)
     hand.close()
-    given = tmp_path / "given"
-    images.load_image(store, ["sh", "-c", 'cat > "$0"', str(given)])
+    archive = tmp_path / "given"
+    images.load_image(store, ["sh", "-c", 'cat > "$0"', str(archive)])
 
-    with tarfile.open(fileobj=io.BytesIO(given.read_bytes())) as tar:
-        found = {each.name: tar.extractfile(each).read() for each in tar}  # type: ignore[union-attr]
-    assert found == contents
+    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tar:
+        loaded = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+    assert loaded == contents
 
 
 def test_docker_refuses(tmp_path: Path) -> None:

@@ -38,17 +38,17 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def one(hub: Path, **more: Any) -> dict[str, Any]:
-    seen = scan_models({"hub": str(hub), "name": "org/m", "room": str(hub), **more})
-    return seen["models"][0]  # type: ignore[no-any-return]
+def one(hub: Path, **fields: Any) -> dict[str, Any]:
+    result = scan_models({"hub": str(hub), "name": "org/m", "room": str(hub), **fields})
+    return result["models"][0]  # type: ignore[no-any-return]
 
 
 def test_a_model_of_the_cache(hub: Path) -> None:
     """Its revision and its files; a link is the blob that it names, which is its digest."""
-    found = one(hub, files=True)
-    (revision,) = found["revisions"]
+    model = one(hub, files=True)
+    (revision,) = model["revisions"]
 
-    assert (found["name"], found["refs"]) == ("org/m", {"main": COMMIT})
+    assert (model["name"], model["refs"]) == ("org/m", {"main": COMMIT})
     assert (revision["revision"], revision["count"], revision["why"]) == (COMMIT, 4, "")
     blob = hashlib.sha256(b"1" * 100).hexdigest()
     assert [row[:2] + row[3:] for row in revision["files"] if row[1] == 100] == [
@@ -99,8 +99,8 @@ def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
     """They are counted, and are no blobs."""
     (hub / "models--org--m" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(50))
 
-    found = one(hub)
-    assert (found["downloading"], found["left_over"]) == (1, 50)
+    model = one(hub)
+    assert (model["downloading"], model["left_over"]) == (1, 50)
 
 
 def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
@@ -112,14 +112,14 @@ def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
     ):
         (tmp_path / name / file).parent.mkdir(parents=True)
         (tmp_path / name / file).write_text("{}")
-    seen = scan_models(
+    result = scan_models(
         {"hub": str(hub), "beside": str(tmp_path), "room": str(tmp_path / "none" / "x")}
     )
 
-    names = [each["name"] for each in seen["models"]]
+    names = [model["name"] for model in result["models"]]
     assert names == ["org/m", str(tmp_path / "begun"), str(tmp_path / "mine")]
-    assert seen["free"] > 0
-    assert [each["copied"] for each in seen["models"]] == [False, True, False]
+    assert result["free"] > 0
+    assert [model["copied"] for model in result["models"]] == [False, True, False]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

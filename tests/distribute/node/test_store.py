@@ -24,27 +24,27 @@ CHUNK = 300
 def store(root: Path, *, sum_: str = "", source: bool = False, believed: bool = True) -> ChunkStore:
     root.mkdir(exist_ok=True)
     (root / ".vlaunch").mkdir(exist_ok=True)
-    made = ChunkStore(
+    chunk_store = ChunkStore(
         str(root),
         CopyManifest([ManifestFile("a", len(DATA), 5, sum_), ManifestFile("none", 0)], CHUNK),
         DigestRecords(str(root), trusted=believed),
     )
-    made.load_state(source=source)
-    return made
+    chunk_store.load_state(source=source)
+    return chunk_store
 
 
-def fill(made: ChunkStore, *numbers: int) -> None:
+def fill(chunk_store: ChunkStore, *numbers: int) -> None:
     """Write chunks as they would come."""
-    hand = FileHandle(made)
+    hand = FileHandle(chunk_store)
     for number in numbers:
-        _, offset, size = made.manifest.locate_chunk(number)
+        _, offset, size = chunk_store.manifest.locate_chunk(number)
         data = DATA[offset : offset + size]
-        made.write_chunk(number, memoryview(data), hashlib.sha256(data).digest(), hand)
+        chunk_store.write_chunk(number, memoryview(data), hashlib.sha256(data).digest(), hand)
     hand.close()
 
 
-def finish(made: ChunkStore) -> None:
-    place.install_files(made, {"label": "files"})
+def finish(chunk_store: ChunkStore) -> None:
+    place.install_files(chunk_store, {"label": "files"})
 
 
 def digest(number: int) -> bytes:
@@ -82,9 +82,9 @@ def test_a_finished_copy_is_known(tmp_path: Path) -> None:
     """By its record: nothing has to be read, neither as a source nor where the name is a digest;
     elsewhere what the source has counts.
     """
-    made = store(tmp_path, sum_=SUM)
-    fill(made, 0, 1, 2, 3)
-    finish(made)
+    chunk_store = store(tmp_path, sum_=SUM)
+    fill(chunk_store, 0, 1, 2, 3)
+    finish(chunk_store)
 
     assert (tmp_path / "a").read_bytes() == DATA
     assert (tmp_path / "a").stat().st_mtime_ns == 5
@@ -93,14 +93,14 @@ def test_a_finished_copy_is_known(tmp_path: Path) -> None:
     unbelieved = store(tmp_path, sum_=SUM, believed=False)
     assert list(unbelieved.states) == [PROVE] * 4
     records = tmp_path / ".vlaunch" / "records"
-    assert sorted(each.name for each in records.iterdir()) == ["files.digests", "files.json"]
+    assert sorted(path.name for path in records.iterdir()) == ["files.digests", "files.json"]
 
 
 def test_a_changed_file_is_not_known(tmp_path: Path) -> None:
     """Also one with its old size and time."""
-    made = store(tmp_path, sum_=SUM)
-    fill(made, 0, 1, 2, 3)
-    finish(made)
+    chunk_store = store(tmp_path, sum_=SUM)
+    fill(chunk_store, 0, 1, 2, 3)
+    finish(chunk_store)
     (tmp_path / "a").write_bytes(DATA[::-1])
     os.utime(tmp_path / "a", ns=(5, 5))
 
@@ -111,16 +111,16 @@ def test_a_changed_file_is_not_known(tmp_path: Path) -> None:
 def test_a_file_that_is_another_one_is_fetched_whole(tmp_path: Path) -> None:
     """Into a part: what lies there is read by whoever reads it, until the end."""
     tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
-    made = store(tmp_path)
-    hand, buffer = FileHandle(made), memoryview(bytearray(CHUNK))
-    assert made.verify_chunk(1, digest(1), hand, buffer)
-    assert not made.verify_chunk(0, digest(0), hand, buffer)
-    assert not made.verify_chunk(2, digest(2), hand, buffer)
+    chunk_store = store(tmp_path)
+    hand, buffer = FileHandle(chunk_store), memoryview(bytearray(CHUNK))
+    assert chunk_store.verify_chunk(1, digest(1), hand, buffer)
+    assert not chunk_store.verify_chunk(0, digest(0), hand, buffer)
+    assert not chunk_store.verify_chunk(2, digest(2), hand, buffer)
 
-    assert (list(made.states), made.present_bytes) == ([WANT] * 4, 0)
-    fill(made, 0, 1, 2, 3)
+    assert (list(chunk_store.states), chunk_store.present_bytes) == ([WANT] * 4, 0)
+    fill(chunk_store, 0, 1, 2, 3)
     assert tmp_path.joinpath("a").read_bytes()[:1] == b"x"
-    finish(made)
+    finish(chunk_store)
     assert tmp_path.joinpath("a").read_bytes() == DATA
 
 
@@ -135,15 +135,15 @@ def test_what_is_unfinished_can_be_dropped(tmp_path: Path) -> None:
 
 def test_links_and_names_come_last(tmp_path: Path) -> None:
     """As Hugging Face's cache has them: relative, and found under the name of a revision."""
-    made = store(tmp_path)
-    fill(made, 0, 1, 2, 3)
+    chunk_store = store(tmp_path)
+    fill(chunk_store, 0, 1, 2, 3)
     request = {
         "label": "c",
         "links": [["snapshots/c/sub/x", "a"], ["snapshots/c/y", "a"]],
         "refs": [["refs/main", "c"]],
     }
     for _ in range(2):
-        place.install_files(made, request)
+        place.install_files(chunk_store, request)
 
     assert str((tmp_path / "snapshots/c/sub/x").readlink()) == "../../../a"
     assert (tmp_path / "snapshots/c/y").read_bytes() == DATA
@@ -156,7 +156,7 @@ def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -
     victim = tmp_path / "victim"
     victim.write_text("mine")
     root = tmp_path / "m"
-    made = store(root)
+    chunk_store = store(root)
     (root / ".vlaunch" / "parts").mkdir()
     path = root / ".vlaunch" / link
     if path.is_dir():
@@ -166,8 +166,8 @@ def test_no_link_below_the_state_folder_is_followed(tmp_path: Path, link: str) -
     path.symlink_to(victim)
 
     with pytest.raises(UnsafeName, match=f"{link} is "):
-        fill(made, 0, 1, 2, 3)
-        finish(made)
+        fill(chunk_store, 0, 1, 2, 3)
+        finish(chunk_store)
     assert list(victim.iterdir()) == [] if victim.is_dir() else victim.read_text() == "mine"
 
 
@@ -176,13 +176,13 @@ def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str)
     """Nor in that of a name of a revision, `refs/main.new`."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    made = store(tmp_path / "m")
-    fill(made, 0, 1, 2, 3)
+    chunk_store = store(tmp_path / "m")
+    fill(chunk_store, 0, 1, 2, 3)
     for path in (tmp_path / "m" / ".vlaunch" / name, tmp_path / "m" / "refs" / "main.new"):
         path.parent.mkdir()
         path.symlink_to(victim)
         with pytest.raises(UnsafeName, match="is a link"):
-            place.install_files(made, {"label": "files", "refs": [["refs/main", "c"]]})
+            place.install_files(chunk_store, {"label": "files", "refs": [["refs/main", "c"]]})
         path.unlink()
 
     assert victim.read_text() == "mine"
@@ -209,9 +209,9 @@ def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
     label = "../../../../outside/evil"
     with pytest.raises(UnsafeName, match="leads out"):
         place.check_names({"label": label})
-    made = store(tmp_path / "m")
+    chunk_store = store(tmp_path / "m")
     with pytest.raises(UnsafeName, match="leads out"):
-        record.write_record(made.root, label, CopyManifest([], CHUNK), b"")
+        record.write_record(chunk_store.root, label, CopyManifest([], CHUNK), b"")
 
 
 def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

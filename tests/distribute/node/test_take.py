@@ -42,13 +42,13 @@ class Side:
 
     def fetch(self, *peers: tuple[str, int]) -> None:
         """Begin to fetch from these, the first one first."""
-        self.upstream = Upstream(lambda event, **more: self.log.append((event, more)))
+        self.upstream = Upstream(lambda event, **fields: self.log.append((event, fields)))
         self.upstream.set_peers([(name, "127.0.0.1", port) for name, port in peers])
         self.streams = Streams(self.store, self.tls, 2, self.upstream)
         self.streams.start()
 
     def events(self, kind: str) -> list[str]:
-        return [more["who"] for event, more in self.log if event == kind]
+        return [fields["who"] for event, fields in self.log if event == kind]
 
 
 def awaited(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -166,7 +166,7 @@ def test_changed_and_inserted_bytes_are_refused(
         assert awaited(node.store.is_complete)
 
     assert content(node) == data
-    reasons = [more["why"] for event, more in node.log if event in ("wrong", "lost")]
+    reasons = [fields["why"] for event, fields in node.log if event in ("wrong", "lost")]
     assert reasons
     assert all(reasons)
 
@@ -220,12 +220,12 @@ def test_a_disk_that_refuses_is_told(
 def test_a_source_that_changes_is_found(tmp_path: Path) -> None:
     """While it is read, before, and where a file is another one than was published."""
     (tmp_path / "a").write_bytes(bytes(10))
-    for file, words in (
+    for file, message in (
         (ManifestFile("a", 11), "another size"),
         (ManifestFile("b", 10), "is gone"),
         (ManifestFile("a", 10, 0, "0" * 64), "not what was published"),
     ):
         store = ChunkStore(str(tmp_path), CopyManifest([file], 4), DigestRecords(str(tmp_path)))
         store.load_state(source=True)
-        with pytest.raises(SourceAltered, match=words):
+        with pytest.raises(SourceAltered, match=message):
             SourceReader(store).run()
