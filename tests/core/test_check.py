@@ -1,4 +1,4 @@
-"""Findings, and what is made of several."""
+"""Findings, and their combination."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_node_that_answered_is_bound_to_what_it_said_and_to_the_rest() -> None
 
 
 def test_judges_of_a_single_node_become_one_of_all() -> None:
-    """Nothing to say is a PASS; whoever has no survey is a SKIP for those who judge surveys."""
+    """No finding is a PASS; nodes without a survey are a SKIP for survey judges."""
     evidence = HEALTHY.build_evidence()
     facts = {**evidence.facts, "gpu02": replace(evidence.facts["gpu02"], survey=None)}
     spoiled = replace(evidence, facts=facts)

@@ -79,7 +79,7 @@ def test_an_answer_becomes_its_dataclass() -> None:
     ],
 )
 def test_the_error_names_whose_it_is_and_the_field(fields: dict[str, Any], misfit: str) -> None:
-    """And no kind is taken for another one."""
+    """And no type is converted to another."""
     with pytest.raises(UnreadableAnswer) as caught:
         cart(**fields)
 
@@ -111,7 +111,7 @@ def test_what_is_no_such_object_is_one_error(text: str) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 41])
 def test_a_number_that_nobody_can_count_with_is_refused(number: str) -> None:
-    """Python takes them, in a field that nobody asked for as well."""
+    """Python accepts them; rejected in unknown fields too."""
     with pytest.raises(UnreadableAnswer):
         decode.parse_json(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
 

@@ -40,7 +40,7 @@ def test_a_secret_shows_itself_only_when_asked() -> None:
     ],
 )
 def test_names_that_differ_in_one_number_are_folded(names: list[str], folded: str) -> None:
-    """In the order given; addresses are left as they are."""
+    """In order; addresses stay as they are."""
     assert fold(names) == folded
 
 

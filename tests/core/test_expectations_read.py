@@ -84,7 +84,7 @@ def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> N
 
 
 def test_gpudirect_is_not_expected_where_there_is_none() -> None:
-    """GB10 shares the host's memory; GeForce was never given it."""
+    """GB10 shares the host's memory; GeForce does not support it."""
     ours = load_expectations()
 
     without = [gpu.model for gpu in ours.gpus if not gpu.gpudirect]

@@ -25,7 +25,7 @@ def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
 
 
 def test_the_steps_of_a_plan_are_those_of_its_stages_in_order() -> None:
-    """What `nothing was changed` is judged by."""
+    """Basis of "nothing was changed"."""
     plan = Plan(
         verb="up",
         stages=(

@@ -46,7 +46,7 @@ def test_the_longest_value_goes_first() -> None:
 
 
 def test_short_values_are_left_alone() -> None:
-    """They would blank out ordinary words."""
+    """They would hide ordinary text."""
     redaction.add_secrets("12345")
 
     assert redaction.redact("12345") == "12345"
@@ -124,8 +124,8 @@ def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
 def test_lines_from_nodes_are_clean_before_they_are_laid_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A table may break a value over lines, where nobody would find it any more; colours inside do
-    not hide it.
+    """A table may wrap a value, which then no longer matches; colour codes inside do not
+    hide it.
     """
     redaction.add_secrets("hf_thisMustStayHidden")
 
@@ -133,9 +133,7 @@ def test_lines_from_nodes_are_clean_before_they_are_laid_out(
 
 
 def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Events, JSON, errors with evidence and hints, what goes around the text, and whoever writes
-    lines.
-    """
+    """Events, JSON, errors with evidence and hints, bytes, and written lines."""
     redaction.add_secrets("hf_thisMustStayHidden")
     text = "say hf_thisMustStayHidden"
     with redaction.redact_output():
@@ -162,7 +160,7 @@ def test_bytes_without_a_secret_pass_unchanged() -> None:
 
 
 def test_a_bug_s_traceback_is_guarded() -> None:
-    """An exception that nobody expected is printed by the interpreter, after the program's end."""
+    """The interpreter prints an unexpected exception after the program's end."""
     program = (
         "from launcher.core import redaction\n"
         "redaction.learn('hf_this' + 'MustStayHidden')\n"

@@ -1,4 +1,4 @@
-"""What looks like a secret is taken out of text; what only speaks of one stays."""
+"""Redaction of secret-like values; text about secrets stays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END OPENSS
     ],
 )
 def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
-    """What stood around it stays, so that a reader sees what it was."""
+    """The text around it stays, as context."""
     redacted = redact_secrets(text)
 
     assert secret in text
@@ -71,12 +71,12 @@ def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
     ],
 )
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:
-    """A bundle of asterisks helps nobody."""
+    """Over-redaction makes a bundle useless."""
     assert redact_secrets(text) == text
 
 
 def test_json_stays_json() -> None:
-    """Whatever is taken out of it."""
+    """After any redaction."""
     value = {
         "api_key": 'with "quotes" and more',
         "env": ["HF_TOKEN=hf_abcdefghijklmnop"],
@@ -142,7 +142,7 @@ PIECES = (
 
 
 def told(text: str) -> dict[str, NodeReport]:
-    """Return what a node tells that has one log."""
+    """Return the report of a node with one log."""
     return {"gpu01": NodeReport(logs=(make_log("engine-1", "server x", text),))}
 
 

@@ -1,4 +1,4 @@
-"""What stands beside the one boundary."""
+"""Helpers of the transport protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.fakes import FakeTransport
 
 
 def test_answers_by_node_are_in_the_order_asked() -> None:
-    """Who asks a node twice tells the answers apart by that."""
+    """Callers distinguish several answers of a node by position."""
     transport = FakeTransport(
         lambda command: Answer(node=command.node, code=0, out=command.argv[0])
     )

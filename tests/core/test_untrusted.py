@@ -1,4 +1,4 @@
-"""What a node wrote, made safe to print."""
+"""Sanitising of text from nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`vlaunch check` on simulated nodes: what is asked, what it changes (nothing), and how its result
-leaves the program.
-"""
+"""`vlaunch check` on simulated nodes: its queries, no changes, and its output."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ MODEL = "org/m"
 
 
 def results(ran: Ran) -> dict[str, dict[str, Any]]:
-    """Return what each check said, by its id."""
+    """Return each check's result by id."""
     return {check["id"]: check for check in json.loads(ran.out)["checks"]}
 
 
@@ -41,7 +39,7 @@ def test_healthy_nodes_pass_and_nothing_is_changed(cluster: Cluster) -> None:
 
 
 def test_a_cluster_that_is_up_is_looked_into_where_it_runs(cluster: Cluster) -> None:
-    """Its own containers are asked, no throw-away one is started, and nothing is changed."""
+    """In its own containers, without a temporary one or any change."""
     assert cluster.run("up").code == 0
     cluster.world.changes.clear()
     cluster.commands.clear()
@@ -150,7 +148,7 @@ def test_json_is_one_document(cluster: Cluster) -> None:
 def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_others(
     cluster: Cluster,
 ) -> None:
-    """One cause is told once; the other node is looked at all the same."""
+    """One cause is reported once; the other node is still checked."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "no answer from gpu02:22 within 10s")
     ran = cluster.run("check", "--json")
     checks = results(ran)
@@ -266,7 +264,7 @@ def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
 def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A preflight on a machine without the secret tells so where it matters."""
+    """A preflight on a machine without the secret reports it in its check."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
     text = results(ran)
@@ -286,7 +284,7 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
 def test_hugging_face_is_not_asked_where_nobody_should(
     cluster: Cluster, flags: list[str], env: str, reason: str
 ) -> None:
-    """With the reason; the token is nowhere to be seen."""
+    """With the reason; the token appears nowhere."""
     cluster.write(env + INVENTORY)
     ran = cluster.run("check", "--only", "hf-token", "--json", "--model", MODEL, *flags)
 
@@ -306,7 +304,7 @@ def test_users_figures_are_read_before_they_are_used(cluster: Cluster, tmp_path:
 
 
 def test_a_pipe_gets_neither_colour_nor_folded_rows(cluster: Cluster) -> None:
-    """What `grep` reads has no terminal code in it, whatever the environment says of its width."""
+    """Lines for `grep` have no terminal codes, whatever the environment's width."""
     ran = cluster.run("check")
 
     assert "\x1b" not in ran.out + ran.err

@@ -22,9 +22,7 @@ HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 
 def spoiled() -> list[CheckOutcome]:
-    """Judge three nodes on which something is wrong in each way: a failure, a warning, a skip, and
-    folded good news.
-    """
+    """Judge three nodes with a failure, a warning, a skip, and a folded pass."""
     case = Case(
         id="time-sync",
         red={},
@@ -74,7 +72,7 @@ def test_results(width: int) -> None:
 
 
 def test_words_say_it_without_colour() -> None:
-    """Each status has a word; with NO_COLOR a terminal gets no colour, and loses nothing."""
+    """Each status has a label; with NO_COLOR nothing is lost."""
     dull = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color", "NO_COLOR": "1"})
     bright = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color"})
 
@@ -101,7 +99,7 @@ def test_the_sum_is_of_checks() -> None:
 
 
 def test_a_skip_is_never_green() -> None:
-    """It has its own word, its reason, and does not count as passed."""
+    """It has its own label, its reason, and does not count as passed."""
     check = CATALOGUE[0]
     results = [
         CheckOutcome(

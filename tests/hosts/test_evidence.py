@@ -1,6 +1,4 @@
-"""What `check` gathers: only what the chosen checks need, from the nodes that answer, each gap with
-its reason.
-"""
+"""Evidence of `check`: only for the selected checks, from reachable nodes, gaps with reasons."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ TOKEN = Secret("hf_thisMustStayHidden")
 
 @pytest.fixture(autouse=True)
 def _no_file_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of whoever runs the tests have no say."""
+    """Ignore the expectations file of the user who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
@@ -53,7 +51,7 @@ def gather(
     model: str = "",
     offline: bool = True,
 ) -> tuple[Evidence, list[Command]]:
-    """Gather what these checks need; return it, and what was asked."""
+    """Gather the evidence for these checks; return it with the commands."""
     transport = FakeTransport(of.answer)
     lost = {name: ConnectError(name, "no answer") for name in missing}
     session: Any = Session(
@@ -98,7 +96,7 @@ def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
 
 
 def test_all_is_there_on_healthy_nodes() -> None:
-    """Of each node, and of each direction between them, on one high port that nobody has."""
+    """Of each node and each direction, on one unused high port."""
     of = world()
     of.machines["gpu02"].model = {"config.json": 7}
     gathered, commands = gather(of, model="org/m")
@@ -113,14 +111,14 @@ def test_all_is_there_on_healthy_nodes() -> None:
 
 
 def test_two_runs_use_another_port_and_nonce() -> None:
-    """Listeners of an earlier run are not taken for ours."""
+    """Listeners of an earlier run are not mistaken for this one's."""
     first, second = (gather(world(), ["high-port"])[1][-1].argv[-1] for _ in range(2))
 
     assert json.loads(first)["nonce"] != json.loads(second)["nonce"]
 
 
 def test_a_missing_node_is_asked_nothing() -> None:
-    """The others are asked about each other."""
+    """The others probe each other."""
     gathered, commands = gather(world(), missing=["gpu02"], model="org/m")
 
     assert "gpu02" not in {command.node for command in commands}
@@ -140,14 +138,14 @@ def test_one_node_alone_knocks_at_nobody() -> None:
 
 
 def test_nobody_reached() -> None:
-    """Nothing is asked."""
+    """No commands."""
     gathered, commands = gather(world(), missing=["gpu01", "gpu02", "gpu03"], model="org/m")
 
     assert (gathered.facts, commands, gathered.files) == ({}, [], {})
 
 
 def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
-    """Whatever is being asked when it does."""
+    """During any query."""
     of = world()
     answer, count = of.answer, 0
 
@@ -183,7 +181,7 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
 def test_the_level_is_the_one_that_check_nccl_would_ask_for(
     extra: str, rdma: str, level: str
 ) -> None:
-    """From the inventory, else from what the survey found."""
+    """From the inventory, else from the survey."""
     of = world(extra)
     for machine in of.machines.values():
         machine.survey["rdma"] = rdma
@@ -192,7 +190,7 @@ def test_the_level_is_the_one_that_check_nccl_would_ask_for(
 
 
 def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked with the inventory's own; other secrets are not even fetched."""
+    """It comes from the inventory; other secrets are not even resolved."""
     request: list[tuple[str, Secret | None]] = []
 
     def ask(model: str, token: Secret | None) -> HubAccess:
@@ -215,7 +213,7 @@ def test_the_token_goes_to_hugging_face_and_nowhere_else(monkeypatch: pytest.Mon
 
 @dataclass
 class HubServer:
-    """A hub: what it answers, and what it was asked (path, Authorization)."""
+    """A simulated hub: its responses, and the requests (path, Authorization)."""
 
     url: str = ""
     code: int = 200
@@ -306,7 +304,7 @@ def test_each_answer_has_a_status(
     status: str,
     text: str,
 ) -> None:
-    """With the hub's own words where it has some."""
+    """With the hub's message, if any."""
     served.code, served.headers = code, headers
     access = evidence.query_hub("org/m", token)
 
@@ -409,5 +407,5 @@ def test_a_token_that_no_header_can_carry(served: HubServer, token: str) -> None
 
 
 def test_a_path_needs_no_hub(served: HubServer) -> None:
-    """Nobody is asked."""
+    """No request."""
     assert (evidence.query_hub("/models/m", TOKEN).status, served.requests) == ("not asked", [])

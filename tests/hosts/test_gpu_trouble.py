@@ -1,8 +1,7 @@
-"""What `check`, `up` and `serve` say of GPUs with which something is wrong: whole texts, kept as
-files.
+"""Complete output of `check`, `up` and `serve` for GPU faults, as golden files.
 
-What nodes answer has the forms of `nvidia-smi` (tests/fixtures/host/README.md); the practice hosts'
-stand-in gives the same (tests/lab/test_nvidia_smi.py).
+Answers have the form of `nvidia-smi` (tests/fixtures/host/README.md); the lab hosts' simulation has
+the same (tests/lab/test_nvidia_smi.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SERVE = ("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
 
 def listed(*, lost: int = -1, usage: dict[int, int] | None = None) -> str:
-    """What `nvidia-smi` says of eight GPUs, some with memory in use."""
+    """Return `nvidia-smi`'s list of eight GPUs, some with memory in use."""
     lines = [
         f"{at}, NVIDIA H100 80GB HBM3, 81559, {(usage or {}).get(at, 4)}, 580.95.05, GPU-{at}"
         for at in range(8)
@@ -37,14 +36,14 @@ def listed(*, lost: int = -1, usage: dict[int, int] | None = None) -> str:
 
 
 def states(*, display: int = -1) -> str:
-    """What it says of their health, of a display and of instances."""
+    """Return their health, display and MIG states."""
     shown = ("Disabled", "Enabled")
     return "".join(f"{at}, 0, {shown[at == display]}, Disabled\n" for at in range(8))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What is wrong with gpu02: parts of its answer. `before`: also before it was ever up."""
+    """A fault of gpu02: parts of its answer. `before`: also before its first `up`."""
 
     probed: dict[str, tuple[str, int]] = field(default_factory=dict)
     survey: dict[str, str | None] = field(default_factory=dict)

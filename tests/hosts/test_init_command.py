@@ -26,7 +26,7 @@ DENIED = "permission denied while trying to connect to the Docker daemon socket"
 
 @dataclass
 class Host:
-    """What a host answers: its address, its GPUs, and whether its login needs sudo for Docker."""
+    """A simulated host: its address, its GPUs, and whether Docker needs sudo."""
 
     ip: str
     gpus: int = 8
@@ -34,7 +34,7 @@ class Host:
     interface: str = "eth0"
 
     def probe(self, docker: Sequence[str]) -> str:
-        """What the probe's script prints there."""
+        """Return the output of the probe."""
         address: dict[str, Any] = {
             "ifname": self.interface,
             "flags": ["UP"],
@@ -81,7 +81,7 @@ class Hosts:
     stock: str = "@@stock amd 0\n@@stock images\n\n@@stock end\n"
 
     def run(self, *args: str) -> Ran:
-        """Run `vlaunch init` with these words."""
+        """Run `vlaunch init` with these arguments."""
         self.capsys.readouterr()
         code = run_command(["init", *args])
         return Ran(code, *self.capsys.readouterr())
@@ -204,7 +204,7 @@ def test_a_file_that_came_in_between_stays(hosts: Hosts, monkeypatch: pytest.Mon
 
 
 def test_a_host_that_cannot_be_reached_is_an_error_and_nothing_is_written(hosts: Hosts) -> None:
-    """All of them told together."""
+    """For all hosts together."""
     for name in ("gpu01", "gpu02"):
         hosts.missing[name] = ConnectError(
             name, "cannot be reached: no route to host", hint="check the address"
@@ -236,7 +236,7 @@ def test_a_dash_is_standard_output(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def test_wishes_are_written(hosts: Hosts) -> None:
-    """What was said of logins, once for all."""
+    """SSH options once for all nodes."""
     ran = hosts.run(
         "gpu01",
         "root@gpu02:2222",

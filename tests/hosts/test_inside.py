@@ -1,4 +1,4 @@
-"""What a container sees."""
+"""The view from inside a container."""
 
 from __future__ import annotations
 

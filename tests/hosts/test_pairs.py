@@ -1,4 +1,4 @@
-"""What is asked of each pair of nodes, and how the answers are read."""
+"""The argv of the connection probe, and parsing of its results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a preflight asks besides the survey: of whom, in which container, on which ports, and why a
-node is left out.
-"""
+"""Queries of a preflight besides the survey: nodes, containers, ports, and excluded nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def without_image(facts: HostFacts) -> HostFacts:
 
 
 def probing(inventory: Inventory, facts: dict[str, HostFacts]) -> dict[str, dict[str, Any]]:
-    """Return what each node is asked, by its name."""
+    """Return the probe request of each node."""
     queries = preflight.query_port_probes(Site(inventory, facts), high=43210, nonce="f00d")
     return {command.node: json.loads(command.argv[-1]) for command in queries.commands}
 
@@ -67,7 +65,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
 
 
 def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
-    """What serves is what counts."""
+    """The serving container counts."""
     inventory = load()
     queries = preflight.query_containers(Site(inventory, collect_facts(inventory, up=True)))
 
@@ -78,7 +76,7 @@ def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:
 
 
 def test_a_node_without_the_image_is_not_looked_into(load: Load) -> None:
-    """It is named with the way out; one that was not reached is not spoken of again."""
+    """It is named with a fix; unreachable nodes are not repeated."""
     inventory = load(nodes=NODES)
     facts = collect_facts(inventory)
     facts = {"gpu01": facts["gpu01"], "gpu02": without_image(facts["gpu02"])}
@@ -186,7 +184,7 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
 
 
 def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
-    """Nothing is asked, and the reason of the other stays."""
+    """No commands, and the other node's reason stays."""
     inventory = load()
     facts = collect_facts(inventory)
     facts["gpu02"] = replace(facts["gpu02"], addresses=())
@@ -196,9 +194,7 @@ def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
 
 
 def test_the_high_port_is_free_everywhere(load: Load) -> None:
-    """The first of those drawn on which nobody listens; where all are taken, the first, for lack of
-    a better one.
-    """
+    """The first free candidate on all nodes, else the first."""
     facts = collect_facts(load())
     facts["gpu01"] = replace(facts["gpu01"], listening=frozenset({("0.0.0.0", 40001)}))
     facts["gpu02"] = replace(facts["gpu02"], listening=frozenset({("10.0.0.12", 40002)}))
@@ -212,7 +208,7 @@ def test_the_high_port_is_free_everywhere(load: Load) -> None:
 
 
 def test_files_are_listed_where_the_model_will_be_read(load: Load) -> None:
-    """In the Ray container, whose mounts count, or on the node; the name travels as an argument."""
+    """In the Ray container, with its mounts, or on the node; the name travels as an argument."""
     inventory = load()
     down, up = collect_facts(inventory), collect_facts(inventory, up=True)
     name = "org/$(id)"

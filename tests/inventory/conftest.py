@@ -1,6 +1,4 @@
-"""What the inventory's tests share: a good inventory to spoil, and its mistakes without the file
-name.
-"""
+"""Fixtures of the inventory tests: a valid inventory to break, and its mistakes."""
 
 from __future__ import annotations
 

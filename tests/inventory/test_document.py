@@ -78,7 +78,7 @@ def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(text: str)
     [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)],
 )
 def test_plain_words_of_yaml_1_2(text: str, value: object) -> None:
-    """The core schema's words mean what editors think they mean."""
+    """Core schema scalars, as in editors."""
     assert {"a": value} == parse_document(f"a: {text}").data
 
 
@@ -98,7 +98,7 @@ def test_numbers_too_long_to_be_meant_as_such_stay_text() -> None:
 
 
 def test_a_key_written_twice_is_a_mistake_that_names_both_lines() -> None:
-    """YAML libraries take the last one without a word."""
+    """YAML libraries silently use the last one."""
     document = _parse("""
         a:
           b: 1
@@ -148,7 +148,7 @@ def test_tags_are_mistakes_or_harmless(text: str) -> None:
 
 
 def test_a_key_that_is_a_list_is_a_mistake() -> None:
-    """Keys are words."""
+    """Keys are scalars."""
     (mistake,) = parse_document("? [a, b]\n: 1\n").mistakes
 
     assert "a key should be one word" in mistake.text
@@ -218,12 +218,12 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    """A directory is told from a file that cannot be read."""
+    """A directory has its own message."""
     assert mistake_of(tmp_path).startswith(f"{tmp_path}:1: is a directory")
 
 
 def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    """Opening a pipe that nobody writes to would wait for ever."""
+    """Opening a pipe without a writer would block for ever."""
     os.mkfifo(tmp_path / "pipe")
 
     assert mistake_of(tmp_path / "pipe").endswith("is not a regular file")

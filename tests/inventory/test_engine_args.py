@@ -1,4 +1,4 @@
-"""Engine arguments by name: for servers as words, and what may not be among them."""
+"""Engine arguments by name: as flags for servers, and rejected ones."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def test_servers_take_them_as_words_before_their_own(load_text: Load) -> None:
     ],
 )
 def test_what_may_not_be_among_them(mistakes: Mistakes, written: str, expected: str) -> None:
-    """What follows from a server or a job, the same twice, and secrets."""
+    """Arguments of a server or job, duplicates, and secrets."""
     assert [f"3: {expected}"] == mistakes(f"engine_args: {written}")

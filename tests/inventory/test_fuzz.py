@@ -60,6 +60,6 @@ def test_arbitrary_nodes(nodes: list[dict[str, object]]) -> None:
 
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
 def test_examples_with_lines_and_characters_changed(path: Path) -> None:
-    """Near the truth is where mistakes are made."""
+    """Near-valid files cover the most mistakes."""
     for text in fuzz.near(path.read_text(encoding="utf-8")):
         _load(text)

@@ -33,7 +33,7 @@ nodes:
 
 
 def test_a_good_file_becomes_an_inventory(tmp_path: Path) -> None:
-    """The path is kept as it was given."""
+    """With the path unchanged."""
     path = tmp_path / "inventory.yaml"
     path.write_text(GOOD)
 
@@ -85,7 +85,7 @@ def test_the_error_counts_its_mistakes_and_exits_as_a_wrong_request(tmp_path: Pa
 
 
 def test_no_secret_is_repeated(tmp_path: Path) -> None:
-    """A token in the wrong place does not get into a log by way of the error."""
+    """A misplaced token does not reach a log through the error."""
     path = tmp_path / "inventory.yaml"
     path.write_text(
         "cluster: [hf_0123456789abcdefghij]\nenv: {A_TOKEN: abcdefghij0, B:"

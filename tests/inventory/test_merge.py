@@ -85,7 +85,7 @@ def test_network_is_merged_key_by_key(load_text: Load) -> None:
 
 
 def test_a_node_can_have_no_devices_where_the_cluster_has_some(load_text: Load) -> None:
-    """An empty list is not the same as nothing said."""
+    """An empty list differs from a missing key."""
     assert (
         _second(load_text, "network: {fabric: roce, hca: [mlx5_0]}", "network: {hca: []}").hca == ()
     )

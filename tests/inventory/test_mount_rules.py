@@ -25,14 +25,14 @@ _OWN = {
     "folder", ["/data/huggingface", "/data/huggingface/x", "/data//huggingface/"]
 )
 def test_what_engines_compile_is_not_kept_where_models_are(mistakes: Mistakes, folder: str) -> None:
-    """Nodes may share it; told once, at the key that says so."""
+    """Nodes may share it; reported once, at the responsible key."""
     (message,) = mistakes(f"cache_dir: {folder}")
 
     assert message.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
 
 
 def test_each_node_is_judged_by_its_own_homes(mistakes: Mistakes, load_text: Load) -> None:
-    """Which may differ from node to node."""
+    """They may differ between nodes."""
     nodes = "\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, {}}}]"
 
     assert load_text("cache_dir: /data/cache").head.cache_dir == "/data/cache"
@@ -61,7 +61,7 @@ def test_mounts_do_not_cover_each_other(mistakes: Mistakes, mounts: str, expecte
 def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
     mistakes: Mistakes,
 ) -> None:
-    """What stands in their place is nobody's target."""
+    """Their stand-ins are not targets."""
     messages = mistakes("mounts:\n- /a\n- b:/m\n- c:/m\n- /d:/n\n- /e:/n")
 
     assert [message.partition(": should")[0] for message in messages] == [
@@ -181,7 +181,7 @@ def test_a_read_only_mount_in_which_the_cache_would_have_no_place(mistakes: Mist
 
 
 def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_text: Load) -> None:
-    """It would be mounted and never looked at, unless somebody says otherwise."""
+    """It would be mounted and never used, unless HF_HOME is set."""
     mounts = "mounts: [/a:/root/.cache/huggingface]"
 
     assert mistakes(mounts) == [

@@ -83,7 +83,7 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
 def test_two_nodes_are_not_called_after_one_host(
     mistakes: Mistakes, nodes: list[str], expected: list[str]
 ) -> None:
-    """What is meant for one of them would go to the other."""
+    """Commands for one node would reach the other."""
     also = "is also the name of the node on line 4: give each a `name` of its own"
     text = "".join(
         f"  - {{{node}, ip: 10.0.0.{at}, gpus: 8}}\n" for at, node in enumerate(nodes, 1)
@@ -95,7 +95,7 @@ def test_two_nodes_are_not_called_after_one_host(
 
 
 def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> None:
-    """One mistake is told once."""
+    """One mistake is reported once."""
     nodes = [
         "{host: b, name: a b, ip: 10.0.0.1, gpus: 1, ssh: {port: 1}}",
         "{host: b, ip: 10.0.0.2, gpus: 1, ssh: {port: 2}}",
@@ -140,12 +140,12 @@ def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None
 def test_ranges_of_one_entry_are_of_one_length(
     mistakes: Mistakes, entry: str, expected: str
 ) -> None:
-    """Nobody can know which address is whose otherwise."""
+    """Otherwise the addresses of hosts are ambiguous."""
     assert [f"3: {expected}"] == mistakes(nodes=f"\nnodes: [{{{entry}, gpus: 1}}]")
 
 
 def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
-    """What it resolves to here may not be what the nodes use."""
+    """It may resolve differently on this machine and on the nodes."""
     assert mistakes(nodes="\nnodes: [{host: 'a[1-2]', gpus: 1}]") == [
         "3: nodes[0].host: `a1` is a name, so `ip` should say which address the other nodes reach"
         " it by"
@@ -154,7 +154,7 @@ def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: L
 
 
 def test_addresses_are_of_version_4(mistakes: Mistakes) -> None:
-    """The other has not run: it is refused rather than found out about in the middle of a start."""
+    """IPv6 is untested: rejected early, not in the middle of a start."""
     nodes = """
     nodes:
       - {host: a, ip: 10.0.0.1, gpus: 1}
@@ -361,7 +361,7 @@ def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str)
 def test_gpus_are_chosen_where_that_means_something(
     mistakes: Mistakes, accelerator: str, entry: str, expected: str
 ) -> None:
-    """Slots have no names, AMD's devices are found by index, and a UUID is of one host."""
+    """CPU slots have no names, AMD devices have indexes only, and a UUID belongs to one host."""
     nodes = f"\naccelerator: {accelerator}\nnodes:\n  - {{{entry}}}\n"
 
     line = 5 + accelerator.count("\n")

@@ -149,7 +149,7 @@ def test_what_is_refused_here_could_not_be_placed_later(
 
 
 def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mistakes) -> None:
-    """One mistake is told once."""
+    """One mistake is reported once."""
     (mistake,) = mistakes("serve: {tp: 16}", "\nnodes: [{host: a, ip: 10.0.0.1, gpus: sixteen}]")
 
     assert "whole number" in mistake
@@ -172,7 +172,7 @@ def test_rays_object_store(mistakes: Mistakes, extra: str, expected: str) -> Non
 
 @pytest.mark.parametrize("ray", ["none", "{version: none}"])
 def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) -> None:
-    """Its servers are of the backend that needs none, and nothing is said of what is not there."""
+    """Its servers use the `mp` backend, and Ray settings are rejected."""
     bare = load_text(f"ray: {ray}")
 
     assert (bare.ray.off, bare.serve.backend, load_text().ray.off) == (True, "mp", False)
@@ -230,7 +230,7 @@ def test_an_object_store_that_fits(load_text: Load) -> None:
     ],
 )
 def test_rdma_that_cannot_be(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """What is asked for must be possible with what is said about the fabric."""
+    """The required level must be possible on the fabric."""
     (mistake,) = mistakes(extra)
 
     assert expected in mistake
@@ -252,7 +252,7 @@ def test_a_fabric_without_devices_leaves_the_choice_to_nccl(load_text: Load) -> 
 
 
 def test_a_fabric_that_could_not_be_read_is_not_judged(mistakes: Mistakes) -> None:
-    """One mistake is told once."""
+    """One mistake is reported once."""
     (mistake,) = mistakes("network: {fabric: rocky, hca: [mlx5_0], require: rdma}")
 
     assert "did you mean `roce`?" in mistake
@@ -301,7 +301,7 @@ def test_settings_about_tokens_are_no_secrets(load_text: Load, env: str) -> None
 
 
 def test_a_secret_is_not_also_a_plain_variable(mistakes: Mistakes) -> None:
-    """One of the two would win, and nobody knows which."""
+    """It would be ambiguous which one wins."""
     assert mistakes("secrets: {A: {env: A}}\nenv: {A: x}") == [
         "4: env.A: should be removed; it is a secret (line 3)"
     ]
@@ -326,7 +326,7 @@ def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> Non
 
 @pytest.mark.parametrize("source", ["false", "3", '""', "[hf_0123456789abcdefghij]", "{a: b}"])
 def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None:
-    """What is written in its place may be the value itself, so it is not shown."""
+    """Its text may be the value itself, so it is not shown."""
     (mistake,) = mistakes(f"secrets: {{A: {{prompt: {source}}}}}")
 
     assert mistake.startswith(
@@ -372,12 +372,12 @@ _API_KEY = (
     ],
 )
 def test_arguments_for_vllm(mistakes: Mistakes, argument: str, expected: str) -> None:
-    """They are words, and everybody on the node can read them."""
+    """Every user of the node can read them."""
     assert [f"3: serve.args[0]: {expected}"] == mistakes(f'serve: {{args: ["{argument}"]}}')
 
 
 def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
-    """JSON in one word is common."""
+    """JSON in one argument is common."""
     args = ("--compilation-config", '{"level": 3}', '--x={"a": 1}', "8192", "0.90")
 
     assert (
@@ -417,7 +417,7 @@ def test_docker_by_sudo_without_a_password(load_text: Load) -> None:
 
 @pytest.mark.parametrize("name", [audit.FILE, lock.FILE])
 def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Path) -> None:
-    """Its folder would be the one where the locks, or who changed what, of all of them lie."""
+    """Its folder would be that of all locks or audit logs."""
     path = tmp_path / "inventory.yaml"
     path.write_text(f"cluster: {name}\nimage: x:1\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1}}]\n")
 

@@ -70,7 +70,7 @@ def test_it_is_read_from_a_mapping() -> None:
     ],
 )
 def test_it_is_as_strict_as_a_section(written: Any, kind: str, where: tuple[str, ...]) -> None:
-    """Nothing is taken for something else, and nothing unknown is left alone."""
+    """No conversions between types, no unknown keys."""
     with pytest.raises(ValidationError) as raised:
         File.model_validate({"noun": written})
 
@@ -152,7 +152,7 @@ def test_it_accepts_what_the_loader_accepts(extra: dict[str, object]) -> None:
     ],
 )
 def test_it_refuses_what_the_loader_refuses(extra: dict[str, object]) -> None:
-    """As far as a schema can tell: rules between keys are the loader's."""
+    """As far as a schema can: rules between keys are the loader's."""
     assert not _valid(GOOD | extra)
 
 

@@ -1,4 +1,4 @@
-"""What a single value may look like."""
+"""Validation of single values."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
 def test_wrong_values_are_told_in_plain_words(
     mistakes: Mistakes, extra: str, expected: str
 ) -> None:
-    """What it should be, and what it is."""
+    """The expected form, and the value."""
     assert [f"3: {expected}"] == mistakes(extra)
 
 

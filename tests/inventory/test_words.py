@@ -1,4 +1,4 @@
-"""What pydantic found, in words: where names of the user's stand beside keys."""
+"""Messages for pydantic errors below user-defined keys."""
 
 from __future__ import annotations
 

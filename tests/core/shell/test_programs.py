@@ -27,7 +27,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_comment_at_the_head_stays_here(files: Path) -> None:
-    """What the program says further down is sent."""
+    """Later comments are sent."""
     (files / "a.sh").write_text(
         "#!/bin/sh\n# What for.\n#\n# shellcheck …\n\necho 1 # one\n# two\n"
     )
@@ -36,7 +36,7 @@ def test_the_comment_at_the_head_stays_here(files: Path) -> None:
 
 
 def test_other_files_come_along(files: Path) -> None:
-    """As the shell would take them: in place, or as one word, whatever is in it."""
+    """As the shell includes them: in place, or as one quoted argument."""
     (files / "begin.sh").write_text("#!/bin/sh\n# Begins.\n\nx=1\n")
     (files / "word.sh").write_text('# A word.\necho "it\'s $1"\n')
     (files / "a.sh").write_text('#!/bin/sh\n. ./begin.sh\n\nsh -c "$(cat ./word.sh)" sh "$x"\n')
@@ -66,7 +66,7 @@ def test_every_program_is_one_for_the_shell(tmp_path: Path) -> None:
 
 
 def test_every_file_of_shell_is_used_and_packed() -> None:
-    """One that nobody loads is a leftover; one that the wheel lacks fails on a user's machine."""
+    """Unused files are leftovers; files missing from the wheel fail on a user's machine."""
     python = "".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
     named = re.findall(r'shell\.program\("(\w+)"\)', python)
     for name in named:  # grows: what comes along with a program may bring another one

@@ -74,7 +74,7 @@ def good() -> Callable[..., HostFacts]:
 
 
 def judge(id_: str, inventory: Inventory, **facts: HostFacts) -> list[Finding]:
-    """Ask one check about the nodes given."""
+    """Run one check on these nodes."""
     check = next(candidate for candidate in ESSENTIAL if candidate.id == id_)
     return list(check.judge(Evidence(inventory=inventory, facts=facts)))
 

@@ -1,5 +1,5 @@
-"""A cluster of three nodes on which all is well, and cases that spoil one thing: which node turns
-red, and what it is told.
+"""A healthy cluster of three nodes, and cases that break one thing each, with the expected
+findings.
 """
 
 from __future__ import annotations
@@ -163,12 +163,11 @@ def port_probe(source: str, target: str, **changed: Any) -> PortProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing that is wrong.
+    """One fault.
 
-    `red` has the nodes that must turn red with their status; `also` other checks that do, too.
-
-    `text` and `fix` are parts of what the red nodes are told. `facts`, `survey`, `inside` and
-    `files` change single nodes (`*`: all), `port_probes` single directions, `evidence` the whole.
+    `red` has the status of each node that must turn red, `also` other checks that turn red too.
+    `text` and `fix` are parts of the findings. `facts`, `survey`, `inside` and `files` change
+    single nodes (`*`: all), `port_probes` single directions, `evidence` the whole.
     """
 
     id: str
@@ -186,7 +185,7 @@ class Case:
     also: tuple[str, ...] = ()
 
     def build_evidence(self) -> Evidence:
-        """Return what was seen."""
+        """Return the evidence with the fault."""
         existing = {
             name: facts(
                 name, **{"survey": survey(**_of(self.survey, name)), **_of(self.facts, name)}
@@ -221,9 +220,7 @@ def findings(case: Case, id_: str | None = None) -> tuple[Finding, ...]:
 
 
 def turns_red(case: Case) -> None:
-    """Assert that this check turns red on the nodes the case names, with its words and a fix, and
-    that no other check does.
-    """
+    """Assert that only this check turns red, on the expected nodes, with text and fix."""
     results = {result.check.id: result for result in run_checks(case.build_evidence())}
     red = [finding for finding in results[case.id].findings if finding.status in ("fail", "warn")]
 
@@ -250,7 +247,7 @@ def stays_unknown(case: Case, reason: str) -> None:
 
 
 def named(case: object) -> str:
-    """Return a test id that tells cases apart; nothing for another parameter."""
+    """Return a readable test id for a case; nothing for other parameters."""
     return f"{case.id}: {case.text}"[:70] if isinstance(case, Case) else ""
 
 

@@ -198,7 +198,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
@@ -258,7 +258,7 @@ def test_one_address_on_the_clusters_network_is_enough() -> None:
 
 
 def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
-    """Nobody has the majority; the first is what the second is held against."""
+    """Without a majority, the first node is the reference."""
     evidence = Case(
         id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}
     ).build_evidence()

@@ -155,7 +155,7 @@ def test_a_single_node_has_nobody_to_reach() -> None:
 
 
 def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
-    """Not even when only the second is asked for."""
+    """Not even if only the second one is selected."""
     evidence = HEALTHY.build_evidence()
     broken = replace(
         evidence.facts["gpu03"],
@@ -170,7 +170,7 @@ def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
 
 
 def test_the_essential_checks_are_part_of_the_catalogue() -> None:
-    """With the same ids: what stops `up` is found by `check` under the same name."""
+    """With the same ids: `check` reports under the same name as `up`."""
     ids = [check.id for check in CATALOGUE]
 
     assert len(set(ids)) == len(ids)

@@ -242,7 +242,7 @@ def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load)
 def test_gpus_are_counted_where_they_will_be_used(
     answer: Answer, status: str, text: str, load: Load
 ) -> None:
-    """In a container; a known refusal is told by its cause."""
+    """In a container; a known failure is reported by its cause."""
     (finding,) = container.judge_gpus([load().head])({"gpu01": [answer]})
 
     assert (finding.status, finding.text) == (status, text)
@@ -251,7 +251,7 @@ def test_gpus_are_counted_where_they_will_be_used(
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 

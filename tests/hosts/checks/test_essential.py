@@ -1,4 +1,4 @@
-"""What is judged again before `up` writes anything."""
+"""Checks that `up` repeats before any change."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def test_a_good_node_passes_every_check(check: Any, extra: str, load: Load, good
 
 
 def test_checks_are_told_apart_and_say_what_and_why() -> None:
-    """The id is the word of the documentation; `what` is a sentence that is true when the check is
-    green.
-    """
+    """The id is an anchor of the documentation; `what` is a fact that holds if the check passes."""
     ids = [check.id for check in ESSENTIAL]
 
     assert len(set(ids)) == len(ids)
@@ -77,7 +75,7 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
 def test_a_docker_that_does_not_answer_is_told_why(
     message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
-    """Each with its own remedy, and Docker's words as evidence."""
+    """Each cause has its own fix, with Docker's message as evidence."""
     finding = first("docker", load, good(docker_version=None, part_errors={"docker": message}))
 
     assert (finding.status, finding.text, finding.evidence) == ("fail", text, message)
@@ -106,7 +104,7 @@ def test_a_docker_that_does_not_answer_is_told_why(
 def test_a_docker_that_is_late_is_not_said_to_be_down(
     docker: str, message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
-    """What did not answer within how many seconds, and what to try."""
+    """The command, its deadline, and a fix."""
     facts = good(
         docker_version=None,
         hostname="n1",
@@ -242,7 +240,7 @@ def test_cpu_slots_need_no_device(load: Load) -> None:
 def test_docker_needs_nvidias_runtime_or_hook(
     runtimes: tuple[str, ...], toolkit: bool, status: str, load: Load, good: Good
 ) -> None:
-    """Either way of handing out GPUs will do."""
+    """Either one can expose GPUs."""
     finding = first("gpu-runtime", load, good(runtimes=runtimes, toolkit=toolkit))
 
     assert finding.status == status
@@ -254,7 +252,7 @@ def test_docker_needs_nvidias_runtime_or_hook(
 def test_the_runtime_is_not_judged_twice_where_docker_does_not_answer(
     load: Load, good: Good
 ) -> None:
-    """The check `docker` has said it."""
+    """The check `docker` reports it."""
     assert first("gpu-runtime", load, good(docker_version=None, runtimes=())).status == "pass"
 
 
@@ -322,7 +320,7 @@ def test_an_rdma_fabric_needs_its_devices(fabric: str, load: Load, good: Good) -
 
 
 def test_ethernet_needs_no_rdma_devices(load: Load, good: Good) -> None:
-    """Nothing is asked for that the inventory does not say."""
+    """Only the configured fabric counts."""
     assert first("rdma-devices", load, good(infiniband=())).status == "pass"
 
 
@@ -376,7 +374,7 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
 def test_only_roots_docker_will_do(
     changed: dict[str, Any], status: str, text: str, load: Load, good: Good
 ) -> None:
-    """What else answers is refused, once."""
+    """Others are rejected, once."""
     facts = good(**changed)
     finding = first("docker-engine", load, facts)
 

@@ -228,7 +228,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
@@ -294,7 +294,7 @@ def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
 
 
 def test_an_image_that_is_not_here_is_judged_by_its_tag() -> None:
-    """vLLM's own tags tell their CUDA."""
+    """vLLM's own tags imply their CUDA version."""
     turns_red(
         Case(
             id="driver",
@@ -370,9 +370,7 @@ def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image],
     ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
 )
 def test_each_way_to_give_a_channel_counts(extra: str) -> None:
-    """NVIDIA's hook makes it, Docker does, or all devices are there, as far as can be told without
-    a look into the container.
-    """
+    """NVIDIA's hook, Docker's devices, or all devices, as far as the inventory shows."""
     case = Case(
         id="imex",
         red={},
@@ -406,7 +404,7 @@ def test_what_cannot_be_judged_is_skipped(facts: dict[str, dict[str, object]], t
 
 
 def test_channels_are_read() -> None:
-    """Their names, none where there are none, and nothing where nobody asked."""
+    """Their names, none without any, and None without a query."""
 
     def read(text: str | None) -> tuple[str, ...] | None:
         commands = {} if text is None else {"imex": (text, 0)}

@@ -1,4 +1,4 @@
-"""Who holds GPU memory, and whether what they leave suffices for a server."""
+"""GPU memory in use by others, and the rest for a server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
@@ -76,7 +76,7 @@ def test_the_evidence_says_whose_process_it_is() -> None:
 
 
 def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> None:
-    """Containers are told apart by their id."""
+    """Containers are distinguished by id."""
     other = replace(OURS, container="deadbeef")
     changed = {"containers": (CONTAINER,), "gpu_processes": (OURS, other)}
     judged = findings(Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu02": changed}))
@@ -88,7 +88,7 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
 
 
 def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
-    """Who holds them is none of this cluster's business."""
+    """Their users do not concern this cluster."""
     every = inventory()
     first, two, three = every.nodes
     smaller = replace(every, nodes=(first, replace(two, gpus=1, gpu_ids=("0",)), three))
@@ -138,7 +138,7 @@ def test_up_only_warns() -> None:
     [(2, 0.9, "fail"), (1, 0.9, "pass"), (2, 0.1, "pass"), (2, 0.15, "fail")],
 )
 def test_a_server_needs_what_others_leave(count: int, share: float, status: str) -> None:
-    """70,000 of 81,559 MiB of one of two GPUs are held; fewer GPUs, or less of each, may do."""
+    """70,000 of 81,559 MiB of one of two GPUs are in use; fewer GPUs, or less of each, may do."""
     _, finding = judge_server_memory(BUSY.build_evidence(), {"gpu01": 2, "gpu02": count}, share)
 
     assert finding.status == status
@@ -152,7 +152,7 @@ def test_a_server_needs_what_others_leave(count: int, share: float, status: str)
 
 
 def test_who_cannot_be_asked_is_not_in_the_way() -> None:
-    """The keeper looks again before the start."""
+    """The supervisor checks again before the start."""
     unknown = replace(BUSY, facts={"gpu02": {"gpu_processes": None}})
 
     assert [

@@ -223,7 +223,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
@@ -242,7 +242,7 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 @pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
 def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
-    """Root and other system users, those who linger, and hosts where it is switched off."""
+    """Root and other system users, lingering users, and hosts with RemoveIPC=no."""
     case = Case(
         id="remove-ipc",
         red={},
@@ -259,7 +259,7 @@ def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
 def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
     survey: dict[str, object],
 ) -> None:
-    """What logind does need not be known then."""
+    """logind's settings do not matter then."""
     judged = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
 
     assert {(finding.status, finding.text) for finding in judged} == {
@@ -342,7 +342,7 @@ def test_green_says_no_more_than_is_known(
 def test_what_engines_compiled_is_told_with_its_size(
     compiled: CompileCache | None, status: str, text: str
 ) -> None:
-    """And is not called good where nobody knows."""
+    """And skipped if unknown."""
     case = Case(id="cache-dir", red={}, text="", fix="", facts={"*": {"compile_cache": compiled}})
 
     assert {(finding.status, finding.text) for finding in findings(case)} == {(status, text)}
@@ -359,7 +359,7 @@ def test_a_cluster_of_cpus_needs_less() -> None:
 
 
 def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
-    """Its containers are made of an image of ours, which may have another name."""
+    """Its containers use a derived image, which may have another name."""
     facts = {"docker_disk_free": 6 * GIB, "images": {}, "containers": (container(),)}
 
     assert (

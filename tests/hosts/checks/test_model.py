@@ -109,7 +109,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 

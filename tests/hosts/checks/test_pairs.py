@@ -95,12 +95,12 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
 def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
-    """What both interfaces can take passes; `mtu` names the odd one."""
+    """Sizes within both MTUs pass; `mtu` names the odd one."""
     wide = {("gpu02", name): {"mtu": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
 
     assert {
@@ -110,7 +110,7 @@ def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
 
 
 def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
-    """The others are green only for the pairs that were proven both ways."""
+    """The others pass only for pairs verified in both directions."""
     evidence = Case(id="high-port", red={}, text="", fix="").build_evidence()
     remaining = tuple(
         port_probe for port_probe in evidence.port_probes or () if port_probe.source != "gpu03"
@@ -137,7 +137,7 @@ def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -
 
 
 def test_a_node_that_is_down_is_no_firewall() -> None:
-    """The others could not reach it either; `ssh` has told it."""
+    """Its peers could not reach it either; `ssh` reports it."""
     evidence = Case(id="ports-reachable", red={}, text="", fix="").build_evidence()
     shut = {"ports": {6379: "timed out", 43210: "timed out"}}
     case = Case(

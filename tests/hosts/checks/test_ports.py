@@ -1,4 +1,4 @@
-"""Fixed ports: who needs which where, and whose a listener is."""
+"""Fixed ports: their purpose, and the owners of listeners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNNING = container()
 
 
 def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
-    """And how to see who has it."""
+    """With a command that shows its owner."""
     finding = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
 
     assert (finding.status, finding.text) == (
@@ -135,8 +135,8 @@ def test_ports_held_by_the_clusters_own_containers_are_not_taken(
 def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
     ports: str, used: int, text: str, load: Load, good: Good
 ) -> None:
-    """The inventory has changed, and `up` removes what runs before it binds anew; a port that this
-    gives up will be free.
+    """After an inventory change, `up` removes containers before new ones bind: their ports will be
+    free.
     """
     changed = load(f"ports: {{{ports}}}")
     facts = good(
@@ -162,7 +162,7 @@ def test_a_throw_away_container_holds_no_port_for_the_cluster(load: Load, good: 
 def test_ports_are_not_the_clusters_own_when_its_container_has_ended(
     load: Load, good: Good
 ) -> None:
-    """Whoever listens now is somebody else."""
+    """The listener is another process."""
     ended = replace(RUNNING, status="exited")
 
     assert (
@@ -199,7 +199,7 @@ def test_the_port_of_the_network_check_must_be_free_though_the_cluster_runs(
 def test_ports_that_the_firewall_leaves_open_are_a_warning(
     load: Load, good: Good, ports: tuple[int, int] | None, status: str
 ) -> None:
-    """Sockets that ask nobody for a password listen there."""
+    """Sockets without a password listen on them."""
     facts = {"gpu01": good(survey=Survey(port_range=ports))}
     (check,) = select_checks(only=("port-range",))
     finding = check.judge(Evidence(inventory=load(), facts=facts))[0]

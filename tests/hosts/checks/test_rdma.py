@@ -172,7 +172,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
-    """On the right node, with its words and a fix."""
+    """On the right node, with text and fix."""
     turns_red(case)
 
 
@@ -224,7 +224,7 @@ def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, s
 
 
 def test_a_port_that_nobody_named_may_be_down() -> None:
-    """NCCL skips it; it is told all the same."""
+    """NCCL skips it; the finding mentions it."""
     second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
     case = Case(
         id="rdma-link",
@@ -242,7 +242,7 @@ def test_a_port_that_nobody_named_may_be_down() -> None:
 
 
 def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
-    """Nothing is said of what all have before all were seen."""
+    """No claim about all nodes before all are surveyed."""
     case = Case(id="rdma-unused", red={}, text="", fix="", extra="")
     evidence = case.build_evidence()
     two = {name: evidence.facts[name] for name in ("gpu01", "gpu02")}

@@ -1,6 +1,4 @@
-"""Hosts made by hand, as the probe would tell of them: the kinds of machines that inventories are
-written for.
-"""
+"""Simulated hosts in the form of scan results, for common kinds of machines."""
 
 from __future__ import annotations
 
@@ -317,5 +315,5 @@ CASES = {
 
 
 def inventory(hosts: list[ScannedHost], wishes: InitOptions | None = None) -> Inventory:
-    """What the written file says when it is read."""
+    """Return the inventory loaded from the written file."""
     return loads(format_inventory(discover(hosts, wishes or InitOptions())), Path("inventory.yaml"))

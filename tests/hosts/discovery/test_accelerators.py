@@ -1,4 +1,4 @@
-"""Which GPUs of a host an inventory takes, and why not the others."""
+"""The GPUs of a host that an inventory uses, and reasons against others."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_gpus_that_are_others_are_left_out(
 
 
 def test_gpus_in_use_are_left_out() -> None:
-    """What a display server or a context takes is no use."""
+    """A display server's or a context's memory does not count."""
     busy = discover_host({}, gpu_processes=(BUSY,))
     idle = discover_host({}, gpu_processes=(replace(BUSY, memory=300),))
 
@@ -73,7 +73,7 @@ def test_gpus_in_use_are_left_out() -> None:
 
 
 def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
-    """Not to one of the same name: that is looked at anew."""
+    """Unless it has the same name: its GPUs are free to choose."""
     value = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
 
     assert discover_host({}, gpu_allocations=(value,)).nodes[0].gpu_ids == ("2", "3")

@@ -1,4 +1,4 @@
-"""The words of the command line: hosts, ranges, logins, and what is wrong with them."""
+"""Host arguments: hosts, ranges, logins, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.hosts.discovery.shape import DOCKER, InitOptions
 
 
 def test_ranges_and_logins_are_read() -> None:
-    """In the order given: the first is the head."""
+    """In order: the first is the head."""
     meant = parse_hosts(
         ["gpu[09-10]", "root@10.0.0.5:2222", "ops@[fe80::1]:22"],
         InitOptions(ssh=Ssh(user="me")),
@@ -69,5 +69,5 @@ def test_sudo_that_would_ask_for_a_password_is_refused() -> None:
 
 
 def test_a_host_says_of_its_login_only_what_differs() -> None:
-    """The rest is said once."""
+    """Common settings are written once."""
     assert ssh_overrides(Ssh(user="root", port=22), Ssh(user="root")) == Ssh(port=22)

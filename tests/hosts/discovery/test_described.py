@@ -27,7 +27,7 @@ def test_a_lost_gpu_is_warned_of() -> None:
 
 
 def test_differences_are_told_folded() -> None:
-    """What most are once, what differs on its own line."""
+    """Common parts once, deviations on their own lines."""
     discovery = discover(unequal(), InitOptions())
 
     assert discovery.summary[0].startswith(
@@ -55,7 +55,7 @@ def test_differences_are_told_folded() -> None:
     ],
 )
 def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:
-    """Each cause has its own words, for it has its own fix."""
+    """Each cause has its own message and fix."""
     first, second = h100_pair()
     silent = replace(second, facts=replace(second.facts, docker_version=None, **facts))
     (warning,) = health_warnings([first, silent])
@@ -73,7 +73,7 @@ def test_amd_gpus_are_counted_without_nvidia_s_driver() -> None:
 
 
 def test_a_cpu_cluster_s_line_has_no_gpus() -> None:
-    """Parts that a host lacks are left out."""
+    """Missing parts are omitted."""
     (line,) = describe_hosts(h100_pair()[:1], "cpu")
 
     assert line.startswith("gpu01: 192 CPUs in 2 NUMA nodes, 2.0 TiB memory, ")

@@ -1,4 +1,4 @@
-"""From hosts to inventories: whole ones, kept as files, and the choices that make them."""
+"""From hosts to inventories: complete files as goldens, and the choices behind them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_inventory_of_hosts_is_as_kept(case: str) -> None:
-    """Word for word, and the loader takes it."""
+    """Byte for byte, and the loader accepts it."""
     text = format_inventory(discover(CASES[case](), InitOptions(cluster=case)))
 
     golden.check(GOLDEN / f"{case}.yaml", text)
@@ -72,7 +72,7 @@ def test_hosts_given_by_address_are_named_by_their_own_names() -> None:
 
 
 def test_a_number_never_repeats_a_name_that_is_taken() -> None:
-    """Even when somebody's host is called so."""
+    """Even if a host has such a name."""
     hosts = [host("10.0.0.1", hostname="_"), host("node1"), host("10.0.0.3", hostname="_")]
 
     assert choose_names(hosts) == ["node2", "node1", "node3"]
@@ -80,7 +80,7 @@ def test_a_number_never_repeats_a_name_that_is_taken() -> None:
 
 
 def test_wishes_win() -> None:
-    """Over everything that was found."""
+    """Over every discovered value."""
     discovery = discover(
         practice(), InitOptions(cluster="mine", image="other:1", hf_home="/models")
     )
@@ -131,7 +131,7 @@ def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
 
 
 def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
-    """As a device; a host that lacks it could not start its container."""
+    """As a device; without it on one host, containers could not start."""
 
     def trays(*channels: tuple[str, ...] | None) -> list[ScannedHost]:
         return [

@@ -1,4 +1,4 @@
-"""The question for images, models and AMD GPUs: asked of this machine, and read."""
+"""The scan for images, models and AMD GPUs: run on this machine, and parsed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.hosts.discovery.hosts import host, infiniband, roce
 
 
 def chosen(*devices: tuple[RdmaDevice, ...]) -> FabricChoice:
-    """What is chosen for hosts with these devices."""
+    """Return the fabric chosen for hosts with these devices."""
     hosts: list[ScannedHost] = [
         host(f"h{at}", rdma=device) for at, device in enumerate(devices, start=1)
     ]
@@ -21,7 +21,7 @@ def chosen(*devices: tuple[RdmaDevice, ...]) -> FabricChoice:
 
 
 def beside(devices: tuple[RdmaDevice, ...], *near: dict[str, str]) -> FabricChoice:
-    """What is chosen for a host whose GPUs are so near to its devices."""
+    """Return the fabric chosen for a host with these GPU distances."""
     states = tuple(GpuState(index=at, affinity=affinity) for at, affinity in enumerate(near))
     return choose_fabric([host("h1", rdma=devices, survey={"gpus": states})])
 
@@ -34,7 +34,7 @@ def test_infiniband_on_all_hosts_goes_before_roce() -> None:
 
 
 def test_a_port_that_is_down_on_one_host_is_left_out_there() -> None:
-    """And told, with a warning that the hosts differ."""
+    """And reported, with a warning that the hosts differ."""
     good = (infiniband("mlx5_0"), infiniband("mlx5_1"))
     choice = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
 
@@ -88,7 +88,7 @@ def test_efa_is_called_by_its_name() -> None:
 
 
 def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
-    """Omni-Path and others are not; what they are is said as it stands."""
+    """Such as Omni-Path: reported by its own name."""
     (port,) = infiniband("x").ports
     other = RdmaDevice(name="hfi1_0", ports=(replace(port, link_layer="Unspecified"),))
     choice = chosen((other,), (other,))
@@ -120,9 +120,7 @@ def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
 
 
 def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
-    """It is for storage or management, though it is as fast as the others; how near it is, is
-    told.
-    """
+    """It serves storage or management, though as fast; the distance is reported."""
     two = (infiniband("mlx5_0"), infiniband("mlx5_1"), infiniband("mlx5_2"))
     choice = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
 
@@ -155,9 +153,7 @@ def test_a_compute_port_that_is_down_is_not_made_up_for() -> None:
     ],
 )
 def test_a_port_that_may_be_the_nearest_of_a_gpu_stays(near: tuple[dict[str, str], ...]) -> None:
-    """Where nothing is known of it or of a GPU, where all are alike, and where a GPU has none near
-    by.
-    """
+    """With unknown or equal distances, or a GPU without a near port."""
     choice = beside((infiniband("mlx5_0"), infiniband("mlx5_1")), *near)
 
     assert choice.hosts[0].hca == ("mlx5_0", "mlx5_1")
@@ -172,7 +168,7 @@ def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
 
 
 def test_the_gid_index_is_one_that_all_devices_of_a_host_have() -> None:
-    """Where they have none in common it is left to NCCL."""
+    """Without a common index, NCCL chooses."""
     same = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=3))
     other = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=5))
 

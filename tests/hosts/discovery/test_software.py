@@ -1,4 +1,4 @@
-"""What runs on the hosts: kinds of GPUs, the image, and where models lie."""
+"""Software of the hosts: GPU kinds, images, and model folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_old_driver_gets_the_image_for_cuda_12() -> None:
 
 
 def test_an_image_that_all_hosts_have_is_used() -> None:
-    """The newest that is the same on each and made for what the hosts have."""
+    """The newest one that is equal on all hosts and fits their accelerator."""
     discovery = discover(practice(), InitOptions())
 
     assert discovery.image.value == "vllm-cpu:0.32.0"
@@ -50,7 +50,7 @@ def test_an_image_that_is_not_the_same_everywhere_is_not_used(
 
 
 def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
-    """Where only some have it, the default is, and the file tells who has what."""
+    """With models on only some hosts it is the default, and the file lists them."""
     cache = Home(path="/home/ops/.cache/huggingface", models=("Qwen/Qwen3-8B",), free=2**40)
     both = [replace(scanned, assets=LocalAssets(homes=(cache,))) for scanned in h100_pair()]
 

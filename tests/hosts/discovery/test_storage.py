@@ -1,4 +1,4 @@
-"""Where the launcher's own files go when logins have their home on another machine."""
+"""The state directory of hosts with network home directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAID, SCRATCH = Disk(path="/raid", free=900 * GIB), Disk(path="/scratch/ops", fr
 
 
 def discover_homes(home: str, *disks: tuple[Disk, ...]) -> Discovery:
-    """Discover hosts with these folders, whose homes lie on this file system."""
+    """Discover hosts with these disks and homes on this file system."""
     hosts = [
         host(
             f"gpu0{at}",
@@ -31,7 +31,7 @@ def discover_homes(home: str, *disks: tuple[Disk, ...]) -> Discovery:
 
 
 def test_a_home_on_a_disk_will_do() -> None:
-    """Nothing is said of it."""
+    """Without a remark."""
     evidence = discover_homes("ext2/ext3", (RAID,), (RAID,))
 
     assert (evidence.state_dir, "state_dir" in format_inventory(evidence)) == (None, False)

@@ -1,4 +1,4 @@
-"""Which network the cluster runs on."""
+"""Choice of the cluster's network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.hosts.discovery.hosts import BRIDGE, host, nic
 
 
 def chosen(*hosts: ScannedHost, netdevs: dict[int, frozenset[str]] | None = None) -> SharedNetwork:
-    """What is chosen for these hosts."""
+    """Return the network chosen for these hosts."""
     return choose_network(hosts, [(netdevs or {}).get(at, frozenset()) for at in range(len(hosts))])
 
 
@@ -35,7 +35,7 @@ def pair(*nics: tuple[str, str, int | None, bool], default: str = "-") -> list[S
 
 
 def test_the_fastest_physical_network_wins() -> None:
-    """And the other is told, with its reason."""
+    """And the other is listed with the reason."""
     shared = chosen(
         *pair(("eth0", "10.0.0.N/24", 1000, True), ("eth1", "10.1.0.N/24", 100_000, True))
     )
@@ -85,7 +85,7 @@ def test_a_bridge_with_nothing_fast_below_it_is_not_fast() -> None:
 
 
 def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
-    """Before what lies on it."""
+    """Before interfaces stacked on it."""
     shared = chosen(
         *pair(
             ("eth1.7", "10.0.0.N/24", 1000, False),
@@ -211,7 +211,7 @@ def test_a_network_of_some_hosts_is_told_with_their_names() -> None:
 
 
 def test_down_and_link_local_do_not_count() -> None:
-    """They are told as what they are."""
+    """They are listed with the reason."""
     hosts = [
         host(
             f"h{at}",
@@ -255,7 +255,7 @@ def test_two_addresses_in_one_network_give_the_better_interface() -> None:
 
 
 def test_addresses_alone_are_enough() -> None:
-    """Where the interfaces could not be asked for."""
+    """Without a survey of the interfaces."""
     hosts = [host(f"h{at}", nic("eth0", f"10.0.0.{at}/24")) for at in (1, 2)]
     bare = [
         host(scanned.host, survey={"nics": None}, addresses=scanned.facts.addresses)
@@ -266,7 +266,7 @@ def test_addresses_alone_are_enough() -> None:
 
 
 def test_mtus_that_differ_are_a_warning() -> None:
-    """With who has which."""
+    """With the hosts of each."""
     first, two = nic("eth0", "10.0.0.1/24"), replace(nic("eth0", "10.0.0.2/24"), mtu=9000)
 
     assert (

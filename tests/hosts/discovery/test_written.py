@@ -1,4 +1,4 @@
-"""The file that is written: it says what was found, whatever that was."""
+"""The written file represents every discovery exactly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_words_of_hosts_stay_in_their_comment() -> None:
 
 
 def test_logins_are_written_where_they_belong() -> None:
-    """What all have in common at the top, what one says at the node."""
+    """Common settings at the top, others at the node."""
     pair = h100_pair()
     hosts = [pair[0], replace(pair[1], ssh=Ssh(user="root", port=2222))]
     wishes = InitOptions(ssh=Ssh(user="ops", identity="~/.ssh/my key", jump="ops@bastion:22"))
@@ -74,7 +74,7 @@ def test_logins_are_written_where_they_belong() -> None:
     )
 )
 def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]) -> None:
-    """Ranges stand for exactly what they were made of."""
+    """Ranges expand to exactly the original values."""
     hosts = [
         host(f"gpu{at}", nic("eth0", f"10.0.0.{at + 5}/24"), gpus=gpus(count))
         for at, count in numbers

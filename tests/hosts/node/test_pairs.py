@@ -1,4 +1,4 @@
-"""The pair probe itself, on loopback addresses: each of 127.0.0.0/8 is a host of its own for it."""
+"""The connection probe on loopback addresses: each of 127.0.0.0/8 acts as a host."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_peer_that_begins_later_is_waited_for() -> None:
 
 
 def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
-    """And nothing of it was heard."""
+    """Without any data from it."""
     with probe("a", "b", deadline=2) as a:
         report = probes("a", a)["b"]
 
@@ -126,7 +126,7 @@ def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
 
 
 def test_a_port_that_somebody_has_is_left_to_them() -> None:
-    """A connection that is accepted there proves enough; nobody is thrown out."""
+    """An accepted connection there is sufficient."""
     with socket.create_server((IPS["b"], 16379)), probe("a", "b") as a, probe("b", "a") as b:
         assert probes("a", a)["b"].ports[16379] == "open"
         assert probes("b", b)["a"].ports[16379] == "open"
@@ -153,14 +153,14 @@ def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
 def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The peer begins, and greets us, while a knock of ours is still on its way back."""
+    """The peer starts and connects while a refusal is on its way."""
     monkeypatch.syspath_prepend(str(Path(launcher.__file__).parent / "hosts" / "node"))
     program = importlib.import_module("pairs")
     peer = {"name": "b", "ip": IPS["b"], "ports": []}
-    with socket.socket() as door:
-        door.bind((IPS["b"], HIGH + 1))
+    with socket.socket() as listener:
+        listener.bind((IPS["b"], HIGH + 1))
 
-        class Late(program.Probe):  # type: ignore[misc]
+        class Late(program.PortProber):  # type: ignore[misc]
             def __init__(self) -> None:
                 self.ip, self.port, self.patience, self.connections = (
                     IPS["a"],
@@ -170,22 +170,22 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
                 )
 
             def record_result(self, *args: object) -> None:
-                door.listen()
+                listener.listen()
                 self.connections["b"] = ["met"]
                 super().record_result(*args)
 
             def exchange_greetings(self, _: object, __: object, sock: socket.socket) -> str:
                 sock.close()
-                return "talk"
+                return "connection"
 
-        evidence: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
-        talk = Late().connect(peer, evidence, time.monotonic() + 5)
+        result: dict[str, dict[str, str]] = {"ports": {}, "errors": {}}
+        connection = Late().probe_ports(peer, result, time.monotonic() + 5)
 
-    assert (talk, evidence) == ("talk", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
+    assert (connection, result) == ("connection", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
 
 
 def test_a_stranger_at_the_high_port_is_recognised() -> None:
-    """Another run's probe does not know our word."""
+    """Another run's probe does not know the nonce."""
     with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
         report = probes("a", a)["b"]
 
@@ -220,9 +220,7 @@ def test_an_address_of_another_machine_cannot_be_held() -> None:
 
 
 def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
-    """The launcher has gone; whoever gave no input at all is not meant (see the test with a late
-    peer).
-    """
+    """The launcher has gone; without any input it continues (see the test with a late peer)."""
     with probe("a", "b", deadline=60) as a:
         assert a.stdin is not None
         a.stdin.write(pairs.HOLD.decode())
@@ -242,7 +240,7 @@ def test_it_ends_when_it_is_told_to() -> None:
 
 
 def test_its_answer_is_one_line_of_json() -> None:
-    """With nobody to knock at it ends at once."""
+    """Without peers it exits at once."""
     with probe("a", "") as a:
         out, _ = a.communicate(timeout=10)
 
