@@ -202,11 +202,11 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    ("text", "message"),
     [("", "empty"), ("- a\n", "mapping"), ("cluster: [", ""), ("a: &a [x]\nb: [*a, *a]\n", "")],
 )
 def test_an_inventory_that_is_none_is_a_wrong_request(
-    text: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, one clear error, no traceback, for every command that reads one."""
     path = tmp_path / "inventory.yaml"
@@ -215,7 +215,7 @@ def test_an_inventory_that_is_none_is_a_wrong_request(
     assert run_command(["up", str(path)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")
-    assert word in err
+    assert message in err
     assert "Traceback" not in err
 
 

@@ -120,7 +120,7 @@ def test_what_engines_compiled_stays_and_is_told(up: Cluster) -> None:
     for machine in up.world.machines.values():
         machine.compiled = f"ext4\n{300 << 10}"
     ran = up.run("down", "--json")
-    (note,) = [each for each in ran.events if each.get("stage") == "compiled"]
+    (note,) = [event for event in ran.events if event.get("stage") == "compiled"]
 
     assert note["data"] == {"bytes": 600 << 20}
     assert "600 MiB in all (`vlaunch down --purge` removes it)" in note["text"]

@@ -28,16 +28,19 @@ SECRETS = {"RAY_AUTH_TOKEN": Secret("tok")}
 @pytest.fixture
 def world(load: Load) -> World:
     """A cluster of two that is up."""
-    made = World(load())
-    case.bring_up(made.inventory, made, SECRETS)
-    made.changes.clear()
-    return made
+    world = World(load())
+    case.bring_up(world.inventory, world, SECRETS)
+    world.changes.clear()
+    return world
 
 
 def plan(world: World, *without: str) -> Plan:
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [])
     return plan_down(
-        Site(world.inventory, {name: each for name, each in facts.items() if name not in without})
+        Site(
+            world.inventory,
+            {name: node_facts for name, node_facts in facts.items() if name not in without},
+        )
     )
 
 
@@ -87,7 +90,7 @@ def test_a_node_that_was_not_reached_is_left_out(world: World) -> None:
 
 def test_what_is_left_is_named(world: World) -> None:
     """`docker rm` may say that it worked."""
-    found = plan(world)
+    down = plan(world)
     handler = world.answer
 
     def stubborn(command):  # type: ignore[no-untyped-def]
@@ -98,7 +101,7 @@ def test_what_is_left_is_named(world: World) -> None:
         )
 
     with pytest.raises(GateError) as caught:
-        case.drain(found, FakeTransport(stubborn))
+        case.drain(down, FakeTransport(stubborn))
 
     assert caught.value.message.startswith("gpu02: still has container ")
     assert "within 20s" in caught.value.message
@@ -130,11 +133,11 @@ def test_what_engines_compiled_goes_when_that_is_asked_for(world: World) -> None
     """Where there is some, or nobody could say; after the containers that may still write it."""
     world.machines["gpu01"].compiled = "ext4\n2048"
     transport = FakeTransport(world.answer)
-    asked = probe_commands(world.inventory, [world.inventory.image], compiled=True)
-    site = Site(world.inventory, parse_answers(transport.run(asked))[0])
+    commands = probe_commands(world.inventory, [world.inventory.image], compiled=True)
+    site = Site(world.inventory, parse_answers(transport.run(commands))[0])
     purge = plan_down(site, purge=True)
     titles = [stage.title for stage in purge.stages]
-    (step,) = [each for each in purge.steps if each.command.argv[3:4] == ("purge",)]
+    (step,) = [purged for purged in purge.steps if purged.command.argv[3:4] == ("purge",)]
 
     assert titles.index("Remove the head") < titles.index("Remove what engines compiled")
     assert step.command.node == "gpu01"
@@ -144,7 +147,7 @@ def test_what_engines_compiled_goes_when_that_is_asked_for(world: World) -> None
         "vllm/vllm-openai:v0.32.0",
         "docker",
     )
-    assert "purge" not in {each.command.argv[3] for each in plan_down(site).steps}
+    assert "purge" not in {purged.command.argv[3] for purged in plan_down(site).steps}
 
 
 def test_secrets_alone_are_removed_too(world: World) -> None:
@@ -157,7 +160,7 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "code", "left"),
+    ("extra", "code", "remaining"),
     [
         (None, 0, []),
         ("c/mine.txt", 1, ["c", "c/mine.txt"]),
@@ -166,7 +169,7 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
     ],
 )
 def test_only_what_vlaunch_wrote_is_removed(
-    extra: str | None, code: int, left: list[str], load: Load, tmp_path: Path
+    extra: str | None, code: int, remaining: list[str], load: Load, tmp_path: Path
 ) -> None:
     """Run here: a file that somebody put there stays and is a failure; another cluster's directory
     stays, and so does what engines compiled, but not a folder in which nothing is.
@@ -195,9 +198,9 @@ def test_only_what_vlaunch_wrote_is_removed(
 
     assert done.returncode == code
     assert (
-        sorted(str(path.relative_to(state)) for path in state.rglob("*")) == left
+        sorted(str(path.relative_to(state)) for path in state.rglob("*")) == remaining
         if state.exists()
-        else left == []
+        else remaining == []
     )
 
 
@@ -216,7 +219,7 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
         fake.write_text(f"#!/bin/sh\n{body}\n")
         fake.chmod(0o755)
         done = subprocess.run(
-            gate.ask[0].argv, env=env, capture_output=True, text=True, check=False
+            gate.queries[0].argv, env=env, capture_output=True, text=True, check=False
         )
         return done.returncode, done.stdout
 
@@ -233,13 +236,13 @@ def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
     """The place may have been another one when they were written, or be none any more."""
     inventory = load()
     folders = ("/run/user/1000/vlaunch-ops/c", "/dev/shm/vlaunch-ops/c")
-    there = {
-        node.name: HostFacts(docker_version="28", memory="", folders=folders)
+    facts = {
+        node.name: HostFacts(docker_version="28", memory_dir="", folders=folders)
         for node in inventory.nodes
     }
 
-    assert [step.command.argv[3:] for step in plan_down(Site(inventory, there)).steps] == [
-        ("forget", each) for each in folders
+    assert [step.command.argv[3:] for step in plan_down(Site(inventory, facts)).steps] == [
+        ("forget", folder) for folder in folders
     ] * 2
 
 
@@ -257,7 +260,7 @@ def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
     (place / "c").mkdir(parents=True)
     try:
         done = subprocess.run(
-            gate.ask[0].argv,
+            gate.queries[0].argv,
             env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
             capture_output=True,
             text=True,
@@ -274,12 +277,12 @@ def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:
     ever.
     """
     inventory = load()
-    there = {
+    facts = {
         node.name: HostFacts(docker_version="28", has_directory=True) for node in inventory.nodes
     }
     gone = {node.name: HostFacts(docker_version="28") for node in inventory.nodes}
 
-    assert [step.command.argv[3] for step in plan_down(Site(inventory, there)).steps] == [
+    assert [step.command.argv[3] for step in plan_down(Site(inventory, facts)).steps] == [
         "clear",
         "clear",
     ]

@@ -58,7 +58,8 @@ def test_every_gate_is_green_on_a_cluster_that_is_up(up: World) -> None:
     ]
 
     assert {
-        gate.id: worst_status(gate.judge(run_by_node(transport, gate.ask))) for gate in all_gates
+        gate.id: worst_status(gate.judge(run_by_node(transport, gate.queries)))
+        for gate in all_gates
     } == dict.fromkeys(("ray-version", "gpus-in-docker", "head", "ray-nodes", "agents"), "pass")
     assert up.changes == []
 
@@ -71,7 +72,7 @@ def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
         gates.agents_gate(Site(up.inventory), deadline=20),
     ):
         assert gate.deadline > 0
-        assert all(0 < command.timeout <= 120 for command in (*gate.ask, *gate.evidence))
+        assert all(0 < command.timeout <= 120 for command in (*gate.queries, *gate.evidence))
 
 
 def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
@@ -139,7 +140,7 @@ def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
     up.container("gpu02")["RestartCount"] = 4
 
     assert (
-        worst_status(cluster(up).judge(run_by_node(FakeTransport(up.answer), cluster(up).ask)))
+        worst_status(cluster(up).judge(run_by_node(FakeTransport(up.answer), cluster(up).queries)))
         == "pass"
     )
 
@@ -162,21 +163,21 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
     assert caught.value.evidence.splitlines() == [f"line {number}" for number in range(15, 20)]
 
 
-@pytest.mark.parametrize("more", ["", "ray: none"])
-def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: Load) -> None:
+@pytest.mark.parametrize("ray", ["", "ray: none"])
+def test_the_head_is_there_when_what_workers_knock_at_listens(ray: str, load: Load) -> None:
     """Ray's port, or else the agent's."""
-    inventory = load(more)
-    gate, asked = (
+    inventory = load(ray)
+    gate, port = (
         gates.head_gate(Site(inventory)),
-        inventory.ports.group if more else inventory.ports.gcs,
+        inventory.ports.group if ray else inventory.ports.gcs,
     )
 
-    assert f"('10.0.0.11', {asked})" in str(gate.ask[-1].argv)
-    assert gate.what == ("the head's agent listens" if more else "the Ray head listens")
+    assert f"('10.0.0.11', {port})" in str(gate.queries[-1].argv)
+    assert gate.what == ("the head's agent listens" if ray else "the Ray head listens")
 
 
 @pytest.mark.parametrize(
-    ("said", "waits"),
+    ("members", "waits"),
     [
         ({"gpu01": 0.0, "gpu02": 0.5}, []),
         ({"gpu01": 0.0}, ["gpu02"]),
@@ -185,18 +186,18 @@ def test_the_head_is_there_when_what_workers_knock_at_listens(more: str, load: L
     ],
 )
 def test_an_agent_is_connected_when_the_head_has_heard_it(
-    said: dict[str, float] | None, waits: list[str], up: World
+    members: dict[str, float] | None, waits: list[str], up: World
 ) -> None:
     """Lately; where the head says nothing, it is the head that is waited for."""
     up.said["servers"] = (
-        "no answer" if said is None else {"servers": [], "members": said, "agent": 1.0}
+        "no answer" if members is None else {"servers": [], "members": members, "agent": 1.0}
     )
     gate = gates.agents_gate(Site(up.inventory), deadline=20)
 
     assert [
-        each.node
-        for each in gate.judge(run_by_node(FakeTransport(up.answer), gate.ask))
-        if each.status != "pass"
+        command.node
+        for command in gate.judge(run_by_node(FakeTransport(up.answer), gate.queries))
+        if command.status != "pass"
     ] == waits
 
 

@@ -59,8 +59,8 @@ def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Pat
     for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
         bin_("stat", f"echo {kind}")
         facts = host_read.parse_probe(_ask(tmp_path))
-        assert facts.memory == place
-    assert "is a file system in memory" in facts.said["memory"]
+        assert facts.memory_dir == place
+    assert "is a file system in memory" in facts.part_errors["memory"]
 
 
 def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> No
     bin_("stat", "echo tmpfs")
     facts = host_read.parse_probe(_ask(tmp_path))
     if Path("/run/systemd/seats").is_dir():
-        assert facts.memory == ""
-        assert "does not linger" in facts.said["memory"]
+        assert facts.memory_dir == ""
+        assert "does not linger" in facts.part_errors["memory"]
     else:
-        assert facts.memory == "/dev/shm/vlaunch-nobody-of-ours"
+        assert facts.memory_dir == "/dev/shm/vlaunch-nobody-of-ours"
 
 
 def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "secrets").mkdir(parents=True)
     (tmp_path / "two" / "secrets" / "RAY_AUTH_TOKEN").write_text("t")
-    words = shell.program_text("probe").split("sh_c token '")[1].split("'")[0]
+    script = shell.program_text("probe").split("sh_c token '")[1].split("'")[0]
     ran = subprocess.run(
-        ["sh", "-c", words, "x", tmp_path / "one", tmp_path / "two"],
+        ["sh", "-c", script, "x", tmp_path / "one", tmp_path / "two"],
         capture_output=True,
         text=True,
         check=False,
@@ -102,15 +102,19 @@ def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path:
     try:
         place.symlink_to(planted)
         facts = host_read.parse_probe(_ask(tmp_path / "state"))
-        assert (facts.token, facts.in_memory, facts.folders) == ("", None, ())
+        assert (facts.token, facts.secrets_in_memory, facts.folders) == ("", None, ())
         place.unlink()
         shutil.move(planted, place)
         facts = host_read.parse_probe(_ask(tmp_path / "state"))
-        assert (facts.token, facts.in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
+        assert (facts.token, facts.secrets_in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
         assert facts.folders == (f"{place}/c",)
         bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
         facts = host_read.parse_probe(_ask(tmp_path / "state"))
-        assert (facts.memory, facts.in_memory, facts.folders) == ("", None, (f"{place}/c",))
+        assert (facts.memory_dir, facts.secrets_in_memory, facts.folders) == (
+            "",
+            None,
+            (f"{place}/c",),
+        )
     finally:
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
 
@@ -129,8 +133,8 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
     finally:
         shutil.rmtree(place)
 
-    assert facts.memory == ""
-    assert [(each.place, each.path) for each in secret_files.parse_listing(out) if each.name] == [
+    assert facts.memory_dir == ""
+    assert [(file.place, file.path) for file in secret_files.parse_listing(out) if file.name] == [
         ("disk", f"{tmp_path}/c/secrets/A"),
         ("memory", f"{place}/c/secrets/A"),
     ]
@@ -146,14 +150,14 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
         (folder / name).chmod(mode)
     os.utime(folder / "A", (1, 1))
     out = _said(secret_files.listing_argv("c", str(tmp_path)))
-    found = {each.name: each for each in secret_files.parse_listing(out)}
+    files = {file.name: file for file in secret_files.parse_listing(out)}
 
     assert "hidden-value" not in out
-    assert set(found) == {"", "A", "B", ".A.node.17"}
-    assert (found[""].private, found["A"].private, found["B"].private) == (True, True, False)
-    assert (found["B"].mode, found["B"].place, found["B"].own) == ("640", "disk", True)
-    assert found["A"].age > 1e9
-    assert found["B"].age < 3600
+    assert set(files) == {"", "A", "B", ".A.node.17"}
+    assert (files[""].private, files["A"].private, files["B"].private) == (True, True, False)
+    assert (files["B"].mode, files["B"].place, files["B"].own) == ("640", "disk", True)
+    assert files["A"].age > 1e9
+    assert files["B"].age < 3600
 
 
 def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> Non
 
     def private() -> list[bool]:
         out = _said(secret_files.listing_argv("c", str(tmp_path)))
-        return [each.private for each in secret_files.parse_listing(out)]
+        return [file.private for file in secret_files.parse_listing(out)]
 
     assert private() == [False, False]
     server.chmod(0o2775)
@@ -227,7 +231,7 @@ def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
     )
     assert (ran.returncode, (good / "secrets" / "A").read_text()) == (0, "v")
     assert [
-        oct(each.stat().st_mode & 0o777) for each in (good / "secrets", good / "secrets" / "A")
+        oct(path.stat().st_mode & 0o777) for path in (good / "secrets", good / "secrets" / "A")
     ] == ["0o700", "0o600"]
     (tmp_path / "vlaunch-other").symlink_to(tmp_path / "vlaunch-me")
     bad = tmp_path / "vlaunch-other" / "c"
@@ -250,6 +254,6 @@ def test_the_folder_in_the_login_s_home_is_the_default(
     """As with everything else that the launcher keeps on a node."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
-    (found,) = secret_files.parse_listing(_said(secret_files.listing_argv("c", "")))
+    (file,) = secret_files.parse_listing(_said(secret_files.listing_argv("c", "")))
 
-    assert found.path == f"{tmp_path}/.vlaunch/c/secrets"
+    assert file.path == f"{tmp_path}/.vlaunch/c/secrets"

@@ -60,17 +60,19 @@ def _token(cluster: Cluster) -> set[bytes]:
 def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
     """Names, sources, uses, files with their modes and ages."""
     ran = keyed.run("secrets", "list", "--json")
-    said = json.loads(ran.out)
+    data = json.loads(ran.out)
 
     assert (ran.code, ran.err) == (0, "")
-    assert {row["name"]: row["source"] for row in said["secrets"]} == {
+    assert {row["name"]: row["source"] for row in data["secrets"]} == {
         "HF_TOKEN": "environment variable HF_TOKEN",
         "VLLM_API_KEY": "file key",
         "RAY_AUTH_TOKEN": "made by `vlaunch up`",
         "AGENT_CA": "issued by `vlaunch up`",
         "AGENT_CERTIFICATE": "issued by `vlaunch up`",
     }
-    files = {node: {each["name"]: each for each in found} for node, found in said["nodes"].items()}
+    files = {
+        node: {file["name"]: file for file in listed} for node, listed in data["nodes"].items()
+    }
     assert files["gpu02"]["HF_TOKEN"] == {
         "name": "HF_TOKEN",
         "path": "/root/.vlaunch/c/secrets/HF_TOKEN",
@@ -83,7 +85,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
     assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN", *NAMES}
     for text in (ran.out, keyed.run("secrets", "list").out):
         assert not any(
-            value in text for value in (SECRET, KEY, *(each.decode() for each in _token(keyed)))
+            value in text for value in (SECRET, KEY, *(file.decode() for file in _token(keyed)))
         )
 
 
@@ -214,10 +216,12 @@ def test_rotate_restarts_nothing_without_rays_token(settings: str, cluster: Clus
     assert _token(cluster) == token
 
 
-@pytest.mark.parametrize("more", ["ray: {token_auth: false}", "ray: none"])
-def test_the_token_is_there_whether_or_not_ray_asks_for_it(more: str, cluster: Cluster) -> None:
+@pytest.mark.parametrize("inventory", ["ray: {token_auth: false}", "ray: none"])
+def test_the_token_is_there_whether_or_not_ray_asks_for_it(
+    inventory: str, cluster: Cluster
+) -> None:
     """The nodes' agents do."""
-    cluster.write(f"{INVENTORY}{more}\n")
+    cluster.write(f"{INVENTORY}{inventory}\n")
 
     assert "RAY_AUTH_TOKEN" in cluster.run("secrets", "list").out
 
@@ -288,27 +292,27 @@ def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`up` asks, unseen; `status`, `check` and a dry run without nodes do not."""
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def answer(text: str, **how: object) -> str:
         assert how == {"hide_input": True, "err": True}
-        asked.append(text)
+        prompts.append(text)
         return SECRET
 
     from_terminal.cache_clear()
     monkeypatch.setattr(click, "prompt", answer)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     cluster.write(INVENTORY.replace("{env: HF_TOKEN}", "{prompt: Token of the hub}"))
-    for words in (
+    for args in (
         ["status"],
         ["check", "--model", "org/m"],
         ["up", "--dry-run", "--offline"],
         ["secrets", "list"],
     ):
-        cluster.run(*words)
-    assert asked == []
+        cluster.run(*args)
+    assert prompts == []
     ran = cluster.run("up")
-    assert (ran.code, asked) == (0, ["Token of the hub (HF_TOKEN)"])
+    assert (ran.code, prompts) == (0, ["Token of the hub (HF_TOKEN)"])
     assert cluster.world.machines["gpu02"].files["secrets/HF_TOKEN"] == SECRET.encode()
     from_terminal.cache_clear()
 

@@ -79,16 +79,16 @@ def test_a_change_is_shown_before_it_is_made(cluster: Cluster) -> None:
     assert {command.node for command in cluster.world.changes} == {"gpu02"}
 
 
-@pytest.mark.parametrize("more", ["", "ray: none\n"])
+@pytest.mark.parametrize("inventory", ["", "ray: none\n"])
 def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
-    more: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    inventory: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the reason; whatever runs there goes on."""
-    said = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.18.1"')
+    answer = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.18.1"')
     older = cluster.path.parent / "older.json"
-    older.write_text(said, encoding="utf-8")
+    older.write_text(answer, encoding="utf-8")
     monkeypatch.setattr(simulated, "RAY_IMAGE", older)
-    cluster.write(INVENTORY.replace("cluster: c\n", f"cluster: c\n{more}"))
+    cluster.write(INVENTORY.replace("cluster: c\n", f"cluster: c\n{inventory}"))
     ran = cluster.run("up")
 
     assert (ran.code, cluster.world.changes) == (2, [])
@@ -241,7 +241,7 @@ def test_trusting_new_host_keys_is_asked_for(cluster: Cluster) -> None:
     cluster.run("up", "--dry-run")
     cluster.run("up", "--dry-run", "--accept-new-host-keys")
 
-    assert [each["accept_new_host_keys"] for each in cluster.asked] == [False, True]
+    assert [options["accept_new_host_keys"] for options in cluster.asked] == [False, True]
 
 
 def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
@@ -274,9 +274,11 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
     """Return what a script would send, read by bash itself."""
     lines = script.splitlines()
     start, end = lines.index("on() {"), lines.index("}")
-    told = 'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\n\\0\' >>"$SENT"; }'
+    recorder = (
+        'on() { cat >/dev/null; printf \'%s\\0\' "$@" >>"$SENT"; printf \'\\n\\0\' >>"$SENT"; }'
+    )
     text = (
-        "\n".join([*lines[:start], told, *lines[end + 1 :]])
+        "\n".join([*lines[:start], recorder, *lines[end + 1 :]])
         .replace(" &\n", "\n")
         .replace("vlaunch payload", "true")
     )
@@ -290,7 +292,7 @@ def _sent(script: str, folder: Path) -> list[tuple[str, ...]]:
         capture_output=True,
     )
     return [
-        tuple(each.split("\0")[:-1]) for each in (folder / "sent").read_text().split("\n\0") if each
+        tuple(call.split("\0")[:-1]) for call in (folder / "sent").read_text().split("\n\0") if call
     ]
 
 

@@ -23,13 +23,13 @@ SECRETS = {"RAY_AUTH_TOKEN": Secret("tok"), "VLLM_API_KEY": Secret("key")}
 KEY = "secrets: {VLLM_API_KEY: {env: X}}\n"
 
 
-def three(load: Load, more: str = "", *own: str) -> Inventory:
+def three(load: Load, extra: str = "", *own: str) -> Inventory:
     """Load an inventory of three nodes, each with keys of its own."""
     nodes = (
-        f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {each}}}"
-        for n, each in enumerate((*own, "", "", "")[:3], start=1)
+        f"{{host: n{n}, ip: 10.0.0.{n}, gpus: 8, {fields}}}"
+        for n, fields in enumerate((*own, "", "", "")[:3], start=1)
     )
-    return load(KEY + more, f"nodes: [{', '.join(nodes)}]")
+    return load(KEY + extra, f"nodes: [{', '.join(nodes)}]")
 
 
 def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SECRETS) -> Plan:
@@ -37,22 +37,22 @@ def plan(inventory: Inventory, world: World, secrets: Mapping[str, Secret] = SEC
     return plan_up(Site(inventory, facts), secrets, case.ray_image(inventory))
 
 
-def started(found: Plan) -> list[str]:
+def started(up: Plan) -> list[str]:
     """Return the nodes that get a new container, in order."""
-    return [step.command.node for step in found.steps if "--detach" in step.command.argv]
+    return [step.command.node for step in up.steps if "--detach" in step.command.argv]
 
 
-def removed(found: Plan) -> list[str]:
-    return [step.command.node for step in found.steps if "rm" in step.command.argv]
+def removed(up: Plan) -> list[str]:
+    return [step.command.node for step in up.steps if "rm" in step.command.argv]
 
 
 @pytest.fixture
 def world(load: Load) -> World:
     """Three nodes that are up."""
-    made = World(three(load))
-    case.bring_up(made.inventory, made, SECRETS)
-    made.changes.clear()
-    return made
+    world = World(three(load))
+    case.bring_up(world.inventory, world, SECRETS)
+    world.changes.clear()
+    return world
 
 
 def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Load) -> None:
@@ -60,9 +60,9 @@ def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Loa
     that it is up.
     """
     world = World(three(load))
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    assert [stage.id for stage in found.stages] == [
+    assert [stage.id for stage in up.stages] == [
         "same-image",
         "gpus",
         "files",
@@ -71,19 +71,19 @@ def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Loa
         "ray",
         "agents",
     ]
-    assert started(found) == ["n1", "n2", "n3"]
-    assert removed(found) == []
-    gates = {stage.id: [gate.id for gate in stage.gates] for stage in found.stages}
+    assert started(up) == ["n1", "n2", "n3"]
+    assert removed(up) == []
+    gates = {stage.id: [gate.id for gate in stage.gates] for stage in up.stages}
     assert (gates["head"], gates["ray"], gates["agents"]) == (["head"], ["ray-nodes"], ["agents"])
 
 
 def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
     """The inventory's own image is enough; the head's agent listens, and hears every other one."""
     world = World(three(load, "ray: none"))
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
     case.bring_up(world.inventory, world, SECRETS)
 
-    assert [stage.id for stage in found.stages] == [
+    assert [stage.id for stage in up.stages] == [
         "same-image",
         "gpus",
         "files",
@@ -91,15 +91,15 @@ def test_a_cluster_without_ray_is_its_agents(load: Load) -> None:
         "workers",
         "agents",
     ]
-    assert not any("ray" in step.command.argv for step in found.steps)
+    assert not any("ray" in step.command.argv for step in up.steps)
     assert plan(world.inventory, world).steps == ()
 
 
 def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None:
     """Only questions are left."""
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    assert (found.steps, found.notes) == ((), ())
+    assert (up.steps, up.notes) == ((), ())
     case.bring_up(world.inventory, world, SECRETS)
     assert world.changes == []
 
@@ -112,12 +112,12 @@ def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> 
         machine.files[path] = b"of another version"
     other = next(path for path in world.machines["n1"].files if path.endswith("payload/batch.pyz"))
     world.machines["n1"].files[other] = b"of another version"
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    (note,) = found.notes
+    (note,) = up.notes
     assert note.startswith("n[2-3]: the agent is of another version of vlaunch, and keeps running")
     assert "hint: when its servers may stop, run `vlaunch down` and `vlaunch up`" in note
-    assert (started(found), removed(found)) == ([], [])
+    assert (started(up), removed(up)) == ([], [])
     case.bring_up(world.inventory, world, SECRETS)
     assert plan(world.inventory, world).notes == ()
 
@@ -135,10 +135,10 @@ def test_an_agent_that_is_not_connected_fails_up(load: Load, world: World) -> No
     with pytest.raises(GateError) as caught:
         case.bring_up(world.inventory, world, SECRETS)
 
-    said = f"{caught.value.message}\n{caught.value.evidence}"
-    assert "n2: its agent is not connected to the head" in said
-    assert "n3: its agent is not connected to the head" in said
-    assert "n1: " not in said
+    text = f"{caught.value.message}\n{caught.value.evidence}"
+    assert "n2: its agent is not connected to the head" in text
+    assert "n3: its agent is not connected to the head" in text
+    assert "n1: " not in text
     assert f"allow TCP {world.inventory.ports.group} from n2 to n1" in caught.value.hint
 
 
@@ -152,34 +152,38 @@ def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
         stage.gates for stage in plan(world.inventory, world).stages if stage.id == "ray"
     )
     answers = {
-        node: [each for each in FakeTransport(world.answer).run(gate.ask) if each.node == node]
+        node: [
+            command
+            for command in FakeTransport(world.answer).run(gate.queries)
+            if command.node == node
+        ]
         for node in ("n1", "n2", "n3")
     }
 
-    assert {each.status for each in gate.judge(answers) if each.node == "n2"} == {"wait"}
+    assert {command.status for command in gate.judge(answers) if command.node == "n2"} == {"wait"}
 
 
 def test_a_changed_worker_starts_anew_alone(load: Load, world: World) -> None:
     """And the difference is said in words."""
     changed = three(load, "", "", "env: {A: '1'}")
-    found = plan(changed, world)
+    up = plan(changed, world)
 
-    assert started(found) == removed(found) == ["n2"]
-    assert "n2: env A: unset → 1" in found.notes
+    assert started(up) == removed(up) == ["n2"]
+    assert "n2: env A: unset → 1" in up.notes
     case.bring_up(changed, world, SECRETS)
     assert plan(changed, world).steps == ()
 
 
 def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
     """Its workers' session ends with it, and they are told why."""
-    found = plan(three(load, "", "env: {A: '1'}"), world)
+    up = plan(three(load, "", "env: {A: '1'}"), world)
 
-    assert started(found) == ["n1", "n2", "n3"]
-    assert {"n1: env A: unset → 1", "n[2-3]: the head starts anew"} <= set(found.notes)
+    assert started(up) == ["n1", "n2", "n3"]
+    assert {"n1: env A: unset → 1", "n[2-3]: the head starts anew"} <= set(up.notes)
 
 
 @pytest.mark.parametrize(
-    ("more", "word"),
+    ("extra", "remark"),
     [
         ("env: {A: '1'}", "env A: unset → 1"),
         ("shm: 16GiB", "devices, rights, mounts, limits or log"),
@@ -190,28 +194,28 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
     ],
 )
 def test_what_is_changed_for_the_cluster_is_said_in_words(
-    more: str, word: str, load: Load, world: World
+    extra: str, remark: str, load: Load, world: World
 ) -> None:
     """Once for all nodes."""
-    if more.startswith("image"):
+    if extra.startswith("image"):
         changed = replace(three(load), image="x:2")
         for machine in world.machines.values():
             machine.images["x:2"] = image_json("x:2")
     else:
-        changed = three(load, more)
-    found = plan(changed, world)
+        changed = three(load, extra)
+    up = plan(changed, world)
 
-    assert started(found) == ["n1", "n2", "n3"]
-    assert any(note.startswith("n[1-3]: ") and word in note for note in found.notes), found.notes
+    assert started(up) == ["n1", "n2", "n3"]
+    assert any(note.startswith("n[1-3]: ") and remark in note for note in up.notes), up.notes
 
 
 def test_a_container_that_has_ended_is_replaced_alone(load: Load, world: World) -> None:
     """With its state as the reason."""
     world.stop("n2", code=137)
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    assert started(found) == removed(found) == ["n2"]
-    assert "n2: its container is exited (exit code 137)" in found.notes
+    assert started(up) == removed(up) == ["n2"]
+    assert "n2: its container is exited (exit code 137)" in up.notes
 
 
 def test_a_head_that_has_ended_takes_all_with_it(load: Load, world: World) -> None:
@@ -224,21 +228,21 @@ def test_a_head_that_has_ended_takes_all_with_it(load: Load, world: World) -> No
 def test_a_container_that_is_gone_is_started_without_removing(load: Load, world: World) -> None:
     """`docker rm` of nothing would be an error."""
     world.machines["n3"].containers.clear()
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    assert (started(found), removed(found)) == (["n3"], [])
+    assert (started(up), removed(up)) == (["n3"], [])
 
 
 def test_a_secret_of_another_value_restarts_what_holds_the_old_one(
     load: Load, world: World
 ) -> None:
     """It is written first, and neither note nor argv tells it."""
-    found = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
+    up = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
 
-    assert started(found) == ["n1", "n2", "n3"]
-    assert "n[1-3]: a secret has another value" in found.notes
-    assert "other-key" not in repr(found)
-    assert "writing secret VLLM_API_KEY" in [step.title for step in found.steps]
+    assert started(up) == ["n1", "n2", "n3"]
+    assert "n[1-3]: a secret has another value" in up.notes
+    assert "other-key" not in repr(up)
+    assert "writing secret VLLM_API_KEY" in [step.title for step in up.steps]
 
 
 def test_an_added_node_starts_alone(load: Load) -> None:
@@ -255,19 +259,19 @@ def test_an_added_node_starts_alone(load: Load) -> None:
 def test_files_that_differ_are_written_without_a_restart(load: Load, world: World) -> None:
     """A newer vlaunch brings newer helpers; the cluster goes on."""
     world.machines["n2"].files["payload/batch.pyz"] = b"old"
-    found = plan(world.inventory, world)
+    up = plan(world.inventory, world)
 
-    assert [(step.command.node, step.command.argv[3]) for step in found.steps] == [("n2", "unpack")]
+    assert [(step.command.node, step.command.argv[3]) for step in up.steps] == [("n2", "unpack")]
 
 
 def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world: World) -> None:
     """A person may have a batch job in there; a server starts again."""
     world.stop("n2")
-    word = "starts again in the new ones; a batch job ends with them"
+    remark = "starts again in the new ones; a batch job ends with them"
 
-    assert any(word in note for note in plan(world.inventory, world).notes)
+    assert any(remark in note for note in plan(world.inventory, world).notes)
     world.machines["n2"].containers.clear()
-    assert not any(word in note for note in plan(world.inventory, world).notes)
+    assert not any(remark in note for note in plan(world.inventory, world).notes)
 
 
 def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(load: Load) -> None:
@@ -287,12 +291,12 @@ def test_only_nodes_without_the_image_pull_it(load: Load) -> None:
     world = World(three(load))
     world.machines["n2"].images.clear()
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    found = plan_image(Site(world.inventory, facts))
+    up = plan_image(Site(world.inventory, facts))
 
-    assert [(step.command.node, step.command.argv) for step in found.steps] == [
+    assert [(step.command.node, step.command.argv) for step in up.steps] == [
         ("n2", ("docker", "pull", "--quiet", world.inventory.image))
     ]
-    assert [stage.id for stage in found.stages] == ["preflight", "image"]
+    assert [stage.id for stage in up.stages] == ["preflight", "image"]
 
 
 def test_a_failing_preflight_touches_nothing(load: Load) -> None:
@@ -307,14 +311,14 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serve", "told"),
+    ("serve", "remark"),
     [
         ("", "no model is named, so its size is not known"),
         ("serve: {model: org/model}", "the model's size is not known"),
     ],
 )
 def test_the_preflight_knows_the_model_that_the_inventory_names(
-    load: Load, serve: str, told: str
+    load: Load, serve: str, remark: str
 ) -> None:
     """Its size is another matter: nobody has asked for its files."""
     world = World(three(load, serve))
@@ -322,7 +326,7 @@ def test_the_preflight_knows_the_model_that_the_inventory_names(
     preflight = plan_image(Site(world.inventory, facts)).stages[0]
     disk = next(gate for gate in preflight.gates if gate.id == "disk")
 
-    assert {each.text.partition("; ")[2] for each in disk.judge({})} == {told}
+    assert {finding.text.partition("; ")[2] for finding in disk.judge({})} == {remark}
 
 
 def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path: Path) -> None:
@@ -332,13 +336,13 @@ def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path:
     case.bring_up(world.inventory, world, SECRETS, context)
     world.machines["n2"].images = {world.inventory.image: image_json(world.inventory.image)}
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    found = plan_up(Site(world.inventory, facts), SECRETS, case.ray_image(world.inventory, context))
+    up = plan_up(Site(world.inventory, facts), SECRETS, case.ray_image(world.inventory, context))
 
-    assert [(step.command.node, step.command.argv[1]) for step in found.steps] == [("n2", "build")]
-    asked = next(
-        gate for stage in found.stages for gate in stage.gates if gate.id == "ray-version"
-    ).ask
-    assert [command.node for command in asked] == ["n2"]
+    assert [(step.command.node, step.command.argv[1]) for step in up.steps] == [("n2", "build")]
+    build = next(
+        gate for stage in up.stages for gate in stage.gates if gate.id == "ray-version"
+    ).queries
+    assert [command.node for command in build] == ["n2"]
 
 
 def test_a_container_of_a_killed_run_that_was_only_created_is_replaced(

@@ -31,8 +31,8 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def names(found: WheelSet) -> list[str]:
-    return [file.name.split("-")[0] for file in found.files]
+def names(wheel_set: WheelSet) -> list[str]:
+    return [file.name.split("-")[0] for file in wheel_set.files]
 
 
 def leftovers(cache: Path) -> list[Path]:
@@ -48,12 +48,13 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
     shelf.add("click", "9.0")
     shelf.add("colorful", "0.5.8")
 
-    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
+    wheel_set = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
-    assert names(found) == ["colorful", "ray"]
-    assert found.ray == "2.60.0"
+    assert names(wheel_set) == ["colorful", "ray"]
+    assert wheel_set.ray == "2.60.0"
     assert all(
-        file.path.read_bytes() == (shelf.folder / file.name).read_bytes() for file in found.files
+        file.path.read_bytes() == (shelf.folder / file.name).read_bytes()
+        for file in wheel_set.files
     )
     assert leftovers(cache) == []
 
@@ -66,9 +67,9 @@ def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Pat
     shelf.add("helper", "2.0", "click>=9")
     shelf.add("click", "9.0")
 
-    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
+    wheel_set = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
-    assert [file.name for file in found.files if "helper" in file.name] == [
+    assert [file.name for file in wheel_set.files if "helper" in file.name] == [
         "helper-1.0-py3-none-any.whl"
     ]
 
@@ -98,9 +99,9 @@ def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> No
     shelf.add("native", "1.0", tags="cp38-abi3-manylinux_2_28_x86_64")
     shelf.add("native", "2.0", tags="cp38-abi3-manylinux_2_34_x86_64")
 
-    found = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
+    wheel_set = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
 
-    assert [file.name for file in found.files] == [
+    assert [file.name for file in wheel_set.files] == [
         "native-1.0-cp38-abi3-manylinux_2_28_x86_64.whl",
         "ray-2.60.0-cp399-cp399-manylinux2014_x86_64.whl",
     ]
@@ -246,10 +247,12 @@ def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     for version in ("19.0", "24.0"):
         shelf.add("pyarrow", version)
 
-    found = wheels.resolve_wheels(replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache)
+    wheel_set = wheels.resolve_wheels(
+        replace(IMAGE, distributions={"ray": "2.56.1"}), "2.56.1", cache
+    )
 
-    assert [file.name for file in found.files] == ["pyarrow-19.0-py3-none-any.whl"]
-    assert found.ray == "2.56.1"
+    assert [file.name for file in wheel_set.files] == ["pyarrow-19.0-py3-none-any.whl"]
+    assert wheel_set.ray == "2.56.1"
 
 
 @pytest.mark.processes
@@ -275,9 +278,9 @@ def test_pips_configuration_is_also_uvs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     options, environment = wheels._uv_settings("x86_64-manylinux_2_31", IMAGE)
 
-    words = " ".join(options)
-    assert "--default-index https://d/simple" in words
-    assert "--index https://b/simple --index https://c/simple" in words
+    text = " ".join(options)
+    assert "--default-index https://d/simple" in text
+    assert "--index https://b/simple --index https://c/simple" in text
     assert "--no-index" not in options
     assert environment["SSL_CLIENT_CERT"] == "/a.pem"
 
@@ -297,7 +300,7 @@ def test_uv_gets_the_newest_platform_that_it_knows(libc_version: str, platform: 
 def test_pip_gets_all_platforms_up_to_the_images_glibc() -> None:
     """With the older names of the same platforms, which most wheels still carry."""
     argv = images.pip_download("3.11", "x86_64", 31)
-    platforms = [word for option, word in pairwise(argv) if option == "--platform"]
+    platforms = [value for option, value in pairwise(argv) if option == "--platform"]
 
     assert argv[argv.index("--abi") + 1] == "cp311"
     assert platforms[0] == "manylinux_2_31_x86_64"

@@ -54,17 +54,17 @@ from tests.planner import models
 )
 def test_kinds_of_layers(config: dict[str, Any], kinds: dict[str, int]) -> None:
     """Layers are told from what the file lists, or from the family's rule."""
-    found = parse_architecture(config)
-    assert not found.unmodelled_reason
-    assert Counter(layer.kind for layer in found.layers) == kinds
+    architecture = parse_architecture(config)
+    assert not architecture.unmodelled_reason
+    assert Counter(layer.kind for layer in architecture.layers) == kinds
 
 
 def test_the_first_layers_of_a_mixture_may_be_dense() -> None:
     """DeepSeek's first three layers have no experts."""
-    found = parse_architecture(models.DEEPSEEK_V3)
-    assert [layer.moe for layer in found.layers[:4]] == [False, False, False, True]
-    assert found.experts is not None
-    assert (found.experts.count, found.experts.shared) == (256, 2048)
+    architecture = parse_architecture(models.DEEPSEEK_V3)
+    assert [layer.moe for layer in architecture.layers[:4]] == [False, False, False, True]
+    assert architecture.experts is not None
+    assert (architecture.experts.count, architecture.experts.shared) == (256, 2048)
 
 
 def test_head_size_is_derived() -> None:
@@ -102,9 +102,9 @@ def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> No
 )
 def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> None:
     """Without a head; an encoder of its own kind is none of them."""
-    found = parse_architecture({**models.LLAMA_8B, "architectures": [name]})
-    assert (found.unmodelled_reason, found.tied) == ("", True)
-    assert found.layers == parse_architecture(models.LLAMA_8B).layers
+    architecture = parse_architecture({**models.LLAMA_8B, "architectures": [name]})
+    assert (architecture.unmodelled_reason, architecture.tied) == ("", True)
+    assert architecture.layers == parse_architecture(models.LLAMA_8B).layers
     assert parse_architecture({**models.LLAMA_8B, "architectures": ["BertModel"]}).unmodelled_reason
 
 
@@ -119,11 +119,11 @@ def test_wrong_fields_are_told_at_once() -> None:
     }
     with pytest.raises(RequestError) as caught:
         parse_architecture(wrong)
-    told = caught.value.evidence
-    assert "num_hidden_layers: 100000" in told
-    assert "hidden_size: -1" in told
-    assert "vocab_size: 'many'" in told
-    assert "tie_word_embeddings: 'yes'" in told
+    evidence = caught.value.evidence
+    assert "num_hidden_layers: 100000" in evidence
+    assert "hidden_size: -1" in evidence
+    assert "vocab_size: 'many'" in evidence
+    assert "tie_word_embeddings: 'yes'" in evidence
 
 
 def test_attention_without_kv_heads_is_wrong() -> None:
@@ -158,8 +158,8 @@ _ODD = st.one_of(
 def test_any_file_is_read_or_refused(base: dict[str, Any], odd: dict[str, Any]) -> None:
     """Whatever stands in a file, it is an architecture or one error."""
     try:
-        found = parse_architecture({**base, **odd})
+        architecture = parse_architecture({**base, **odd})
     except RequestError as error:
         assert error.evidence
     else:
-        assert found.unmodelled_reason or found.layers
+        assert architecture.unmodelled_reason or architecture.layers

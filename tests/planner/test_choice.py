@@ -130,11 +130,11 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
 @pytest.mark.parametrize("name", _GOLDEN)
 def test_golden(name: str) -> None:
     """Each of these clusters gets the split that its rules lead to."""
-    config, gib, on, requests, words, rules = _GOLDEN[name]
-    asked = question(config, gib, on, requests=requests)
-    planned = choose_layout(asked)
-    assert planned.option.description == words
-    assert tuple(reason.rule for reason in explain_layout(asked, planned)) == rules
+    config, gib, on, requests, description, rules = _GOLDEN[name]
+    problem = question(config, gib, on, requests=requests)
+    planned = choose_layout(problem)
+    assert planned.option.description == description
+    assert tuple(reason.rule for reason in explain_layout(problem, planned)) == rules
     assert planned.verdict != "does-not-fit"
 
 
@@ -159,33 +159,38 @@ def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
     """A block of recurrent state each, or vLLM 0.32 ends while it captures graphs; with the flag
     that is named it fits, and more nodes are not offered for it.
     """
-    asked = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
-    planned = choose_layout(asked)
+    problem = question(models.QWEN_NEXT, 51.75, cluster(1, 1, PRO_6000), context=32768)
+    planned = choose_layout(problem)
     assert planned.verdict == "does-not-fit"
     states = planned.estimate.state_limit()
     assert states
     assert (
         f"1,024 sequences need a block of recurrent state each, and there may be no more than"
         f" {states}: add --max-num-seqs {states}"
-        in [why.text for why in explain_layout(asked, planned)]
+        in [why.text for why in explain_layout(problem, planned)]
     )
-    others = {each.change: each.planned.verdict for each in list_alternatives(asked, planned)}
+    others = {
+        alternative.change: alternative.planned.verdict
+        for alternative in list_alternatives(problem, planned)
+    }
     assert others[f"--max-num-seqs {states}"] == "fits"
     assert not any(change.startswith("--nodes") for change in others)
 
     short = choose_layout(
-        replace(asked, weight_bytes=int(65 * GIB), demand=Demand(context=2_000_000))
+        replace(problem, weight_bytes=int(65 * GIB), demand=Demand(context=2_000_000))
     )
     assert short.verdict == "does-not-fit"
-    assert short.estimate.state_limit() is None  # a request does not fit, with however few sequences
+    assert (
+        short.estimate.state_limit() is None
+    )  # a request does not fit, with however few sequences
 
     for starts in (
         EngineFlags(sequences=states),
         EngineFlags(eager=True),
         EngineFlags(full_graphs=False),
     ):
-        assert choose_layout(replace(asked, flags=starts)).verdict == "fits"
-    assert choose_layout(replace(asked, version=(0, 19))).verdict == "fits"
+        assert choose_layout(replace(problem, flags=starts)).verdict == "fits"
+    assert choose_layout(replace(problem, version=(0, 19))).verdict == "fits"
 
 
 @pytest.mark.parametrize(
@@ -203,16 +208,16 @@ def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
     link: dict[str, Any], carries: bool
 ) -> None:
     """RDMA, 40 GB/s for each GPU and 10 µs, or NVLink over nodes."""
-    found = list(candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(2, 8, **link)))
-    over = [option for option in found if option.tp > 8]
+    layouts = list(candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(2, 8, **link)))
+    over = [option for option in layouts if option.tp > 8]
     assert bool(over) is carries
     assert all(option.reasons[0].rule == "tp-over-nodes" for option in over)
 
 
 def test_attention_of_its_own_for_each_gpu_is_offered_to_mixtures() -> None:
     """Where TP would copy the KV cache, DP attention with expert parallelism is an option."""
-    found = list(candidate_layouts(parse_architecture(models.DEEPSEEK_V3), cluster(1, 8)))
-    own = [option for option in found if option.coupled]
+    layouts = list(candidate_layouts(parse_architecture(models.DEEPSEEK_V3), cluster(1, 8)))
+    own = [option for option in layouts if option.coupled]
     assert [(option.tp, option.dp, option.experts) for option in own] == [(1, 8, True)]
     assert not any(
         option.coupled
@@ -232,8 +237,8 @@ def test_attention_of_its_own_for_each_gpu_is_offered_to_mixtures() -> None:
 )
 def test_what_vllm_refuses(config: dict[str, Any], tp: int, rule: str | None) -> None:
     """A split that cannot start is never chosen."""
-    found = tp_objection(parse_architecture(config), tp)
-    assert (found.rule if found else None) == rule
+    objection = tp_objection(parse_architecture(config), tp)
+    assert (objection.rule if objection else None) == rule
 
 
 def test_more_requests_take_more_gpus_for_each() -> None:
@@ -254,32 +259,35 @@ def test_what_fits_nowhere_says_so() -> None:
 def test_there_are_other_ways(name: str) -> None:
     """At least three, each with figures of its own, and none is what was chosen."""
     config, gib, on, requests, _, _ = _GOLDEN[name]
-    asked = question(config, gib, on, requests=requests)
-    planned = choose_layout(asked)
-    others = list_alternatives(asked, planned)
+    problem = question(config, gib, on, requests=requests)
+    planned = choose_layout(problem)
+    others = list_alternatives(problem, planned)
     assert len(others) >= 3
-    assert len({each.change for each in others}) == len(others)
-    for each in others:
-        assert each.better
-        assert each.planned.estimate.poorest is not None
+    assert len({alternative.change for alternative in others}) == len(others)
+    for alternative in others:
+        assert alternative.better
+        assert alternative.planned.estimate.poorest is not None
 
 
 def test_unequal_gpus_take_unequal_layers() -> None:
     """The poorest stage decides for all: the layers that suit each one's memory hold more."""
     hosts = (PlanHost(name="large", gpus=8, gpu=H100), PlanHost(name="small", gpus=8, gpu=L40S))
-    asked = replace(
+    problem = replace(
         question({**models.LLAMA_8B, "num_hidden_layers": 320}, 131.4, cluster(1, 1)),
         cluster=Cluster(hosts=hosts),
     )
-    planned = asked.judge_layout(Layout(tp=8, pp=2, exact=True))
-    first = list_alternatives(asked, planned)[0]
+    planned = problem.judge_layout(Layout(tp=8, pp=2, exact=True))
+    first = list_alternatives(problem, planned)[0]
     assert first.change.startswith('env: {VLLM_PP_LAYER_PARTITION: "')
-    layers = [int(each) for each in first.change.split('"')[1].split(",")]
+    layers = [int(count) for count in first.change.split('"')[1].split(",")]
     assert sum(layers) == 320
     assert layers[0] > layers[1]
     assert first.planned.requests("likely") > planned.requests("likely")
-    equal = replace(asked, cluster=cluster(2, 8))
-    assert "PARTITION" not in list_alternatives(equal, equal.judge_layout(Layout(tp=8, pp=2)))[0].change
+    equal = replace(problem, cluster=cluster(2, 8))
+    assert (
+        "PARTITION"
+        not in list_alternatives(equal, equal.judge_layout(Layout(tp=8, pp=2)))[0].change
+    )
 
 
 def _splits(planned: PlannedLayout) -> int:
@@ -295,23 +303,25 @@ def _splits(planned: PlannedLayout) -> int:
 )
 def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuModel) -> None:
     """Any cluster, any model: GPUs are enough, vLLM takes it, each replica has a place."""
-    asked = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
-    planned = choose_layout(asked)
+    problem = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
+    planned = choose_layout(problem)
     option = planned.option
     assert _splits(planned) <= nodes * gpus
-    assert option.pp <= len(asked.model.layers)
-    assert tp_objection(asked.model, option.tp, expert_parallel=option.experts) is None
+    assert option.pp <= len(problem.model.layers)
+    assert tp_objection(problem.model, option.tp, expert_parallel=option.experts) is None
     assert len(planned.placement) == option.replicas // (option.dp if option.coupled else 1)
-    assert {name for name, _ in planned.placement} <= {host.name for host in asked.cluster.hosts}
+    assert {name for name, _ in planned.placement} <= {host.name for host in problem.cluster.hosts}
 
 
 def test_drafts_are_said_not_to_count() -> None:
     """Nothing is promised of what is not modelled."""
-    asked = question(models.LLAMA_8B, 14.96, cluster(1, 1))
-    drafting = replace(asked, flags=EngineFlags(drafts=True))
-    told = [reason.rule for reason in explain_layout(drafting, choose_layout(drafting))]
-    assert "drafts" in told
-    assert "drafts" not in [reason.rule for reason in explain_layout(asked, choose_layout(asked))]
+    problem = question(models.LLAMA_8B, 14.96, cluster(1, 1))
+    drafting = replace(problem, flags=EngineFlags(drafts=True))
+    rules = [reason.rule for reason in explain_layout(drafting, choose_layout(drafting))]
+    assert "drafts" in rules
+    assert "drafts" not in [
+        reason.rule for reason in explain_layout(problem, choose_layout(problem))
+    ]
 
 
 def test_an_option_names_itself() -> None:
@@ -322,7 +332,7 @@ def test_an_option_names_itself() -> None:
 
 def test_a_length_that_is_set_counts() -> None:
     """`--max-model-len` decides what a request may need, `--context` without it."""
-    asked = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
-    longer = replace(asked, flags=EngineFlags(length=65536))
-    assert asked.judge_layout(Layout(tp=1)).estimate.length == 4096
+    problem = question(models.LLAMA_8B, 14.96, cluster(1, 1), context=4096)
+    longer = replace(problem, flags=EngineFlags(length=65536))
+    assert problem.judge_layout(Layout(tp=1)).estimate.length == 4096
     assert longer.judge_layout(Layout(tp=1)).estimate.length == 65536

@@ -19,9 +19,9 @@ from tests.planner import models
 H100 = GpuModel(name="H100", memory_gib=79.18)
 
 
-def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **said: Any) -> Estimate:
+def worked(config: dict[str, Any], gib: float, *, gpus: int = 1, **settings: Any) -> Estimate:
     """Estimate a replica on H100s; `gpus` are pipeline stages."""
-    engine = PlannedEngine(gpus=(H100,) * gpus, **{"flags": EngineFlags(length=8192), **said})
+    engine = PlannedEngine(gpus=(H100,) * gpus, **{"flags": EngineFlags(length=8192), **settings})
     return estimate_replica(parse_architecture(config), int(gib * GIB), engine)
 
 
@@ -40,20 +40,20 @@ def test_the_poorest_stage_decides() -> None:
     small = GpuModel(name="L40S", memory_gib=44.4)
     both = PlannedEngine(gpus=(H100, small), flags=EngineFlags(length=8192))
     model = parse_architecture(models.LLAMA_8B)
-    found = estimate_replica(model, int(14.96 * GIB), both)
+    estimate = estimate_replica(model, int(14.96 * GIB), both)
     alike = estimate_replica(model, int(14.96 * GIB), replace(both, gpus=(H100, H100)))
-    assert found.poorest is found.stages[1]
-    assert found.tokens is not None
+    assert estimate.poorest is estimate.stages[1]
+    assert estimate.tokens is not None
     assert alike.tokens is not None
-    assert found.tokens.likely < alike.tokens.likely
+    assert estimate.tokens.likely < alike.tokens.likely
 
 
 def test_too_large_a_model_does_not_start() -> None:
     """Not even at the friendly end of the range."""
-    found = worked(models.LLAMA_8B, 80.0)
-    assert not found.can_start("high")
-    assert found.tokens is not None
-    assert found.tokens.high == 0
+    estimate = worked(models.LLAMA_8B, 80.0)
+    assert not estimate.can_start("high")
+    assert estimate.tokens is not None
+    assert estimate.tokens.high == 0
 
 
 def test_flags_move_memory() -> None:
@@ -71,9 +71,9 @@ def test_flags_move_memory() -> None:
 
 def test_what_is_not_modelled_has_no_tokens() -> None:
     """Its weights are judged, nothing else."""
-    found = worked({"architectures": ["NewForCausalLM"]}, 30.0)
-    assert found.tokens is None
-    assert found.can_start("likely")
+    estimate = worked({"architectures": ["NewForCausalLM"]}, 30.0)
+    assert estimate.tokens is None
+    assert estimate.can_start("likely")
     assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).can_start("high")
 
 
@@ -87,11 +87,11 @@ def test_a_cache_of_a_given_size_is_exact() -> None:
         "num_key_value_heads": 4,
     }
     args = "--dtype float32 --max-model-len 512 --kv-cache-memory-bytes 67108864"
-    found = worked(tiny, 0.001, gpus=2, flags=parse_flags(args.split()))
-    assert found.tokens is not None
-    assert found.concurrency is not None
-    assert (found.tokens.low, found.tokens.high) == (65536, 65536)
-    assert found.concurrency.likely == 128
+    estimate = worked(tiny, 0.001, gpus=2, flags=parse_flags(args.split()))
+    assert estimate.tokens is not None
+    assert estimate.concurrency is not None
+    assert (estimate.tokens.low, estimate.tokens.high) == (65536, 65536)
+    assert estimate.concurrency.likely == 128
 
 
 @given(
@@ -109,15 +109,15 @@ def test_ranges_are_in_order(
     more tokens.
     """
     flags = EngineFlags(length=length, sequences=sequences)
-    found = worked(config, gib, gpus=stages, tp=tp, flags=flags)
+    estimate = worked(config, gib, gpus=stages, tp=tp, flags=flags)
     heavier = worked(config, gib + 10, gpus=stages, tp=tp, flags=flags)
-    for stage in found.stages:
-        for each in (stage.weights, stage.working, stage.kv):
-            assert each.low <= each.likely <= each.high
-    assert found.tokens is not None
+    for stage in estimate.stages:
+        for quantity in (stage.weights, stage.working, stage.kv):
+            assert quantity.low <= quantity.likely <= quantity.high
+    assert estimate.tokens is not None
     assert heavier.tokens is not None
-    assert 0 <= found.tokens.low <= found.tokens.likely <= found.tokens.high
-    assert heavier.tokens.likely <= found.tokens.likely
+    assert 0 <= estimate.tokens.low <= estimate.tokens.likely <= estimate.tokens.high
+    assert heavier.tokens.likely <= estimate.tokens.likely
 
 
 def test_defaults_follow_version_and_gpu() -> None:
@@ -171,10 +171,10 @@ def test_sorting_takes_ten_copies_of_the_logits() -> None:
 def test_working_memory_of_an_rtx_pro_6000_is_covered() -> None:
     """1,024 sequences of a hybrid model took 12.7 to 14.2 GiB there (0.27)."""
     card = PlannedEngine(gpus=(GpuModel(name="RTX PRO 6000", memory_gib=94.97),), version=(0, 27))
-    found = estimate_replica(parse_architecture(models.QWEN_NEXT), int(51.75 * GIB), card)
-    assert found.sequences == 1024
-    assert found.poorest.working.low < 12.7
-    assert found.poorest.working.high > 14.2
+    estimate = estimate_replica(parse_architecture(models.QWEN_NEXT), int(51.75 * GIB), card)
+    assert estimate.sequences == 1024
+    assert estimate.poorest.working.low < 12.7
+    assert estimate.poorest.working.high > 14.2
 
 
 def test_arguments_are_read() -> None:
@@ -230,12 +230,12 @@ def test_the_cpu_build_holds_what_it_is_given() -> None:
     }
     model = parse_architecture(tiny)
     flags = parse_flags(("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864"))
-    given = PlannedEngine(gpus=(GpuModel(name="CPU", memory_gib=0.0),), flags=flags)
-    found = estimate_replica(model, 1 << 20, given)
-    assert found.tokens is not None
-    assert (found.tokens.low, found.tokens.high) == (131_072, 131_072)
-    assert found.cache is not None
-    assert found.cache.groups[0].spec.block == 128
+    cpu_engine = PlannedEngine(gpus=(GpuModel(name="CPU", memory_gib=0.0),), flags=flags)
+    estimate = estimate_replica(model, 1 << 20, cpu_engine)
+    assert estimate.tokens is not None
+    assert (estimate.tokens.low, estimate.tokens.high) == (131_072, 131_072)
+    assert estimate.cache is not None
+    assert estimate.cache.groups[0].spec.block == 128
 
     card = GpuModel(name="CPU", memory_gib=20.0)
     free = PlannedEngine(gpus=(card,), flags=EngineFlags(length=512, utilization=0.3))

@@ -36,24 +36,24 @@ _CASES = [
 ]
 
 
-def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **said: Any) -> KvCache:
+def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **settings: Any) -> KvCache:
     """Return a model's cache; requests are of 8,192 tokens unless said."""
     model = parse_architecture(config)
-    request = CacheRequest(**{"length": 8192, "in_flight": 4096, **said})
+    request = CacheRequest(**{"length": 8192, "in_flight": 4096, **settings})
     return build_cache(model, request, stages or (len(model.layers),))
 
 
-@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
-def test_tokens_are_those_that_were_printed(each: Known) -> None:
+@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+def test_tokens_are_those_that_were_printed(case: Known) -> None:
     """From the measured GiB follow the printed tokens, to one block."""
-    off = blocks_off(each, each.case.estimated())
+    off = blocks_off(case, case.case.estimated())
     assert off is not None
     assert off <= 1
 
 
 def test_there_are_enough_cases() -> None:
     """Every kind of attention is among the cases."""
-    kinds = {layer.kind for each in _CASES for layer in each.model.layers}
+    kinds = {layer.kind for case in _CASES for layer in case.model.layers}
     assert len(_CASES) >= 35
     assert {"full", "sliding", "mla", "recurrent"} <= kinds
 
@@ -69,9 +69,9 @@ def test_heads_are_split_until_each_gpu_has_one(tp: int, block: int) -> None:
 
 def test_latent_attention_is_held_whole_by_each_gpu() -> None:
     """TP does not divide a latent KV cache; DCP multiplies what it holds."""
-    one = cache(models.DEEPSEEK_V3, tp=8)
-    assert one.block_bytes == (61 * 64 * 576 * 2,)
-    assert one.per_request == 8192 // 64
+    single = cache(models.DEEPSEEK_V3, tp=8)
+    assert single.block_bytes == (61 * 64 * 576 * 2,)
+    assert single.per_request == 8192 // 64
     assert cache(models.DEEPSEEK_V3, tp=8, dcp=8).per_request == 8192 // 64 // 8
 
 
@@ -84,50 +84,50 @@ def test_an_indexer_has_a_cache_of_its_own() -> None:
 
 def test_a_window_holds_itself_and_what_is_in_flight() -> None:
     """Sliding layers need a bounded number of blocks, full ones all."""
-    found = cache(models.GPT_OSS_120B, length=131072)
-    needs = {group.spec.kind: group.needs for group in found.groups}
+    shape = cache(models.GPT_OSS_120B, length=131072)
+    needs = {group.spec.kind: group.request_blocks for group in shape.groups}
     assert needs == {"full": 131072 // 16, "sliding": -(-(127 + 4096) // 16) + 1}
-    assert found.block_bytes == (18 * 16 * 8 * 2 * 64 * 2,)
+    assert shape.block_bytes == (18 * 16 * 8 * 2 * 64 * 2,)
 
 
 def test_without_the_hybrid_manager_windows_hold_all() -> None:
     """One group, all layers in it."""
-    found = cache(models.GPT_OSS_120B, hybrid=False)
-    assert len(found.groups) == 1
-    assert found.block_bytes == (36 * 16 * 8 * 2 * 64 * 2,)
+    shape = cache(models.GPT_OSS_120B, hybrid=False)
+    assert len(shape.groups) == 1
+    assert shape.block_bytes == (36 * 16 * 8 * 2 * 64 * 2,)
 
 
 def test_attention_blocks_grow_to_hold_a_state() -> None:
     """The talos case: a gated delta net's state makes blocks of 1,568 tokens with fp8 and TP 2."""
-    found = cache(models.QWEN_NEXT, tp=2, dtype="fp8", length=131072)
-    assert {group.spec.block for group in found.groups} == {1568}
-    assert [len(group.layers) for group in found.groups] == [16, 16, 16, 16]
-    assert found.per_request == 84 + 3 * 2
+    shape = cache(models.QWEN_NEXT, tp=2, dtype="fp8", length=131072)
+    assert {group.spec.block for group in shape.groups} == {1568}
+    assert [len(group.layers) for group in shape.groups] == [16, 16, 16, 16]
+    assert shape.per_request == 84 + 3 * 2
     assert cache(models.QWEN_NEXT, tp=2, dtype="fp8", prefix_caching=False).per_request == 6 + 3
 
 
 def test_stages_differ_and_the_poorest_decides() -> None:
     """Blocks are as many as the stage with the least memory for its layers has."""
-    found = cache(models.LLAMA_8B, stages=(20, 12))
-    assert found.block_bytes[0] * 12 == found.block_bytes[1] * 20
-    assert found.blocks([10 * GIB, 10 * GIB]) == 10 * GIB // found.block_bytes[0]
-    assert found.blocks([10 * GIB, 2 * GIB]) == 2 * GIB // found.block_bytes[1]
+    shape = cache(models.LLAMA_8B, stages=(20, 12))
+    assert shape.block_bytes[0] * 12 == shape.block_bytes[1] * 20
+    assert shape.blocks([10 * GIB, 10 * GIB]) == 10 * GIB // shape.block_bytes[0]
+    assert shape.blocks([10 * GIB, 2 * GIB]) == 2 * GIB // shape.block_bytes[1]
 
 
 def test_one_block_is_held_back() -> None:
     """A longest request must fit beside the block that vLLM keeps for itself."""
-    found = cache(models.LLAMA_8B)
-    need = found.per_request * found.block_bytes[0]
-    assert not found.can_start([need])
-    assert found.can_start([need + found.block_bytes[0]])
+    shape = cache(models.LLAMA_8B)
+    need = shape.per_request * shape.block_bytes[0]
+    assert not shape.can_start([need])
+    assert shape.can_start([need + shape.block_bytes[0]])
 
 
 def test_no_layer_with_a_cache_needs_none() -> None:
     """A model without attention has no blocks, and is no reason to stop."""
     config = {**models.NEMOTRON_H, "hybrid_override_pattern": "-" * 10}
-    found = cache(config)
-    assert found.blocks([GIB]) == 0
-    assert found.tokens(5) == 0
+    shape = cache(config)
+    assert shape.blocks([GIB]) == 0
+    assert shape.tokens(5) == 0
 
 
 def test_an_unknown_dtype_is_refused() -> None:

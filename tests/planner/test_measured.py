@@ -44,9 +44,9 @@ def judged(
 
 def tokens(planned: PlannedLayout) -> tuple[float, float]:
     """Return the least and the most tokens."""
-    found = planned.estimate.tokens
-    assert found is not None
-    return found.low, found.high
+    capacity = planned.estimate.tokens
+    assert capacity is not None
+    return capacity.low, capacity.high
 
 
 @pytest.mark.parametrize("concurrency", [1.25, 37.125, 100.0, 1234.5])
@@ -74,9 +74,9 @@ def test_another_form_of_the_cache_is_reckoned(flags: EngineFlags, times: float)
 
 def test_more_memory_is_more_cache() -> None:
     """Utilization moves the budget, and nothing else."""
-    more = judged(START, replace(LENGTH, utilization=0.95)).estimate.stages[0].kv.likely
+    larger = judged(START, replace(LENGTH, utilization=0.95)).estimate.stages[0].kv.likely
     same = judged(START).estimate.stages[0].kv.likely
-    assert more - same == pytest.approx(0.03 * 79.18, rel=0.001)
+    assert larger - same == pytest.approx(0.03 * 79.18, rel=0.001)
 
 
 @pytest.mark.parametrize(

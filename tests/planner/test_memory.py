@@ -31,7 +31,7 @@ def test_secrets_lie_in_memory_and_nowhere_else(memory: Cluster) -> None:
     run = next(command for command in memory.world.changes if "run" in command.argv)
     mount = f"type=bind,source={PLACE}/c/secrets,target=/run/vlaunch/secrets,readonly"
     assert run.argv[run.argv.index("--mount") + 1] == mount
-    assert not any("/run/vlaunch/secrets:" in word for word in run.argv)
+    assert not any("/run/vlaunch/secrets:" in arg for arg in run.argv)
 
 
 def test_a_second_up_changes_nothing_and_keeps_the_token(memory: Cluster) -> None:

@@ -23,13 +23,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def big(config: Path, *words: str) -> list[str]:
+def big(config: Path, *args: str) -> list[str]:
     """The command line for the model of 236 GB."""
-    return ["plan", "--config", str(config), "--weights-bytes", "236000000000", *words]
+    return ["plan", "--config", str(config), "--weights-bytes", "236000000000", *args]
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "words"),
+    ("name", "code", "args"),
     [
         ("fits", 0, [*H100, "--nodes", "2", "--rdma", "--context", "32K", "--concurrency", "40"]),
         ("tight", 3, [*H100, "--context", "32K", "--concurrency", "8", "--tp", "4", "--dp", "1"]),
@@ -37,9 +37,9 @@ def big(config: Path, *words: str) -> list[str]:
         ("explained", 0, [*H100, "--context", "8K", "--tp", "8", "--explain", "--", "-ep"]),
     ],
 )
-def test_golden(cluster: Cluster, config: Path, name: str, code: int, words: list[str]) -> None:
+def test_golden(cluster: Cluster, config: Path, name: str, code: int, args: list[str]) -> None:
     """What people read, and the exit code."""
-    ran = cluster.run(*big(config, *words))
+    ran = cluster.run(*big(config, *args))
     assert ran.code == code, ran.err
     golden.check(GOLDEN / f"plan-{name}.txt", ran.out.replace(str(config), "config.json"))
 
@@ -49,13 +49,13 @@ def test_json_has_every_field(cluster: Cluster, config: Path) -> None:
     sources, and at least three other ways.
     """
     ran = cluster.run(*big(config, *H100, "--nodes", "2", "--concurrency", "8", "--json"))
-    said = json.loads(ran.out)
-    assert said["verdict"] == "fits"
-    assert said["split"]["nodes"][0]["name"] == "node01"
-    assert said["weights_gib"]["low"] < said["weights_gib"]["high"]
-    assert all(reason["source"] for reason in said["why"])
-    assert len(said["alternatives"]) >= 3
-    assert {"change", "better", "verdict", "split", "kv_tokens"} <= set(said["alternatives"][0])
+    data = json.loads(ran.out)
+    assert data["verdict"] == "fits"
+    assert data["split"]["nodes"][0]["name"] == "node01"
+    assert data["weights_gib"]["low"] < data["weights_gib"]["high"]
+    assert all(reason["source"] for reason in data["why"])
+    assert len(data["alternatives"]) >= 3
+    assert {"change", "better", "verdict", "split", "kv_tokens"} <= set(data["alternatives"][0])
 
 
 def test_a_folder_is_a_model(cluster: Cluster, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["plan"], "no model is named"),
         (["plan", "--model", "meta/llama"], "no node has the model meta/llama whole"),
@@ -96,16 +96,16 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
         (["plan", "--gpu", "H100"], "no model is named"),
     ],
 )
-def test_what_is_missing_is_said(cluster: Cluster, words: list[str], message: str) -> None:
+def test_what_is_missing_is_said(cluster: Cluster, args: list[str], message: str) -> None:
     """With what would help."""
-    ran = cluster.run(*words)
+    ran = cluster.run(*args)
     assert ran.code == 2
     assert message in ran.err
     assert "hint:" in ran.err
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         ([*H100, "--tp", "3"], "TP 3 cannot run: 64 attention heads cannot be divided by TP 3"),
         ([*H100, "--tp", "8", "--pp", "2"], "TP 8 × PP 2 cannot run: experts 1536 wide"),
@@ -116,10 +116,10 @@ def test_what_is_missing_is_said(cluster: Cluster, words: list[str], message: st
     ],
 )
 def test_what_cannot_be_is_refused(
-    cluster: Cluster, config: Path, words: list[str], message: str
+    cluster: Cluster, config: Path, args: list[str], message: str
 ) -> None:
     """Before anything is worked out."""
-    ran = cluster.run(*big(config, *words))
+    ran = cluster.run(*big(config, *args))
     assert ran.code == 2
     assert message in ran.err
 
@@ -150,10 +150,10 @@ def test_a_new_architecture_has_its_weights_judged(cluster: Cluster, tmp_path: P
     """And nothing else is claimed of it."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**models.LLAMA_8B, "architectures": ["NewForCausalLM"]}))
-    words = ("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)
-    ran = cluster.run(*words)
+    args = ("plan", "--config", str(path), "--weights-bytes", "16000000000", *H100)
+    ran = cluster.run(*args)
     assert ran.code == 3
     assert "the architecture NewForCausalLM is not modelled; only its weights are judged" in ran.out
-    said = json.loads(cluster.run(*words, "--json").out)
-    assert said["basis"] == "weights-only"
-    assert said["kv_tokens"] is None
+    data = json.loads(cluster.run(*args, "--json").out)
+    assert data["basis"] == "weights-only"
+    assert data["kv_tokens"] is None

@@ -25,16 +25,16 @@ _CASES = [
 def held(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
     """Return GiB on a GPU of each stage."""
     model = parse_architecture(config)
-    wanted = ParallelConfig(**{"stages": (len(model.layers) or 1,), **split})
-    return [size / GIB for size in stage_bytes(model, int(gib * GIB), wanted)]
+    parallel = ParallelConfig(**{"stages": (len(model.layers) or 1,), **split})
+    return [size / GIB for size in stage_bytes(model, int(gib * GIB), parallel)]
 
 
-@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
-def test_weights_are_those_that_were_printed(each: Known) -> None:
+@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+def test_weights_are_those_that_were_printed(case: Known) -> None:
     """Within 3 %, and where experts are padded for a kernel within 14 %."""
-    found = each.case.estimated().stages[0].weights.likely
-    allowed = 0.14 if each.model.quantization == "mxfp4" else 0.03
-    assert found == pytest.approx(each.model_gib, rel=allowed)
+    likely = case.case.estimated().stages[0].weights.likely
+    allowed = 0.14 if case.model.quantization == "mxfp4" else 0.03
+    assert likely == pytest.approx(case.model_gib, rel=allowed)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_weights_are_counted_by_their_precision(
     quantization: dict[str, str] | None, per_parameter: float
 ) -> None:
     """Of several at once nobody can tell."""
-    said = {"quantization_config": quantization} if quantization else {}
-    model = parse_architecture({**models.LLAMA_8B, **said})
+    config = {"quantization_config": quantization} if quantization else {}
+    model = parse_architecture({**models.LLAMA_8B, **config})
     tables = 2 * model.vocabulary * model.hidden * 2
     linear = estimate_weight_bytes(parse_architecture(models.LLAMA_8B)) - tables
     expected = tables + linear / 2 * per_parameter if per_parameter else 0
@@ -108,8 +108,8 @@ def test_experts_are_shared_by_all_ranks_that_attend_for_themselves() -> None:
 def test_draft_layers_are_not_loaded() -> None:
     """The checkpoint of DeepSeek-V3 has one more layer, which is loaded for speculation alone."""
     without = {**models.DEEPSEEK_V3, "num_nextn_predict_layers": 0}
-    more = held(without, 641.0, tp=16)[0] - held(models.DEEPSEEK_V3, 641.0, tp=16)[0]
-    assert more * 16 == pytest.approx(13.0, abs=2.5)
+    extra = held(without, 641.0, tp=16)[0] - held(models.DEEPSEEK_V3, 641.0, tp=16)[0]
+    assert extra * 16 == pytest.approx(13.0, abs=2.5)
 
 
 def test_a_vision_tower_is_on_the_first_stage() -> None:
@@ -118,10 +118,10 @@ def test_a_vision_tower_is_on_the_first_stage() -> None:
     assert first > last
 
 
-@pytest.mark.parametrize("each", _CASES, ids=lambda each: each.case.id)
-def test_weights_can_be_counted(each: Known) -> None:
+@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+def test_weights_can_be_counted(case: Known) -> None:
     """Where nobody says how large a checkpoint is, its shape does, within a fifth."""
-    assert estimate_weight_bytes(each.model) / GIB == pytest.approx(each.case.weights_gib, rel=0.2)
+    assert estimate_weight_bytes(case.model) / GIB == pytest.approx(case.case.weights_gib, rel=0.2)
 
 
 def test_what_is_not_modelled_is_divided_evenly() -> None:

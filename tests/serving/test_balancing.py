@@ -15,21 +15,23 @@ from tests.served import INVENTORY, request
 HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"
 
 
-def asked(*args: str, backend: Any = "mp", experts: int | None = 8, **more: Any) -> ServeRequest:
+def asked(
+    *args: str, backend: Any = "mp", experts: int | None = 8, **overrides: Any
+) -> ServeRequest:
     """Ask for a mixture of experts in two replicas, one on each node."""
-    made = request(backend, **{"tp": 8, "pp": None, "dp": 2, "args": args, **more})
-    return replace(made, placement=replace(made.placement, experts=experts))
+    candidate = request(backend, **{"tp": 8, "pp": None, "dp": 2, "args": args, **overrides})
+    return replace(candidate, placement=replace(candidate.placement, experts=experts))
 
 
-def refused(made: ServeRequest) -> RequestError:
+def refused(candidate: ServeRequest) -> RequestError:
     """Return what is said against a request."""
     with pytest.raises(RequestError) as caught:
-        balancing.check_balancing(made, INVENTORY)
+        balancing.check_balancing(candidate, INVENTORY)
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("made", "kind"),
+    ("candidate", "kind"),
     [
         (asked(HYBRID), "hybrid"),
         (asked("-dpe"), "external"),
@@ -41,15 +43,15 @@ def refused(made: ServeRequest) -> RequestError:
         (asked("--seed", "1", experts=0), "internal"),
     ],
 )
-def test_what_can_be_had(made: ServeRequest, kind: str) -> None:
+def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
     """By vLLM's own words, in all of their forms."""
-    balancing.check_balancing(made, INVENTORY)
+    balancing.check_balancing(candidate, INVENTORY)
 
-    assert made.balancing == kind
+    assert candidate.balancing == kind
 
 
 @pytest.mark.parametrize(
-    ("made", "text", "hint"),
+    ("candidate", "text", "hint"),
     [
         (asked(HYBRID, "-dpe"), "exclude each other", "leave out one"),
         (asked(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
@@ -61,9 +63,9 @@ def test_what_can_be_had(made: ServeRequest, kind: str) -> None:
         (asked(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
     ],
 )
-def test_what_cannot_be_had(made: ServeRequest, text: str, hint: str) -> None:
+def test_what_cannot_be_had(candidate: ServeRequest, text: str, hint: str) -> None:
     """With the way that works."""
-    error = refused(made)
+    error = refused(candidate)
 
     assert (text in error.message, hint in error.hint) == (True, True), error.args
 

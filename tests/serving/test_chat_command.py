@@ -58,19 +58,19 @@ def test_the_server_is_asked_on_the_node_that_has_its_api(serving: Cluster) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         ([], "2 servers run: `default`, `embed`"),
         (["--server", "x"], "no server `x` runs\n  these do: `default`, `embed`"),
     ],
 )
-def test_which_server_must_be_clear(serving: Cluster, words: list[str], said: str) -> None:
+def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: str) -> None:
     """Nobody is asked."""
     kept.keep(serving.world, kept.wanted("embed", port=8001))
-    ran = serving.run("chat", *words, "hi")
+    ran = serving.run("chat", *args, "hi")
 
     assert (ran.code, ran.out, serving.followed) == (2, "", [])
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
@@ -97,7 +97,7 @@ def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("healthy", "down", "asked"),
+    ("healthy", "down", "queried"),
     [
         (["gpu01", "gpu02"], "", "gpu01"),
         (["gpu02"], "", "gpu02"),
@@ -106,7 +106,7 @@ def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
     ],
 )
 def test_of_several_endpoints_the_first_that_lives_is_asked(
-    serving: Cluster, healthy: list[str], down: str, asked: str
+    serving: Cluster, healthy: list[str], down: str, queried: str
 ) -> None:
     """One that cannot be reached keeps nobody from the others."""
     processes = tuple(
@@ -117,13 +117,13 @@ def test_of_several_endpoints_the_first_that_lives_is_asked(
         node: {"verdict": "answering" if node in healthy else "quiet"}
         for node in ("gpu01", "gpu02")
     }
-    wanted = kept.wanted(backend="mp", processes=processes, replicas=2)
-    kept.keep(serving.world, wanted, endpoints=endpoints)
+    spec = kept.wanted(backend="mp", processes=processes, replicas=2)
+    kept.keep(serving.world, spec, endpoints=endpoints)
     if down:
         serving.missing[down] = ConnectError(down, "cannot be reached: timed out")
 
     assert serving.run("chat", "hi").out == "Hello\n"
-    assert [command.node for command in serving.followed] == [asked]
+    assert [command.node for command in serving.followed] == [queried]
 
 
 def test_only_the_head_is_needed(serving: Cluster) -> None:
@@ -137,12 +137,12 @@ def test_only_the_head_is_needed(serving: Cluster) -> None:
 REFUSED = {"status": 404, "error": "Not Found", "task": "embedding", "model": "served-as"}
 
 
-@pytest.mark.parametrize("known", ["", "embedding"])
-def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, known: str) -> None:
+@pytest.mark.parametrize("task", ["", "embedding"])
+def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: str) -> None:
     """With the line to copy: the address, the name it is served under, and no key, for none is
     needed. Nothing of it is on standard output.
     """
-    kept.keep(serving.world, kept.wanted(), task=known)
+    kept.keep(serving.world, kept.wanted(), task=task)
     serving.server_log = [json.dumps(REFUSED)]
     ran = serving.run("chat", "hi")
 

@@ -30,13 +30,15 @@ from tests.simulated import World
 ENDPOINT = "http://10.0.0.11:8000/v1"
 
 
-def apart(*held: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
+def apart(*replicas: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02")) -> Desired:
     """Return a server with an API on each node, behind which are so many replicas."""
     processes = tuple(
-        ProcessSpec(node=node, argv=("vllm", "serve"), replicas=each)
-        for node, each in zip(nodes, held, strict=True)
+        ProcessSpec(node=node, argv=("vllm", "serve"), replicas=size)
+        for node, size in zip(nodes, replicas, strict=True)
     )
-    return kept.wanted(backend="mp", processes=processes, replicas=sum(count for _, count in held))
+    return kept.wanted(
+        backend="mp", processes=processes, replicas=sum(count for _, count in replicas)
+    )
 
 
 PAIR = apart((0, 1), (1, 1))
@@ -44,14 +46,16 @@ PAIR = apart((0, 1), (1, 1))
 
 def test_each_node_has_an_endpoint(world: World) -> None:
     """A node that the inventory has no more has none."""
-    found = endpoints.list_endpoints(world.inventory, apart((0, 2), (2, 1)))
-    assert [(each.node, each.url) for each in found] == [
+    listed = endpoints.list_endpoints(world.inventory, apart((0, 2), (2, 1)))
+    assert [(endpoint.node, endpoint.url) for endpoint in listed] == [
         ("gpu01", "http://10.0.0.11:8000/v1"),
         ("gpu02", "http://10.0.0.12:8000/v1"),
     ]
 
     gone = apart((0, 2), (2, 1), nodes=("gpu09", "gpu02"))
-    assert [each.node for each in endpoints.list_endpoints(world.inventory, gone)] == ["gpu02"]
+    assert [endpoint.node for endpoint in endpoints.list_endpoints(world.inventory, gone)] == [
+        "gpu02"
+    ]
 
 
 ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
@@ -61,13 +65,16 @@ LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 
 def test_each_endpoint_is_as_the_keeper_judges_it(world: World) -> None:
     """With the time of its last answer; addresses are told as names."""
     judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
-    found = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
+    server = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
 
-    assert [(each.node, each.state, each.detail, each.seconds) for each in found.endpoints] == [
+    assert [
+        (endpoint.node, endpoint.state, endpoint.detail, endpoint.seconds)
+        for endpoint in server.endpoints
+    ] == [
         ("gpu01", "answering", "", 0.25),
         ("gpu02", "busy", "gpu02 is late", 0.0),
     ]
-    assert (found.state, found.endpoint) == ("busy", "http://10.0.0.11:8000/v1")
+    assert (server.state, server.endpoint) == ("busy", "http://10.0.0.11:8000/v1")
 
 
 @pytest.mark.parametrize(
@@ -82,28 +89,28 @@ def test_an_endpoint_that_nobody_judged_is_as_the_server(
     world: World, how: dict[str, Any], state: str
 ) -> None:
     """A word that no keeper of this version says is no verdict."""
-    found = serve(world, kept.seen(**how), wanted=PAIR)
+    server = serve(world, kept.seen(**how), wanted=PAIR)
 
-    assert [each.state for each in found.endpoints] == [state] * 2
+    assert [endpoint.state for endpoint in server.endpoints] == [state] * 2
 
 
 def test_a_keeper_that_looks_no_more_knows_nothing(world: World) -> None:
     """Of no endpoint, whatever it saw before."""
     how = kept.seen(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
-    found = serve(world, how, wanted=PAIR, agent=99.0)
+    server = serve(world, how, wanted=PAIR, agent=99.0)
 
-    assert (found.state, found.detail) == ("unknown", "the head's agent has not looked for 99 s")
-    assert [each.state for each in found.endpoints] == ["unknown"] * 2
+    assert (server.state, server.detail) == ("unknown", "the head's agent has not looked for 99 s")
+    assert [endpoint.state for endpoint in server.endpoints] == ["unknown"] * 2
 
 
 def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     """Where one does not say, nobody knows."""
-    held = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
-    both = {"gpu01": held, "gpu02": held}
-    found = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
+    labels = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
+    both = {"gpu01": labels, "gpu02": labels}
+    server = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
 
-    assert (found.kv_tokens, found.concurrency) == (2000, 5.0)
-    assert endpoints.total_capacity([held, {}]).tokens is None
+    assert (server.kv_tokens, server.concurrency) == (2000, 5.0)
+    assert endpoints.total_capacity([labels, {}]).tokens is None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +124,8 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
 )
 def test_where_clients_go(bind: str, url: str) -> None:
     """To the head's address between the nodes, or to the one address that was asked for."""
-    assert endpoints.url(INVENTORY, bind, 8000) == url
-    assert endpoints.url(INVENTORY, bind, 8000, "n2") == url.replace(
+    assert endpoints.endpoint_url(INVENTORY, bind, 8000) == url
+    assert endpoints.endpoint_url(INVENTORY, bind, 8000, "n2") == url.replace(
         "10.0.0.1", "10.0.0.2"
     )
 
@@ -137,17 +144,17 @@ def test_the_line_asks_for_what_the_model_does(
     task: ModelTask, url: str, body: dict[str, object]
 ) -> None:
     """At the address that `serve` prints, with a body that a shell leaves as it is."""
-    words = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model", key=False))
+    argv = shlex.split(endpoints.curl_line(ENDPOINT, task, "it's $(a) model", key=False))
 
-    assert words[:4] == [
+    assert argv[:4] == [
         "curl",
         f"http://10.0.0.11:8000{url}",
         "-H",
         "Content-Type: application/json",
     ]
-    said = json.loads(words[5])
-    assert said["model"] == "it's $(a) model"
-    assert body.items() <= said.items()
+    payload = json.loads(argv[5])
+    assert payload["model"] == "it's $(a) model"
+    assert body.items() <= payload.items()
 
 
 def test_a_key_is_a_variable() -> None:

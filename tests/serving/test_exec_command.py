@@ -165,7 +165,7 @@ def test_what_the_others_say_is_told_all_the_same(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         Answer(
             node="gpu01", code=1, err="Error response from daemon: Container 4f2a is not running\n"
@@ -176,11 +176,11 @@ def test_what_the_others_say_is_told_all_the_same(
     ],
 )
 def test_what_a_command_says_of_containers_is_its_own_answer(
-    cluster: Cluster, there: dict[str, Answer], said: Answer
+    cluster: Cluster, there: dict[str, Answer], answer: Answer
 ) -> None:
     """Only Docker's own word that this node's container is not there means that nothing has run."""
-    there["vlaunch-c-gpu01"] = said
+    there["vlaunch-c-gpu01"] = answer
     ran = cluster.run("exec", "--head", "--", "true")
 
-    assert (ran.code, len(cluster.commands)) == (said.code, 1)
-    assert said.err in ran.err.replace("gpu01: ", "")
+    assert (ran.code, len(cluster.commands)) == (answer.code, 1)
+    assert answer.err in ran.err.replace("gpu01: ", "")

@@ -44,27 +44,27 @@ def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int =
     )
 
 
-def said(*texts: str, **more: Any) -> dict[str, Any]:
+def said(*texts: str, **extra: Any) -> dict[str, Any]:
     """Return what nodes answer whose API says such texts, the head's first."""
     return {
-        node: {"apis": {API: {"status": 200, "text": each, "error": ""}}, **more}
-        for node, each in zip(("gpu01", "gpu02"), texts, strict=False)
+        node: {"apis": {API: {"status": 200, "text": text, "error": ""}}, **extra}
+        for node, text in zip(("gpu01", "gpu02"), texts, strict=False)
     }
 
 
 class Looking:
     """Looks at one server, two seconds apart."""
 
-    def __init__(self, site: Site, wanted: Desired | None = None, **how: Any) -> None:
+    def __init__(self, site: Site, spec: Desired | None = None, **how: Any) -> None:
         self.counting, self.now = MetricsCollector(site), 100.0
-        self.wanted = wanted or kept.wanted()
+        self.wanted = spec or kept.wanted()
         self.seen = kept.seen(**how)
 
-    def look(self, answers: dict[str, Any], *, every: float = 2.0, **more: Any) -> ServerMetrics:
+    def look(self, answers: dict[str, Any], *, every: float = 2.0, **extra: Any) -> ServerMetrics:
         """Look once more."""
         self.now += every
-        found = servers.parse_servers(kept.said(kept.one(self.wanted, self.seen, **more)))
-        (server,) = self.counting.build_sample(found, answers, None, self.now).servers
+        state = servers.parse_servers(kept.said(kept.one(self.wanted, self.seen, **extra)))
+        (server,) = self.counting.build_sample(state, answers, None, self.now).servers
         return server
 
 
@@ -126,29 +126,34 @@ def test_an_engine_that_starts_anew_counts_from_the_beginning(site: Site) -> Non
 def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
     """As it was recorded from 0.32."""
     looking = Looking(site)
-    found = looking.look(said(VLLM)).figures
+    figures = looking.look(said(VLLM)).figures
 
-    assert found is not None
-    assert (found.running, found.waiting, found.kv_used, found.prefix_hits) == (0, 0, 0.0, 0.0)
-    assert found.first_token.count == 7
-    assert found.between_tokens.count == 46
+    assert figures is not None
+    assert (figures.running, figures.waiting, figures.kv_used, figures.prefix_hits) == (
+        0,
+        0,
+        0.0,
+        0.0,
+    )
+    assert figures.first_token.count == 7
+    assert figures.between_tokens.count == 46
 
 
 def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
     """What one of two counts is not what the server does."""
     apart = kept.wanted(
         backend="mp",
-        processes=tuple(ProcessSpec(node=each, argv=("vllm",)) for each in ("gpu01", "gpu02")),
+        processes=tuple(ProcessSpec(node=node, argv=("vllm",)) for node in ("gpu01", "gpu02")),
         replicas=2,
     )
     looking = Looking(site, apart)
     both = looking.look(said(text(running=2), text(running=3)))
-    one = looking.look(said(text(running=2)))
+    first = looking.look(said(text(running=2)))
 
     assert both.figures is not None
     assert both.figures.running == 5
-    assert one.figures is None
-    assert one.trouble == "gpu02: it is asked at the next look"
+    assert first.figures is None
+    assert first.trouble == "gpu02: it is asked at the next look"
 
 
 @pytest.mark.parametrize(
@@ -169,49 +174,49 @@ def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
 )
 def test_why_there_are_no_figures(site: Site, answers: dict[str, Any], trouble: str) -> None:
     """What cannot be asked is unknown, and not nothing."""
-    found = Looking(site).look(answers)
+    server = Looking(site).look(answers)
 
-    assert found.figures is None
-    assert trouble in found.trouble
+    assert server.figures is None
+    assert trouble in server.trouble
 
 
 def test_a_server_without_an_engine_is_not_asked(site: Site) -> None:
     """Its state says why."""
     looking = Looking(site, state="pausing", doing="waiting before the next start")
-    found = looking.look({})
+    server = looking.look({})
 
-    assert (found.figures, found.trouble) == (None, "no engine runs")
-    assert (found.state, found.detail) == ("waiting", "waiting before the next start")
+    assert (server.figures, server.trouble) == (None, "no engine runs")
+    assert (server.state, server.detail) == ("waiting", "waiting before the next start")
 
 
 def test_each_rank_is_as_its_agent_says(site: Site) -> None:
     """Alive, dead, or unknown where nobody can say."""
     looking = Looking(site, ranks=RANKS, alive=ALIVE)
-    found = looking.look(said(text()))
-    assert found.ranks == (
+    server = looking.look(said(text()))
+    assert server.ranks == (
         RankStatus(node="gpu01", rank="PP0", alive=True),
         RankStatus(node="gpu02", rank="PP1", alive=False),
     )
 
     old = looking.look(said(text()), age=30.0)
-    assert [each.alive for each in old.ranks] == [None, None]
+    assert [rank.alive for rank in old.ranks] == [None, None]
     looking.seen = replace(looking.seen, alive={})
-    assert [each.alive for each in looking.look(said(text())).ranks] == [None, None]
+    assert [rank.alive for rank in looking.look(said(text())).ranks] == [None, None]
 
 
 def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
-    seen = kept.seen(ranks=RANKS, alive=ALIVE)
-    found = servers.parse_servers(kept.said(kept.one(kept.wanted(), seen), gpu02=70.0))
-    (server,) = MetricsCollector(site).build_sample(found, said(text()), None, 1.0).servers
+    record = kept.seen(ranks=RANKS, alive=ALIVE)
+    state = servers.parse_servers(kept.said(kept.one(kept.wanted(), record), gpu02=70.0))
+    (server,) = MetricsCollector(site).build_sample(state, said(text()), None, 1.0).servers
 
-    assert [each.alive for each in server.ranks] == [True, None]
+    assert [rank.alive for rank in server.ranks] == [True, None]
 
 
 def test_a_keeper_that_is_not_heard(site: Site) -> None:
     """What it said last is no news, and what vLLM counts is."""
-    found = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
-    (server,) = MetricsCollector(site).build_sample(found, said(text()), None, 1.0).servers
+    state = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
+    (server,) = MetricsCollector(site).build_sample(state, said(text()), None, 1.0).servers
 
     assert server.state == "unknown"
     assert server.detail == "the head's agent has not looked for 300 s"
@@ -220,11 +225,11 @@ def test_a_keeper_that_is_not_heard(site: Site) -> None:
 
 def test_what_the_keeper_knows(site: Site) -> None:
     """Its canary, restarts and faults."""
-    seen = {"answered": kept.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
-    found = Looking(site, **seen, restarts=[1.0], restarts_left=2).look(said(text()))
+    record = {"answered": kept.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
+    server = Looking(site, **record, restarts=[1.0], restarts_left=2).look(said(text()))
 
-    assert (found.canary, found.canary_age, found.faults) == (0.08, 3.0, 2)
-    assert (found.restarts, found.restarts_left) == (1, 2)
+    assert (server.canary, server.canary_age, server.faults) == (0.08, 3.0, 2)
+    assert (server.restarts, server.restarts_left) == (1, 2)
 
 
 def test_each_node_is_asked_once(site: Site) -> None:
@@ -234,9 +239,11 @@ def test_each_node_is_asked_once(site: Site) -> None:
         kept.one(kept.wanted("embed", port=8001), kept.seen("embed")),
         kept.one(kept.wanted("far", node="gpu02", host="::1"), kept.seen("far")),
     ]
-    asked = metrics.query_metrics(site, servers.parse_servers(kept.said(*rows)).running)
+    queries = metrics.query_metrics(site, servers.parse_servers(kept.said(*rows)).running)
 
-    assert [(each.node, parse_qs(each.argv[-1].partition("?")[2])["apis"]) for each in asked] == [
+    assert [
+        (query.node, parse_qs(query.argv[-1].partition("?")[2])["apis"]) for query in queries
+    ] == [
         ("gpu01", ["127.0.0.1:8000,127.0.0.1:8001"]),
         ("gpu02", ["[::1]:8000"]),
     ]
@@ -248,7 +255,7 @@ def test_json_has_no_history(site: Site) -> None:
     """A line is one look."""
     looking = Looking(site)
     server = looking.look(said(text()))
-    (found,) = MetricsSample(cluster="c", servers=(server,)).as_json()["servers"]
+    (data,) = MetricsSample(cluster="c", servers=(server,)).as_json()["servers"]
 
-    assert "history" not in found
-    assert found["figures"]["first_token"]["p50"] == 0.025
+    assert "history" not in data
+    assert data["figures"]["first_token"]["p50"] == 0.025

@@ -39,11 +39,11 @@ def serving(up: Cluster) -> Cluster:
     return up
 
 
-def counting(cluster: Cluster, *ports: int, running: int = 3, **more: Any) -> None:
+def counting(cluster: Cluster, *ports: int, running: int = 3, **extra: Any) -> None:
     """Let APIs count."""
     text = f'vllm:num_requests_running{{engine="0"}} {running}\n'
     apis = {f"127.0.0.1:{port}": {"status": 200, "text": text} for port in ports or (8000,)}
-    cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **more}
+    cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **extra}
 
 
 def test_a_pipe_gets_one_look(serving: Cluster) -> None:

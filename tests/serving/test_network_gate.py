@@ -30,8 +30,8 @@ CONFIG = {
 
 def line(host: str, via: str) -> str:
     """Return what NCCL writes of one link."""
-    way = "0[0] -> 1[0] [send]" if host == "gpu01" else "0[0] -> 1[0] [receive]"
-    return f"{host}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+    direction = "0[0] -> 1[0] [send]" if host == "gpu01" else "0[0] -> 1[0] [receive]"
+    return f"{host}:7:9 [0] NCCL INFO Channel 00/0 : {direction} via {via}\n"
 
 
 @pytest.fixture
@@ -56,9 +56,11 @@ def answering(cluster: Cluster, via: str = TCP) -> Cluster:
 
 def measured(cluster: Cluster) -> list[tuple[str, ...]]:
     """Return the network probes that were sent since the last look, and forget them."""
-    found = [each.argv for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv]
+    calls = [
+        command.argv for command in cluster.commands if "/opt/vlaunch/network.pyz" in command.argv
+    ]
     cluster.commands.clear()
-    return found
+    return calls
 
 
 def network_row(ran: Ran) -> str:
@@ -105,15 +107,15 @@ def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready
     assert len(measured(ready)) == 2
 
 
-@pytest.mark.parametrize("asked", ["any", "auto"])
-def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, asked: str) -> None:
+@pytest.mark.parametrize("required", ["any", "auto"])
+def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, required: str) -> None:
     """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass
     over TCP.
     """
     cluster.write("network: {fabric: roce}\n" + INVENTORY)
     assert cluster.run("up").code == 0
     answering(cluster)
-    assert cluster.run("check-nccl", "--require", asked).code == (0 if asked == "any" else 1)
+    assert cluster.run("check-nccl", "--require", required).code == (0 if required == "any" else 1)
     measured(cluster)
     ran = cluster.run(*SERVE)
 
@@ -321,16 +323,18 @@ def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
     cluster.world = World(cluster.world.inventory)
     assert cluster.run("up").code == 0
     answering(cluster)
-    asked = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
-    assert cluster.run(*asked, "gpu[02-03]").code == 0
-    assert [each.node for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv] == [
+    args = (*SERVE, "--no-wait", "--replace", "--backend", "mp", "--nodes")
+    assert cluster.run(*args, "gpu[02-03]").code == 0
+    assert [
+        command.node for command in cluster.commands if "/opt/vlaunch/network.pyz" in command.argv
+    ] == [
         "gpu02",
         "gpu03",
     ]
     measured(cluster)
 
-    assert (cluster.run(*asked, "gpu03,gpu02", "--tp", "4").code, measured(cluster)) == (0, [])
-    assert (cluster.run(*asked, "gpu[01-02]").code, len(measured(cluster))) == (0, 2)
+    assert (cluster.run(*args, "gpu03,gpu02", "--tp", "4").code, measured(cluster)) == (0, [])
+    assert (cluster.run(*args, "gpu[01-02]").code, len(measured(cluster))) == (0, 2)
     assert json.loads(cluster.world.machines["gpu01"].files["network.json"])["nodes"] == [
         "gpu01",
         "gpu02",
@@ -344,15 +348,15 @@ def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: s
     """
     assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
     (server,) = ready.world.servers()
-    asked = [each.argv for each in ready.commands if "log" in each.argv]
-    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])["servers"]
+    calls = [command.argv for command in ready.commands if "log" in command.argv]
+    records = json.loads(ready.world.machines["gpu01"].files["network.json"])["servers"]
     name = f"chat-{server['desired']['id']}"
 
     assert {process["env"]["NCCL_DEBUG_FILE"] for process in server["desired"]["processes"]} == {
         f"/tmp/vlaunch-nccl.{name}.%h.%p.log"
     }
-    assert [argv[-1] for argv in asked] == [name] * 2
-    assert kept["chat"] == {
+    assert [argv[-1] for argv in calls] == [name] * 2
+    assert records["chat"] == {
         "id": server["desired"]["id"],
         "said": "NET/Socket, 2 links (from the engine's own logs)",
     }
@@ -404,7 +408,7 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("config", "args", "said"),
+    ("config", "args", "message"),
     [
         (MOE, [], "the model's 128 experts are split over all 16 ranks"),
         (
@@ -417,17 +421,17 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
 )
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_replicas_that_exchange_tokens_need_a_proof(
-    ready: Cluster, backend: str, config: Any, args: list[str], said: str
+    ready: Cluster, backend: str, config: Any, args: list[str], message: str
 ) -> None:
     """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is
     said.
     """
-    asked = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
-    ran = replicated(ready, config).run(*asked)
+    start = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
+    ran = replicated(ready, config).run(*start)
 
     assert ran.code == 0, ran.err
     assert len(measured(ready)) == 2
-    assert said in ran.err
+    assert message in ran.err
     assert json.loads(ready.world.machines["gpu01"].files["network.json"])["collective"] is True
 
 
@@ -435,9 +439,9 @@ def test_replicas_do_not_rely_on_a_verdict_without_collectives(ready: Cluster) -
     """A split that sends from stage to stage was proven with less."""
     replicated(ready, MOE)
     assert ready.run("check-nccl").code == 0
-    kept = json.loads(ready.world.machines["gpu01"].files["network.json"])
+    record = json.loads(ready.world.machines["gpu01"].files["network.json"])
     ready.world.machines["gpu01"].files["network.json"] = json.dumps(
-        {**kept, "collective": False}
+        {**record, "collective": False}
     ).encode()
     measured(ready)
     ran = ready.run(*SERVE, "--dp", "2", "--no-wait")

@@ -14,21 +14,21 @@ VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metric
 
 def test_what_vllm_counts() -> None:
     """Each series by its labels, or all of them together."""
-    said = prometheus.parse_metrics(VLLM)
+    samples = prometheus.parse_metrics(VLLM)
 
-    assert said.values("vllm:num_requests_running") == [0.0]
-    assert said.total("vllm:request_success_total") == 7.0
-    assert said.total("vllm:request_success_total", finished_reason="stop") == 0.0
-    assert said.histogram("vllm:time_to_first_token_seconds")[math.inf] == 7.0
-    assert said.values("vllm:nothing_of_the_kind") == []
+    assert samples.values("vllm:num_requests_running") == [0.0]
+    assert samples.total("vllm:request_success_total") == 7.0
+    assert samples.total("vllm:request_success_total", finished_reason="stop") == 0.0
+    assert samples.histogram("vllm:time_to_first_token_seconds")[math.inf] == 7.0
+    assert samples.values("vllm:nothing_of_the_kind") == []
 
 
 def test_several_texts_are_added_up() -> None:
     """Of a server with an endpoint on each node."""
-    said = prometheus.parse_metrics(VLLM, VLLM)
+    samples = prometheus.parse_metrics(VLLM, VLLM)
 
-    assert said.total("vllm:generation_tokens_total") == 106.0
-    assert said.histogram("vllm:time_to_first_token_seconds")[math.inf] == 14.0
+    assert samples.total("vllm:generation_tokens_total") == 106.0
+    assert samples.histogram("vllm:time_to_first_token_seconds")[math.inf] == 14.0
 
 
 def test_what_is_no_number_is_left_out() -> None:

@@ -8,37 +8,39 @@ from launcher.core.errors import RequestError
 from launcher.tools import history
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
-from tests.tools.answered import INVENTORY, answer, kept
+from tests.tools.answered import INVENTORY, answer, history_entry
 
 
 def test_the_newest_other_one_is_chosen() -> None:
     """Not the one that is wanted now, whether it has answered or not."""
-    found, wanted = history.parse_history(answer([kept("a"), kept("b")], {"id": "a"}))
+    revisions, current_id = history.parse_history(
+        answer([history_entry("a"), history_entry("b")], {"id": "a"})
+    )
 
-    assert wanted == "a"
-    assert [each.id for each in found] == ["a", "b"]
-    assert history.choose_previous(found, wanted, "sha256:1").id == "b"
-    assert history.choose_previous(found, "never-answered", "sha256:1").id == "a"
-    assert history.choose_previous(found, "", "").what == "org/a (TP=8 PP=2, ray) --x 1"
+    assert current_id == "a"
+    assert [revision.id for revision in revisions] == ["a", "b"]
+    assert history.choose_previous(revisions, current_id, "sha256:1").id == "b"
+    assert history.choose_previous(revisions, "never-answered", "sha256:1").id == "a"
+    assert history.choose_previous(revisions, "", "").label == "org/a (TP=8 PP=2, ray) --x 1"
 
 
 def test_nothing_to_return_to_is_said() -> None:
     """With what is known."""
     with pytest.raises(RequestError, match="no other server has answered") as none:
         history.choose_previous((), "a", "")
-    with pytest.raises(RequestError) as one:
-        history.choose_previous(history.parse_history(answer([kept("a")]))[0], "a", "")
+    with pytest.raises(RequestError) as caught:
+        history.choose_previous(history.parse_history(answer([history_entry("a")]))[0], "a", "")
 
     assert "none is written down" in none.value.evidence
-    assert "org/a" in one.value.evidence
+    assert "org/a" in caught.value.evidence
 
 
 def test_another_image_is_refused() -> None:
     """The same words would start another server."""
-    found, _ = history.parse_history(answer([kept("b")]))
+    revisions, _ = history.parse_history(answer([history_entry("b")]))
 
     with pytest.raises(RequestError, match="another image"):
-        history.choose_previous(found, "a", "sha256:2")
+        history.choose_previous(revisions, "a", "sha256:2")
 
 
 @pytest.mark.parametrize(
@@ -54,10 +56,10 @@ def test_another_image_is_refused() -> None:
 def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
     """It is the one that is wanted, or else the one that has answered; several are listed."""
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
-    found = HostFacts(files=dict.fromkeys(paths, "0"))
+    facts = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:
-        assert history.choose_name(Site(INVENTORY, {"n1": found}), None) == name
+        assert history.choose_name(Site(INVENTORY, {"n1": facts}), None) == name
     else:
         with pytest.raises(RequestError, match="2 servers are known: `chat`, `embed`"):
-            history.choose_name(Site(INVENTORY, {"n1": found}), None)
-    assert history.choose_name(Site(INVENTORY, {"n1": found}), "other") == "other"
+            history.choose_name(Site(INVENTORY, {"n1": facts}), None)
+    assert history.choose_name(Site(INVENTORY, {"n1": facts}), "other") == "other"

@@ -54,9 +54,9 @@ def fails(
     def wait(*_: Any, **__: Any) -> tuple[int, list[str]]:
         if not errors:
             return after, []
-        told = errors.pop()
+        failure = errors.pop()
         meanwhile()
-        raise told
+        raise failure
 
     monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
 
@@ -70,7 +70,7 @@ def kept(cluster: Cluster, name: str = "default") -> None:
 
 
 def running(cluster: Cluster) -> list[str]:
-    return [each["desired"]["model"] for each in cluster.world.servers()]
+    return [server["desired"]["model"] for server in cluster.world.servers()]
 
 
 OLD = "org/old (TP=4 PP=1, ray) --seed 7"
@@ -147,19 +147,19 @@ def test_it_looks_with_the_lock_held(served: Cluster) -> None:
     """
     served.run(*SERVE, "org/new", "--replace")
     kept(served)
-    for words in (
+    for args in (
         ("rollback", "--skip-network-check"),
         (*SERVE, "org/broken", "--replace", "--or-rollback"),
     ):
         served.trace.clear()
-        served.run(*words)
-        held = [
-            word
-            for word, before in zip(served.trace, ["free", *served.trace], strict=False)
+        served.run(*args)
+        owners = [
+            event
+            for event, before in zip(served.trace, ["free", *served.trace], strict=False)
             if before == "free"
         ]
-        assert held == ["hold"] * len(held)
-        assert served.trace.count("free") == len(held)
+        assert owners == ["hold"] * len(owners)
+        assert served.trace.count("free") == len(owners)
 
 
 def test_a_dry_run_changes_nothing(served: Cluster) -> None:

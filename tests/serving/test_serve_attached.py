@@ -64,14 +64,17 @@ def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
     """And a port of its own; who holds what is said."""
     other = (*SERVE[:-1], "org/other", "--tp", "4", "--pp", "1")
     refused = served.run(*other)
-    taken = served.run(*other, "--name", "chat")
+    second = served.run(*other, "--name", "chat")
     beside = served.run(*other, "--name", "chat", "--port", "8001")
 
     assert (refused.code, "server `default` runs org/m" in refused.err) == (2, True)
-    assert (taken.code, "port 8000 on gpu01 is held by server `default`" in taken.err) == (1, True)
-    assert "`--port 8001`" in taken.err
+    assert (second.code, "port 8000 on gpu01 is held by server `default`" in second.err) == (
+        1,
+        True,
+    )
+    assert "`--port 8001`" in second.err
     assert (beside.code, served.world.verbs()) == (0, ["gpu01: want"])
-    assert [each["name"] for each in served.world.servers()] == ["chat", "default"]
+    assert [server["name"] for server in served.world.servers()] == ["chat", "default"]
 
 
 def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
@@ -79,7 +82,7 @@ def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
     served.world.observed["default"] = {"state": "failed"}
 
     assert served.run(*SERVE[:-1], "org/other").code == 0
-    assert [each["desired"]["model"] for each in served.world.servers()] == ["org/other"]
+    assert [server["desired"]["model"] for server in served.world.servers()] == ["org/other"]
 
 
 def test_a_cluster_that_is_not_up(cluster: Cluster) -> None:

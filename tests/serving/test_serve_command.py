@@ -31,7 +31,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["other.yaml"], "the inventory is named with -i"),
         (["--max-model-len", "8"], "vLLM's own options go after `--`"),
@@ -68,14 +68,14 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_wrong_requests(
-    inventory: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    inventory: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, what is wrong in words, and no node was reached."""
-    code = run_command(["serve", "-i", inventory, *words])
+    code = run_command(["serve", "-i", inventory, *args])
     out, err = capsys.readouterr()
 
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert SECRET not in err
 
 
@@ -91,7 +91,7 @@ def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(
 
 
 @pytest.mark.parametrize(
-    ("words", "file", "supervised"),
+    ("args", "file", "supervised"),
     [
         ((), "", True),
         (("--no-supervise",), "", False),
@@ -101,7 +101,7 @@ def test_a_path_that_has_the_beginning_of_a_secret_in_it_is_none(
 )
 def test_a_server_is_supervised(
     inventory: str,
-    words: tuple[str, ...],
+    args: tuple[str, ...],
     file: str,
     supervised: bool,
     capsys: pytest.CaptureFixture[str],
@@ -111,7 +111,7 @@ def test_a_server_is_supervised(
     """
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
-    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *words])
+    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *args])
     text = capsys.readouterr().out
 
     assert code == 0
@@ -121,7 +121,7 @@ def test_a_server_is_supervised(
 
 
 @pytest.mark.parametrize(
-    ("file", "words", "seconds"),
+    ("file", "args", "seconds"),
     [
         ("", (), "1800.0"),
         ("timeout: 3600, ", (), "3600.0"),
@@ -131,14 +131,14 @@ def test_a_server_is_supervised(
 def test_a_start_has_its_time(
     inventory: str,
     file: str,
-    words: tuple[str, ...],
+    args: tuple[str, ...],
     seconds: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Half an hour, or what the inventory says; the flag wins."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
-    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *words])
+    code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *args])
 
     assert code == 0
     assert f'"start_timeout": {seconds}' in capsys.readouterr().out
@@ -170,8 +170,8 @@ def test_an_offline_script(
     assert code == 0
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert "sk-very-secret" not in text
-    for word in ("org/m", "--seed", "--max-model-len", "--pipeline-parallel-size"):
-        assert word in text
+    for argument in ("org/m", "--seed", "--max-model-len", "--pipeline-parallel-size"):
+        assert argument in text
 
 
 def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("words", "split"),
+    ("args", "split"),
     [
         ([], "TP 4 × PP 4 (as asked)"),
         (["--data-parallel-size", "2"], "DP 2 × TP 8 × PP 1"),
@@ -192,13 +192,13 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
 )
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_replicas_on_the_command_line(
-    inventory: str, backend: str, words: list[str], split: str, capsys: pytest.CaptureFixture[str]
+    inventory: str, backend: str, args: list[str], split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Replicas are part of a split: given on the command line, they make the inventory's void, and
     two scripts are equal.
     """
-    asked = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *words]
-    texts = [(run_command(asked), capsys.readouterr().out) for _ in range(2)]
+    start = ["serve", "-i", inventory, "--dry-run", "--offline", "--backend", backend, *args]
+    texts = [(run_command(start), capsys.readouterr().out) for _ in range(2)]
 
     assert texts[0] == texts[1]
     assert texts[0][0] == 0
@@ -218,7 +218,7 @@ def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks"),
+    ("args", "ranks"),
     [
         (["--nodes", "gpu02"], "8 on gpu02"),
         (["--nodes", "gpu[01-02]", "--gpus", "2"], "2 on gpu01, 2 on gpu02"),
@@ -227,14 +227,14 @@ def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_places(
-    inventory: str, words: list[str], ranks: str, capsys: pytest.CaptureFixture[str]
+    inventory: str, args: list[str], ranks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The split follows from what a server may take; names as inventories write them."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4, ", ""), encoding="utf-8")
 
     assert (
-        run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", "mp", *words])
+        run_command(["serve", "-i", inventory, "--dry-run", "--offline", "--backend", "mp", *args])
         == 0
     )
     assert f"ranks expected {ranks}\n" in capsys.readouterr().out
@@ -252,7 +252,7 @@ def test_mp_names_the_nodes_that_get_ranks(
     path.write_text(
         f"cluster: uneven\nimage: i:1\nserve: {{model: org/m}}\nnodes:\n{nodes}", encoding="utf-8"
     )
-    asked = ["--dry-run", "--offline", "--backend", "mp", "--tp", "2", "--pp", "2"]
+    args = ["--dry-run", "--offline", "--backend", "mp", "--tp", "2", "--pp", "2"]
 
-    assert run_command(["serve", "-i", str(path), *asked]) == 0
+    assert run_command(["serve", "-i", str(path), *args]) == 0
     assert "ranks expected 2 on n1, 2 on n3" in capsys.readouterr().out

@@ -43,8 +43,8 @@ def put(cluster: Cluster, config: dict[str, Any], size: int) -> None:
 def wanted(cluster: Cluster) -> dict[str, Any]:
     """Return what was asked for."""
     files = cluster.world.machines["gpu01"].files
-    asked: dict[str, Any] = json.loads(files["server/default/desired.json"])["asked_for"]
-    return asked
+    original: dict[str, Any] = json.loads(files["server/default/desired.json"])["asked_for"]
+    return original
 
 
 def test_what_is_expected_is_said_before_the_start(llama: Cluster) -> None:
@@ -85,7 +85,7 @@ def test_the_plan_chooses(llama: Cluster, by: str) -> None:
     ran = llama.run(*SERVE, *flag, *LENGTH)
 
     assert ran.code == 0, ran.err
-    assert [wanted(llama)[each] for each in ("tp", "pp", "dp")] == [1, 1, 16]
+    assert [wanted(llama)[key] for key in ("tp", "pp", "dp")] == [1, 1, 16]
     llama.world.changes.clear()
     for machine in llama.world.machines.values():
         machine.model = None  # the plan would not be the same
@@ -99,7 +99,7 @@ def test_experts_go_where_the_plan_has_them(llama: Cluster) -> None:
     ran = llama.run(*SERVE, "--plan", "auto", *LENGTH)
 
     assert ran.code == 0, ran.err
-    assert [wanted(llama)[each] for each in ("tp", "pp", "dp")] == [8, 2, 1]
+    assert [wanted(llama)[key] for key in ("tp", "pp", "dp")] == [8, 2, 1]
     assert wanted(llama)["args"][-1] == "--enable-expert-parallel"
     llama.world.changes.clear()
     assert llama.run(*SERVE, "--plan", "auto", *LENGTH).code == 0
@@ -149,39 +149,41 @@ def test_a_model_that_nobody_knows_is_not_planned(llama: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (("--plan", "auto", "--tp", "8"), "--plan auto chooses --tp, --pp and --dp"),
         (("--plan", "auto", "--dry-run", "--offline"), "`vlaunch plan --offline`"),
     ],
 )
 def test_wishes_that_exclude_each_other(
-    cluster: Cluster, words: tuple[str, ...], said: str
+    cluster: Cluster, args: tuple[str, ...], message: str
 ) -> None:
     """Before any node is touched."""
-    ran = cluster.run("serve", "--model", "org/m", *words)
+    ran = cluster.run("serve", "--model", "org/m", *args)
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_the_next_plan_knows_what_was_held(llama: Cluster) -> None:
     """By what the keeper wrote down: `serve` and `plan` say the very figure."""
     assert llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH).code == 0
-    asked = wanted(llama)
+    original = wanted(llama)
     llama.unwant()
-    held = {"kv_cache_size_tokens": "9830400", "kv_cache_max_concurrency": "1200.0"}
-    desired = {"id": "abcd1234", "image": "", "asked_for": asked}
-    kept = [{"at": 1.7e9, "desired": desired, "held": held}]
-    llama.world.machines["gpu01"].files["server/default/history.json"] = json.dumps(kept).encode()
+    labels = {"kv_cache_size_tokens": "9830400", "kv_cache_max_concurrency": "1200.0"}
+    desired = {"id": "abcd1234", "image": "", "asked_for": original}
+    revisions = [{"at": 1.7e9, "desired": desired, "held": labels}]
+    llama.world.machines["gpu01"].files["server/default/history.json"] = json.dumps(
+        revisions
+    ).encode()
 
     ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
     assert "the KV cache should hold 9,830,400 tokens (measured)" in ran.err
 
     again = ("plan", "--model", "meta/llama", "--tp", "8", "--pp", "2")
     planned = llama.run(*again, "--json", *LENGTH)
-    said = json.loads(planned.out)
-    assert (said["basis"], said["measured_at"]) == ("measured", 1.7e9)
-    assert said["kv_tokens"] == {"low": 9830400, "likely": 9830400, "high": 9830400}
+    plan = json.loads(planned.out)
+    assert (plan["basis"], plan["measured_at"]) == ("measured", 1.7e9)
+    assert plan["kv_tokens"] == {"low": 9830400, "likely": 9830400, "high": 9830400}
     shown = llama.run(*again, *LENGTH)
     assert "measured: a server of this split has answered here, 2023-11-14 22:13 UTC" in shown.out
 
@@ -199,7 +201,9 @@ def plan(tp: int, pp: int, *starts: MeasuredStart) -> ServePlan:
         flags=EngineFlags(length=8192),
         starts=starts,
     )
-    return ServePlan(question=question, planned=question.judge_layout(Layout(tp=tp, pp=pp, exact=True)))
+    return ServePlan(
+        question=question, planned=question.judge_layout(Layout(tp=tp, pp=pp, exact=True))
+    )
 
 
 def test_what_came_is_compared_with_the_plan() -> None:

@@ -55,11 +55,11 @@ def test_every_endpoint_is_told(cluster: Cluster) -> None:
     """
     assert cluster.run("up").code == 0
     cluster.commands.clear()
-    asked = ("serve", "--model", "org/m", "--dp", "2", "--skip-network-check", "--no-wait")
-    refused = cluster.run(*asked, "--", "--data-parallel-hybrid-lb")
+    args = ("serve", "--model", "org/m", "--dp", "2", "--skip-network-check", "--no-wait")
+    refused = cluster.run(*args, "--", "--data-parallel-hybrid-lb")
     assert (refused.code, cluster.commands) == (2, [])
     assert "hint: use `--backend mp`" in refused.err
-    ran = cluster.run(*asked, "--backend", "mp", "--", "--data-parallel-hybrid-lb")
+    ran = cluster.run(*args, "--backend", "mp", "--", "--data-parallel-hybrid-lb")
 
     assert ran.code == 0, ran.err
     assert ran.out == "http://10.0.0.11:8000/v1\nhttp://10.0.0.12:8000/v1\n"
@@ -74,7 +74,7 @@ def test_a_cluster_without_ray(cluster: Cluster) -> None:
     cluster.write(f"ray: none\n{INVENTORY}")
     assert cluster.run("up").code == 0
     cluster.commands.clear()
-    asked = (
+    args = (
         "serve",
         "--skip-network-check",
         "--no-wait",
@@ -85,16 +85,16 @@ def test_a_cluster_without_ray(cluster: Cluster) -> None:
         "--pp",
         "1",
     )
-    first = cluster.run(*asked, "--nodes", "gpu02")
-    second = cluster.run(*asked, "--nodes", "gpu02", "--name", "chat", "--port", "8001")
-    third = cluster.run(*asked, "--nodes", "gpu02", "--name", "more", "--port", "8002")
+    first = cluster.run(*args, "--nodes", "gpu02")
+    second = cluster.run(*args, "--nodes", "gpu02", "--name", "chat", "--port", "8001")
+    third = cluster.run(*args, "--nodes", "gpu02", "--name", "more", "--port", "8002")
 
     assert (first.code, second.code, third.code) == (0, 0, 1), second.err
-    assert [each["desired"]["processes"][0]["gpus"] for each in cluster.world.servers()] == [
+    assert [server["desired"]["processes"][0]["gpus"] for server in cluster.world.servers()] == [
         [4, 5, 6, 7],
         [0, 1, 2, 3],
     ]
-    assert [each["desired"]["ray"] for each in cluster.world.servers()] == [None, None]
+    assert [server["desired"]["ray"] for server in cluster.world.servers()] == [None, None]
     assert (
         "gpu02: 0 of 8 GPUs are free, the server needs 4: server `chat` holds 4, server `default`"
         " holds 4" in third.err

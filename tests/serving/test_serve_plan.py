@@ -48,16 +48,14 @@ def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
     start = planned(seen(), request(args=("--chat-template", "it's $HOME")))
     (step,) = start.plan.steps
     assert step.command.stdin is not None
-    argv = [str(tmp_path / "default") if "/server/" in word else word for word in step.command.argv]
+    argv = [str(tmp_path / "default") if "/server/" in arg else arg for arg in step.command.argv]
     subprocess.run(argv, input=step.command.stdin(), check=True, timeout=10)
     shown = subprocess.run(
         ["bash", "-c", step.command.shown_stdin], check=True, timeout=10, capture_output=True
     ).stdout
 
     assert [path.name for path in (tmp_path / "default").iterdir()] == ["desired.json"]
-    assert (
-        parse_spec(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.spec
-    )
+    assert parse_spec(json.loads((tmp_path / "default" / "desired.json").read_text())) == start.spec
     assert replace(parse_spec(json.loads(shown)), asked=7.0) == start.spec
     assert parse_spec(json.loads(shown)).asked > 1e9
     assert (step.command.node, step.command.argv[-2:]) == (
@@ -88,7 +86,7 @@ FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not
 
 
 @pytest.mark.parametrize(
-    ("runs", "asked", "said"),
+    ("runs", "policy", "message"),
     [
         (Policy(), Policy(start_timeout=60), ""),
         (Policy(restarts=0), Policy(restarts=0), ""),
@@ -101,18 +99,20 @@ FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not
         (Policy(), Policy(restarts=7, canary=2.5, stuck=60), f"it was started with {FIGURES}"),
     ],
 )
-def test_the_same_server_kept_otherwise(runs: Policy, asked: Policy, said: str) -> None:
+def test_the_same_server_kept_otherwise(runs: Policy, policy: Policy, message: str) -> None:
     """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does
     not when nothing differs.
     """
-    there = seen(kept(desired(request(), policy=runs)))
-    start = planned(there, request(), policy=asked)
-    anew = planned(there, request(), policy=asked, replace_other=True)
+    snapshot = seen(kept(desired(request(), policy=runs)))
+    start = planned(snapshot, request(), policy=policy)
+    anew = planned(snapshot, request(), policy=policy, replace_other=True)
 
     assert start.attached
-    assert start.plan.notes == ((f"{said}; `--replace` starts it anew as asked",) if said else ())
-    assert anew.attached is not bool(said)
-    assert [stage.id for stage in anew.plan.stages] == (["preflight", "server"] if said else [])
+    assert start.plan.notes == (
+        (f"{message}; `--replace` starts it anew as asked",) if message else ()
+    )
+    assert anew.attached is not bool(message)
+    assert [stage.id for stage in anew.plan.stages] == (["preflight", "server"] if message else [])
 
 
 def test_a_flag_that_the_running_server_contradicts() -> None:
@@ -145,10 +145,10 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
     """Whatever differs makes another server; it is refused under the same name, unless it is to
     take the place.
     """
-    there, asked = seen(kept(request())), request(**change)
+    snapshot, candidate = seen(kept(request())), request(**change)
     with pytest.raises(RequestError, match="server `default` runs org/m") as refused:
-        planned(there, asked)
-    start = planned(there, asked, replace_other=True)
+        planned(snapshot, candidate)
+    start = planned(snapshot, candidate, replace_other=True)
 
     assert "`--name`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
@@ -180,31 +180,32 @@ def test_a_second_server_takes_what_the_first_leaves() -> None:
 
     assert [process.gpus for process in first.processes] == [(0, 1, 2, 3)] * 2
     assert [process.gpus for process in second.spec.processes] == [(4, 5, 6, 7)] * 2
-    assert [
-        option(start.processes[0].argv, "--master-port") for start in (first, second.spec)
-    ] == ["29501", "29502"]
+    assert [option(start.processes[0].argv, "--master-port") for start in (first, second.spec)] == [
+        "29501",
+        "29502",
+    ]
     assert judged(second, "room") == []
 
 
 def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
     """A node in between that is too small is left out."""
     inventory = uneven(2, 1, 2)
-    wanted = planned(
+    start = planned(
         ClusterSnapshot(site=Site(inventory)),
         request("mp", tp=2, pp=2, inventory=inventory),
         inventory,
     )
 
-    assert any("ranks expected 2 on n1, 2 on n3" in note for note in wanted.plan.notes)
-    assert [each.node for each in wanted.spec.processes] == ["n1", "n3"]
+    assert any("ranks expected 2 on n1, 2 on n3" in note for note in start.plan.notes)
+    assert [process.node for process in start.spec.processes] == ["n1", "n3"]
 
 
 def test_the_model_is_asked_for_in_the_running_containers() -> None:
     """They have the mounts; where none runs, nobody is asked."""
-    there = seen()
-    stopped = {**there.site.facts, "n2": HostFacts(images=there.site.facts["n2"].images)}
+    snapshot = seen()
+    stopped = {**snapshot.site.facts, "n2": HostFacts(images=snapshot.site.facts["n2"].images)}
 
-    assert [each.argv[:3] for each in query_scans(Site(INVENTORY, stopped), "/m")] == [
+    assert [command.argv[:3] for command in query_scans(Site(INVENTORY, stopped), "/m")] == [
         ("docker", "exec", "vlaunch-c-n1")
     ]
 

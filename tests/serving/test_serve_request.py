@@ -7,17 +7,20 @@ from tests.served import request
 
 def test_places_make_another_server() -> None:
     """So does what it is told to keep to, though it would be placed there anyway."""
-    digests = {request("mp", **more).digest for more in ({}, {"nodes": ("n1", "n2")}, {"gpus": 8})}
+    digests = {
+        request("mp", **overrides).digest
+        for overrides in ({}, {"nodes": ("n1", "n2")}, {"gpus": 8})
+    }
 
     assert len(digests) == 3
 
 
 def test_variables_make_another_server() -> None:
     """They are asked for again by a later run; without any, nothing is different."""
-    plain, given = request("mp"), request("mp", env={"B": "1", "A": "2"})
+    plain, with_env = request("mp"), request("mp", env={"B": "1", "A": "2"})
 
     assert plain.digest == request("mp", env={}).digest
-    assert given.digest == request("mp", env={"A": "2", "B": "1"}).digest
-    assert given.digest not in (plain.digest, request("mp", env={"A": "2", "B": "2"}).digest)
-    assert given.original_spec["env"] == {"A": "2", "B": "1"}
+    assert with_env.digest == request("mp", env={"A": "2", "B": "1"}).digest
+    assert with_env.digest not in (plain.digest, request("mp", env={"A": "2", "B": "2"}).digest)
+    assert with_env.original_spec["env"] == {"A": "2", "B": "1"}
     assert "env" not in plain.original_spec

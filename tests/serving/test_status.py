@@ -31,35 +31,35 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "ray"
 
 def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     """Every node in Ray with its GPUs; no server yet."""
-    seen = look(world)
+    report = look(world)
 
-    assert seen.whole
+    assert report.whole
     assert [
-        (each.node, each.role, each.container, each.ray, each.agent, each.gpus, each.drift)
-        for each in seen.nodes
+        (node.node, node.role, node.container, node.ray, node.agent, node.gpus, node.drift)
+        for node in report.nodes
     ] == [
         ("gpu01", "head", "running", "alive", "connected", "8/8", ()),
         ("gpu02", "worker", "running", "alive", "connected", "8/8", ()),
     ]
-    assert (seen.servers, seen.endpoint) == ((), "http://10.0.0.11:8000/v1")
-    assert seen.as_json()["server"] == {"state": "none"}
+    assert (report.servers, report.endpoint) == ((), "http://10.0.0.11:8000/v1")
+    assert report.as_json()["server"] == {"state": "none"}
 
 
 def test_certificates_that_end_soon_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster is whole all the same."""
     assert look(world).certificates == ""
     monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
-    seen = look(world)
+    report = look(world)
 
-    assert seen.certificates.endswith("; run `vlaunch up` to renew them")
-    assert (seen.as_json()["certificates"], seen.whole) == (seen.certificates, True)
+    assert report.certificates.endswith("; run `vlaunch up` to renew them")
+    assert (report.as_json()["certificates"], report.whole) == (report.certificates, True)
 
 
 def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is
     asked to knock.
     """
-    asked = status.query_head(
+    commands = status.query_head(
         Site(
             world.inventory,
             probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image]),
@@ -67,11 +67,11 @@ def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
     )
     address = f"10.0.0.12:{world.inventory.ports.node_manager}"
     world.said["jobs"]["unreachable"] = [address]
-    seen = look(world)
+    report = look(world)
 
-    assert address in asked[0].argv[-1]
-    assert [each.ray for each in seen.nodes] == ["alive", "dead"]
-    assert not seen.whole
+    assert address in commands[0].argv[-1]
+    assert [node.ray for node in report.nodes] == ["alive", "dead"]
+    assert not report.whole
 
 
 def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
@@ -79,11 +79,11 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     inventory = dataclasses.replace(
         world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1")
     )
-    wanted = kept.wanted(node="gpu02", backend="mp", port=9000)
+    spec = kept.wanted(node="gpu02", backend="mp", port=9000)
 
-    assert serve(world, kept.seen(), wanted=wanted).endpoint == "http://10.0.0.12:9000/v1"
+    assert serve(world, kept.seen(), wanted=spec).endpoint == "http://10.0.0.12:9000/v1"
     assert (
-        serve(world, kept.seen(), wanted=dataclasses.replace(wanted, host="fd00::1")).endpoint
+        serve(world, kept.seen(), wanted=dataclasses.replace(spec, host="fd00::1")).endpoint
         == "http://[fd00::1]:9000/v1"
     )
     jobs(world)
@@ -93,13 +93,13 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
 def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     """And nobody is asked about a server."""
     world = World(load())
-    seen = look(world)
+    report = look(world)
 
-    assert not seen.whole
-    assert [(each.container, each.ray, each.gpus) for each in seen.nodes] == [
+    assert not report.whole
+    assert [(node.container, node.ray, node.gpus) for node in report.nodes] == [
         ("absent", "absent", "-/8")
     ] * 2
-    assert seen.servers == ()
+    assert report.servers == ()
     assert (
         status.query_head(
             Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
@@ -112,9 +112,9 @@ def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
     """Though its container runs."""
     world.machines["gpu02"].joins = False
     jobs(world)
-    seen = look(world)
+    report = look(world)
 
-    assert (seen.nodes[1].container, seen.nodes[1].ray, seen.nodes[1].gpus, seen.whole) == (
+    assert (report.nodes[1].container, report.nodes[1].ray, report.nodes[1].gpus, report.whole) == (
         "running",
         "absent",
         "-/8",
@@ -125,66 +125,66 @@ def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
 def test_a_container_that_has_ended_is_seen(world: World) -> None:
     """With Docker's word."""
     world.stop("gpu02")
-    seen = look(world)
+    report = look(world)
 
-    assert (seen.nodes[1].container, seen.whole) == ("exited", False)
+    assert (report.nodes[1].container, report.whole) == ("exited", False)
 
 
 def test_a_container_with_every_right_is_named(world: World) -> None:
     """As it runs, whatever the inventory says of it by now."""
     world.container("gpu02")["HostConfig"]["Privileged"] = True
-    seen = look(world)
+    report = look(world)
 
-    assert [each.privileged for each in seen.nodes] == [False, True]
-    assert seen.nodes[1].drift == ()
+    assert [node.privileged for node in report.nodes] == [False, True]
+    assert report.nodes[1].drift == ()
 
 
 def test_the_size_of_what_engines_compiled_is_told(world: World) -> None:
     """Where somebody asked, and there is some."""
     world.machines["gpu02"].compiled = "ext4\n2048"
 
-    assert [each.compiled for each in look(world).nodes] == [None, 2 << 20]
+    assert [node.compiled for node in look(world).nodes] == [None, 2 << 20]
 
 
 def test_a_node_that_cannot_be_reached_is_unknown_and_says_why(world: World) -> None:
     """Its container is not called absent."""
-    seen = look(world, "gpu02")
+    report = look(world, "gpu02")
 
-    assert (seen.nodes[1].container, seen.nodes[1].trouble, seen.whole) == (
+    assert (report.nodes[1].container, report.nodes[1].trouble, report.whole) == (
         "unknown",
         "gpu02: no route",
         False,
     )
-    assert seen.nodes[0].ray == "alive"
+    assert report.nodes[0].ray == "alive"
 
 
 def test_without_the_head_the_server_is_unknown(world: World) -> None:
     """Not `none`."""
-    seen = look(world, "gpu01")
+    report = look(world, "gpu01")
 
-    assert ([each.state for each in seen.servers], seen.nodes[1].container) == (
+    assert ([server.state for server in report.servers], report.nodes[1].container) == (
         ["unknown"],
         "running",
     )
-    assert not seen.whole
+    assert not report.whole
 
 
 def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
     """And the node is not whole."""
     world.machines["gpu02"].docker_error = "permission denied"
     world.machines["gpu02"].containers.clear()
-    seen = look(world)
+    report = look(world)
 
-    assert (seen.nodes[1].trouble, seen.whole) == ("permission denied", False)
+    assert (report.nodes[1].trouble, report.whole) == ("permission denied", False)
 
 
 @pytest.mark.parametrize("members", [{"gpu02": 75.0}, {"gpu02": None}])
 def test_a_node_whose_agent_is_lost_is_not_whole(world: World, members: dict[str, float]) -> None:
     """No server can be started there, though its container runs."""
     world.said["jobs"]["members"] |= members
-    seen = look(world)
+    report = look(world)
 
-    assert ([each.agent for each in seen.nodes], seen.whole) == (["connected", "lost"], False)
+    assert ([node.agent for node in report.nodes], report.whole) == (["connected", "lost"], False)
 
 
 def test_without_ray_agents_make_a_cluster(load: Load) -> None:
@@ -192,14 +192,14 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     world = World(load("ray: none"))
     case.bring_up(world.inventory, world, SECRETS)
     world.said["servers"] = kept.said()
-    seen = look(world)
-    asked, _ = status.query_head(
+    report = look(world)
+    commands, _ = status.query_head(
         Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
     )
 
-    assert [(each.ray, each.gpus, each.drift) for each in seen.nodes] == [("-", "8", ())] * 2
-    assert seen.whole
-    assert ("dashboard" in asked.argv[-1], "peers" in asked.argv[-1]) == (False, False)
+    assert [(node.ray, node.gpus, node.drift) for node in report.nodes] == [("-", "8", ())] * 2
+    assert report.whole
+    assert ("dashboard" in commands.argv[-1], "peers" in commands.argv[-1]) == (False, False)
     world.said["servers"]["members"]["gpu02"] = 75.0
     assert not look(world).whole
 
@@ -212,7 +212,7 @@ def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> N
         kept.one(None, kept.seen("b", state="stopped")),
     )
 
-    assert [(each.name, each.state, each.model) for each in look(world).servers] == [
+    assert [(server.name, server.state, server.model) for server in look(world).servers] == [
         ("a", "stopping", "org/m")
     ]
 
@@ -264,9 +264,9 @@ def test_a_server_is_as_its_keeper_says(world: World) -> None:
 def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool) -> None:
     """What the keeper is sure of, and what nobody knows."""
     jobs(world, kept.one(kept.wanted(), kept.seen(verdict=verdict, reason="so it is")))
-    seen = look(world)
+    report = look(world)
 
-    assert (seen.whole, seen.servers[0].detail) == (whole, "so it is")
+    assert (report.whole, report.servers[0].detail) == (whole, "so it is")
 
 
 def test_a_server_that_no_keeper_has_seen_yet(world: World) -> None:
@@ -286,15 +286,15 @@ def test_several_servers_are_judged_apart(world: World) -> None:
         kept.one(kept.wanted("chat"), kept.seen("chat", verdict="suspect")),
         kept.one(kept.wanted("embed"), kept.seen("embed")),
     )
-    seen = look(world)
+    report = look(world)
 
-    assert [(each.name, each.state) for each in seen.servers] == [
+    assert [(server.name, server.state) for server in report.servers] == [
         ("chat", "suspect"),
         ("embed", "answering"),
     ]
-    said = json.loads(json.dumps(seen.as_json()))
-    assert said["server"] == said["servers"][0]
-    assert said["servers"][1]["observed"]["state"] == "ready"
+    data = json.loads(json.dumps(report.as_json()))
+    assert data["server"] == data["servers"][0]
+    assert data["servers"][1]["observed"]["state"] == "ready"
 
 
 def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
@@ -336,18 +336,18 @@ def test_ranks_are_shown_on_their_nodes(world: World) -> None:
     actor = {"name": "vllm_Worker_1_PP1", "state": "ALIVE", "node_id": "gpu02"}
     world.said["jobs"]["actors"] = [actor]
 
-    assert [each.ranks for each in look(world).nodes] == [(), ("PP1",)]
+    assert [node.ranks for node in look(world).nodes] == [(), ("PP1",)]
 
 
 def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
     """Those of the `mp` backend, by their server's name where there are several."""
-    held = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
-    mine = kept.one(kept.wanted("a", backend="mp"), kept.seen("a", ranks=held))
+    ranks = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
+    mine = kept.one(kept.wanted("a", backend="mp"), kept.seen("a", ranks=ranks))
     jobs(world, mine)
-    assert [each.ranks for each in look(world).nodes] == [("TP0 PP0",), ("TP0 PP1",)]
+    assert [node.ranks for node in look(world).nodes] == [("TP0 PP0",), ("TP0 PP1",)]
 
-    jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=held)))
-    assert [each.ranks for each in look(world).nodes] == [
+    jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=ranks)))
+    assert [node.ranks for node in look(world).nodes] == [
         ("a: TP0 PP0", "b: TP0 PP0"),
         ("a: TP0 PP1", "b: TP0 PP1"),
     ]
@@ -364,22 +364,24 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
         **json.loads((FIXTURES / "head-jobs.json").read_text()),
         **kept.said(node1=0.1, node2=0.1),
     }
-    seen = look(world)
+    report = look(world)
 
-    assert [(each.ray, each.gpus) for each in seen.nodes] == [("alive", "1/1"), ("alive", "1/1")]
-    assert seen.servers == ()
+    assert [(node.ray, node.gpus) for node in report.nodes] == [("alive", "1/1"), ("alive", "1/1")]
+    assert report.servers == ()
 
 
-@pytest.mark.parametrize("said", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
-def test_a_head_that_gives_no_answer_leaves_the_server_unknown(said: str, world: World) -> None:
+@pytest.mark.parametrize("out", ["", "Traceback", "[]", '{"error": "Connection refused"}'])
+def test_a_head_that_gives_no_answer_leaves_the_server_unknown(out: str, world: World) -> None:
     """And nothing is made up about the nodes in Ray."""
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    heard = try_payload(Answer(node="gpu01", code=1, out=said))
-    seen = status.build_status(ClusterSnapshot(site=Site(world.inventory, facts), payload=heard), {})
+    payload = try_payload(Answer(node="gpu01", code=1, out=out))
+    report = status.build_status(
+        ClusterSnapshot(site=Site(world.inventory, facts), payload=payload), {}
+    )
 
-    assert [each.state for each in seen.servers] == ["unknown"]
-    assert [each.ray for each in seen.nodes] == ["absent", "absent"]
-    assert not seen.whole
+    assert [server.state for server in report.servers] == ["unknown"]
+    assert [server.ray for server in report.nodes] == ["absent", "absent"]
+    assert not report.whole
 
 
 def test_a_table_of_another_shape_is_unreadable(world: World) -> None:
@@ -400,12 +402,12 @@ PROOF = {
 }
 
 
-def proof(world: World, **more: Any) -> None:
+def proof(world: World, **overrides: Any) -> None:
     """Keep a verdict on the network between the containers that run now."""
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
-    here = verdict.incarnation(Site(world.inventory, facts))
+    incarnation = verdict.incarnation(Site(world.inventory, facts))
     world.machines["gpu01"].files["network.json"] = json.dumps(
-        {**PROOF, "incarnation": here, **more}
+        {**PROOF, "incarnation": incarnation, **overrides}
     ).encode()
 
 
@@ -436,7 +438,7 @@ def test_the_network_is_proven_for_containers_whatever_serves_in_them(
 
 def test_whole_says_every_part(world: World) -> None:
     """One thing wrong with one node is enough."""
-    seen = look(world)
+    report = look(world)
     spoiled: list[dict[str, Any]] = [
         {"container": "exited"},
         {"ray": "dead"},
@@ -448,7 +450,7 @@ def test_whole_says_every_part(world: World) -> None:
 
     assert not any(
         dataclasses.replace(
-            seen, nodes=(seen.nodes[0], dataclasses.replace(seen.nodes[1], **each))
+            report, nodes=(report.nodes[0], dataclasses.replace(report.nodes[1], **case))
         ).whole
-        for each in spoiled
+        for case in spoiled
     )

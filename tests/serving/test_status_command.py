@@ -44,12 +44,12 @@ def test_nothing_there_is_exit_code_1(cluster: Cluster) -> None:
 
 def test_json_says_all_that_the_table_does(up: Cluster) -> None:
     """And whether it is whole."""
-    said = json.loads(up.run("status", "--json").out)
+    data = json.loads(up.run("status", "--json").out)
 
-    assert said["whole"] is True
-    assert [node["node"] for node in said["nodes"]] == ["gpu01", "gpu02"]
-    assert (said["server"], said["servers"]) == ({"state": "none"}, [])
-    assert said["endpoint"] == "http://10.0.0.11:8000/v1"
+    assert data["whole"] is True
+    assert [node["node"] for node in data["nodes"]] == ["gpu01", "gpu02"]
+    assert (data["server"], data["servers"]) == ({"state": "none"}, [])
+    assert data["endpoint"] == "http://10.0.0.11:8000/v1"
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
     assert "server embed: busy  org/m (ray on gpu[01-02])  http://10.0.0.11:8000/v1" in ran.out
     assert ran.out.count("busy: 8 running, 892 waiting, 310 tokens/s") == 2
     assert [
-        each["name"] for each in json.loads(serving.run("status", "--json").out)["servers"]
+        server["name"] for server in json.loads(serving.run("status", "--json").out)["servers"]
     ] == ["chat", "embed"]
 
 
@@ -166,7 +166,13 @@ def test_watching_tries_a_missing_node_again(
 
     def sleep(_: float) -> None:
         looks.append(
-            len([each for each in up.commands if each.argv[3] == "probe" and each.node == "gpu02"])
+            len(
+                [
+                    command
+                    for command in up.commands
+                    if command.argv[3] == "probe" and command.node == "gpu02"
+                ]
+            )
         )
         up.missing.clear()
         if len(looks) == 2:

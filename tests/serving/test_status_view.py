@@ -87,7 +87,7 @@ AGAIN = kept.seen(
 )
 
 
-def told(state: str, **more: Any) -> ServerStatus:
+def told(state: str, **fields: Any) -> ServerStatus:
     """Return a server of one node, with what the terminal is to show of it."""
     return ServerStatus(
         **{
@@ -96,7 +96,7 @@ def told(state: str, **more: Any) -> ServerStatus:
             "backend": "ray",
             "model": "m",
             "nodes": ("gpu01",),
-            **more,
+            **fields,
         }
     )
 
@@ -225,8 +225,8 @@ def test_what_engines_compiled_is_told_with_its_size() -> None:
 
 def test_models_that_are_not_finished_are_named() -> None:
     """With what goes on with them, nodes of which it is true together."""
-    begun = UnfinishedModel(kind="copy", model="org/m", bytes=5 << 20)
-    nodes = tuple(replace(node, unfinished=(begun,)) for node in NODES[:2])
+    unfinished = UnfinishedModel(kind="copy", model="org/m", bytes=5 << 20)
+    nodes = tuple(replace(node, unfinished=(unfinished,)) for node in NODES[:2])
 
     assert "  gpu[01-02]: a copy of org/m is not finished, 5 MiB so far: `vlaunch model" in drawn(
         200, nodes=nodes

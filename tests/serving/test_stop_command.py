@@ -23,21 +23,21 @@ def served(cluster: Cluster) -> Cluster:
 
 
 def names(cluster: Cluster) -> list[str]:
-    return [each["name"] for each in cluster.world.servers()]
+    return [server["name"] for server in cluster.world.servers()]
 
 
 def test_the_only_server_need_not_be_named(served: Cluster) -> None:
     """With several, they are listed, and nothing is touched."""
     both = served.run("stop")
     served.unwant("chat")
-    one = served.run("stop", "--json")
+    ran = served.run("stop", "--json")
 
     assert both.code == 2
     assert "2 servers are there: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
     assert "`vlaunch stop --all`" in both.err
-    assert (one.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
-    assert one.events[-1]["text"] == "stopped org/a (server `default`)"
-    assert one.events[-1]["data"] == {"stopped": ["default"], "forgotten": []}
+    assert (ran.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
+    assert ran.events[-1]["text"] == "stopped org/a (server `default`)"
+    assert ran.events[-1]["data"] == {"stopped": ["default"], "forgotten": []}
 
 
 def test_one_of_several_is_stopped_by_its_name(served: Cluster) -> None:
@@ -66,13 +66,13 @@ def test_a_name_that_nothing_has(served: Cluster) -> None:
 
 def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
     """What it still is, is said; the same command waits again."""
-    left = {**served.world.servers()[0], "desired": None}
-    left["observed"] = {
-        **left["observed"],
+    stopping = {**served.world.servers()[0], "desired": None}
+    stopping["observed"] = {
+        **stopping["observed"],
         "state": "stopping",
         "doing": "its ranks have had 10 s to end",
     }
-    report = {"servers": [left], "members": {}, "agent": 1.0}
+    report = {"servers": [stopping], "members": {}, "agent": 1.0}
     served.world.said |= {"servers": report, "jobs": {"jobs": [], **report}}
     ran = served.run("stop", "chat")
 
@@ -80,8 +80,10 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
     assert "server `chat` is stopping: its ranks have had 10 s to end" in ran.err
 
 
-@pytest.mark.parametrize(("state", "said"), [("failed", "had failed"), ("gave-up", "had given up")])
-def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "message"), [("failed", "had failed"), ("gave-up", "had given up")]
+)
+def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, message: str) -> None:
     """Whoever stops it has seen that it is dead: `status` is red no longer."""
     files = served.world.machines["gpu01"].files
     files["server/chat/observed.json"] = files["server/chat/history.json"] = b"{}"
@@ -91,7 +93,7 @@ def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, said: s
     assert (ran.code, names(served)) == (0, ["default"])
     assert "server/chat/observed.json" not in files
     assert "server/chat/history.json" in files
-    assert f"forgot server `chat`, which {said}" in ran.err
+    assert f"forgot server `chat`, which {message}" in ran.err
 
 
 def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: Cluster) -> None:

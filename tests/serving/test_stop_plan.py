@@ -22,25 +22,25 @@ from tests.served import INVENTORY, container, desired, kept, request, seen
 FOLDER = "/root/.vlaunch/c/server"
 
 
-def stopped(*found: Mapping[str, Any], grace: float = 15) -> Gate:
+def stopped(*rows: Mapping[str, Any], grace: float = 15) -> Gate:
     """Return the gate of a plan that stops some servers."""
-    there = servers.parse_servers({"servers": list(found)}).servers
-    (stage,) = plan_stop(seen().site, there, grace).stages
+    listed = servers.parse_servers({"servers": list(rows)}).servers
+    (stage,) = plan_stop(seen().site, listed, grace).stages
     (gate,) = stage.gates
     return gate
 
 
 def judged(
     gate: Gate,
-    kept_now: Mapping[str, Any] | None,
+    current: Mapping[str, Any] | None,
     *ports: int,
     ray: Mapping[str, Any] | None = None,
 ) -> Finding:
     """Judge the head's answers: its servers with Ray's tables, and whether each port is open (0
     as `docker exec` ends).
     """
-    report = {"error": "timed out"} if kept_now is None else {**kept_now, **(ray or {})}
-    answers = [Answer(node="n1", code=1 if kept_now is None else 0, out=json.dumps(report))]
+    report = {"error": "timed out"} if current is None else {**current, **(ray or {})}
+    answers = [Answer(node="n1", code=1 if current is None else 0, out=json.dumps(report))]
     answers += [Answer(node="n1", code=code) for code in ports]
     (finding,) = gate.judge({"n1": answers})
     return finding
@@ -50,8 +50,8 @@ def test_a_server_is_wanted_no_more() -> None:
     """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
     for.
     """
-    there = servers.parse_servers({"servers": [kept(request())]}).servers
-    (stage,) = plan_stop(seen().site, there, 15).stages
+    listed = servers.parse_servers({"servers": [kept(request())]}).servers
+    (stage,) = plan_stop(seen().site, listed, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
 
     assert (step.command.node, step.command.argv) == (
@@ -88,9 +88,11 @@ def test_it_is_gone_when_nothing_of_it_is_left() -> None:
 def test_the_port_of_every_endpoint_is_waited_for() -> None:
     """Asked from the head, each at its node's address."""
     gate = stopped(kept(request("mp", dp=2, pp=None, args=("-dph",))))
-    probes = [command for command in gate.queries if "python3" in command.argv and "-c" in command.argv]
+    probes = [
+        command for command in gate.queries if "python3" in command.argv and "-c" in command.argv
+    ]
 
-    assert [("10.0.0.2" in each.argv[-1], each.node) for each in probes] == [
+    assert [("10.0.0.2" in probe.argv[-1], probe.node) for probe in probes] == [
         (False, "n1"),
         (True, "n1"),
     ]
@@ -101,11 +103,11 @@ def test_the_port_of_every_endpoint_is_waited_for() -> None:
 def test_what_others_hold_is_not_waited_for() -> None:
     """A server beside it, and batch jobs."""
     other = desired(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
-    left, groups = {"servers": [kept(other)]}, table(group(4, ip="10.0.0.1"))
+    current, groups = {"servers": [kept(other)]}, table(group(4, ip="10.0.0.1"))
     batch = {"submission_id": "b-1", "status": "RUNNING"}
 
     assert (
-        judged(stopped(kept(request())), left, 1, ray={"jobs": [], "groups": groups}).status
+        judged(stopped(kept(request())), current, 1, ray={"jobs": [], "groups": groups}).status
         == "pass"
     )
     assert (
@@ -138,7 +140,7 @@ def test_what_is_over_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alive", "ports", "said", "others", "text"),
+    ("alive", "ports", "payload", "others", "text"),
     [
         ([], [], None, 0, ""),
         ([], [], {"jobs": []}, 0, ""),
@@ -157,11 +159,11 @@ def test_what_is_over_is_forgotten() -> None:
     ],
 )
 def test_what_is_left_of_a_server(
-    alive: list[str], ports: list[str], said: Any, others: float, text: str
+    alive: list[str], ports: list[str], payload: Any, others: float, text: str
 ) -> None:
     """Down means gone: what is left is waited for, but for what others hold; absence is observed,
     never assumed.
     """
-    (found,) = judge_stopped(alive, ports, said, others)
+    (finding,) = judge_stopped(alive, ports, payload, others)
 
-    assert (found.status, found.text if text else "") == ("wait" if text else "pass", text)
+    assert (finding.status, finding.text if text else "") == ("wait" if text else "pass", text)

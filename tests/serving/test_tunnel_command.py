@@ -10,7 +10,7 @@ from tests.command_line import INVENTORY, Cluster
 
 
 @pytest.mark.parametrize(
-    ("more", "words", "forward"),
+    ("inventory", "words", "forward"),
     [
         ("", [], ("gpu01", "127.0.0.1", 8000, 8000)),
         ("", ["--local-port", "0"], ("gpu01", "127.0.0.1", 8000, 0)),
@@ -20,11 +20,11 @@ from tests.command_line import INVENTORY, Cluster
     ],
 )
 def test_the_port_of_the_head_is_forwarded(
-    more: str, words: list[str], forward: tuple[object, ...], cluster: Cluster
+    inventory: str, args: list[str], forward: tuple[object, ...], cluster: Cluster
 ) -> None:
     """Where the API listens; its address here is the one line of standard output."""
-    cluster.write(f"{INVENTORY}{more}\n")
-    ran = cluster.run("tunnel", *words)
+    cluster.write(f"{INVENTORY}{inventory}\n")
+    ran = cluster.run("tunnel", *args)
 
     assert (ran.code, cluster.forwards) == (0, [forward])
     assert ran.out == f"http://127.0.0.1:{forward[3] or 45678}\n"
@@ -60,17 +60,17 @@ def test_each_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("inventory", "words"),
     [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])],
     ids=["both", "no Ray"],
 )
 def test_a_dashboard_that_is_none_is_a_usage_error(
-    more: str, words: list[str], cluster: Cluster
+    inventory: str, args: list[str], cluster: Cluster
 ) -> None:
     """Nothing is reached."""
-    cluster.write(f"{INVENTORY}{more}\n")
+    cluster.write(f"{INVENTORY}{inventory}\n")
 
-    assert (cluster.run("tunnel", *words).code, cluster.asked) == (2, [])
+    assert (cluster.run("tunnel", *args).code, cluster.asked) == (2, [])
 
 
 def test_a_port_that_is_none_is_a_usage_error(cluster: Cluster) -> None:

@@ -28,33 +28,35 @@ from tests.served import (
 
 def test_a_ray_server() -> None:
     """One process on the head, with all that the keeper and a rollback need."""
-    asked = request(args=("--gpu-memory-utilization=0.5",))
-    wanted = desired(asked, there=seen(), policy=Policy(start_timeout=7200.0))
-    (process,) = wanted.processes
+    candidate = request(args=("--gpu-memory-utilization=0.5",))
+    spec = desired(candidate, there=seen(), policy=Policy(start_timeout=7200.0))
+    (process,) = spec.processes
 
     assert (process.node, process.argv, process.gpus, process.replicas) == (
         "n1",
-        asked.build_command(("--cpu-distributed-timeout-seconds", "7200")),
+        candidate.build_command(("--cpu-distributed-timeout-seconds", "7200")),
         None,
         (0, 1),
     )
     assert process.env["VLLM_ENGINE_READY_TIMEOUT_S"] == "7200"
-    assert process.env["NCCL_DEBUG_FILE"] == f"/tmp/vlaunch-nccl.default-{asked.digest}.%h.%p.log"
-    assert (wanted.places, wanted.tp, wanted.replicas, wanted.memory_share) == (
+    assert (
+        process.env["NCCL_DEBUG_FILE"] == f"/tmp/vlaunch-nccl.default-{candidate.digest}.%h.%p.log"
+    )
+    assert (spec.places, spec.tp, spec.replicas, spec.memory_share) == (
         {"n1": 8, "n2": 8},
         8,
         1,
         0.5,
     )
-    assert (wanted.visible, wanted.image, wanted.asked, wanted.api_node) == (
+    assert (spec.visible, spec.image, spec.asked, spec.api_node) == (
         "CUDA_VISIBLE_DEVICES",
         "1",
         7.0,
         "n1",
     )
-    assert wanted.addresses == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
-    assert wanted.ray is not None
-    assert (wanted.ray.gpus, wanted.ray.reserve, wanted.ray.dashboard) == (16, False, 8265)
+    assert spec.addresses == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    assert spec.ray is not None
+    assert (spec.ray.gpus, spec.ray.reserve, spec.ray.dashboard) == (16, False, 8265)
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
@@ -72,13 +74,13 @@ def test_ranks_wait_for_one_another_as_long_as_a_start_may_take(
     """Where that is longer than Gloo waits, unless the arguments say how long; the server stays the
     same one.
     """
-    asked = request(backend, args=args)
-    wanted = desired(asked, policy=Policy(start_timeout=timeout))
+    candidate = request(backend, args=args)
+    spec = desired(candidate, policy=Policy(start_timeout=timeout))
 
-    for process in wanted.processes:
+    for process in spec.processes:
         own = process.argv[process.argv.index("--tensor-parallel-size") :]
         assert vllm.option_values(own, "--cpu-distributed-timeout-seconds") == seconds
-    assert wanted.id == asked.digest
+    assert spec.id == candidate.digest
 
 
 def test_one_node_waits_for_nobody() -> None:
@@ -92,35 +94,35 @@ def test_one_node_waits_for_nobody() -> None:
 def test_variables_of_a_request() -> None:
     """Each process has them; what vlaunch sets itself, and what the inventory sets, stays."""
     env = {"A": "1", "NCCL_DEBUG": "TRACE"}
-    one, two = desired(request("mp", env=env)).processes
+    first, two = desired(request("mp", env=env)).processes
 
-    assert (one.env["A"], two.env["A"], one.env["NCCL_DEBUG"]) == ("1", "1", "INFO")
+    assert (first.env["A"], two.env["A"], first.env["NCCL_DEBUG"]) == ("1", "1", "INFO")
 
 
 def test_an_mp_server() -> None:
     """One process a node with its rank, and no API but on the first; with Ray, its GPUs are set
     aside there.
     """
-    wanted = desired(request("mp"))
-    one, two = (process.argv for process in wanted.processes)
+    spec = desired(request("mp"))
+    first, two = (process.argv for process in spec.processes)
 
-    assert [process.node for process in wanted.processes] == ["n1", "n2"]
-    assert [option(argv, "--node-rank") for argv in (one, two)] == ["0", "1"]
+    assert [process.node for process in spec.processes] == ["n1", "n2"]
+    assert [option(argv, "--node-rank") for argv in (first, two)] == ["0", "1"]
     assert {
-        option(argv, "--master-addr") + ":" + option(argv, "--master-port") for argv in (one, two)
+        option(argv, "--master-addr") + ":" + option(argv, "--master-port") for argv in (first, two)
     } == {"10.0.0.1:29501"}
-    assert ("--headless" in one, "--headless" in two) == (False, True)
-    assert wanted.ray is not None
-    assert (wanted.ray.reserve, desired(request("mp"), BARE).ray) == (True, None)
+    assert ("--headless" in first, "--headless" in two) == (False, True)
+    assert spec.ray is not None
+    assert (spec.ray.reserve, desired(request("mp"), BARE).ray) == (True, None)
 
 
 def test_a_server_on_cpus() -> None:
     """No variable hides GPUs, nobody looks at their memory, and NCCL has no log."""
     cpu = replace(INVENTORY, accelerator="cpu")
-    wanted = desired(request(inventory=cpu), cpu)
+    spec = desired(request(inventory=cpu), cpu)
 
-    assert (wanted.visible, wanted.memory_share) == ("", None)
-    assert list(wanted.processes[0].env) == ["VLLM_ENGINE_READY_TIMEOUT_S"]
+    assert (spec.visible, spec.memory_share) == ("", None)
+    assert list(spec.processes[0].env) == ["VLLM_ENGINE_READY_TIMEOUT_S"]
 
 
 def test_what_the_user_sets_stays() -> None:
@@ -139,41 +141,41 @@ def test_what_the_user_sets_stays() -> None:
 
 def test_replicas_of_mp() -> None:
     """Each node runs its own, numbered on from the first's, which alone has an API."""
-    wanted = desired(request("mp", tp=4, pp=None, dp=4))
-    one, two = (process.argv for process in wanted.processes)
+    spec = desired(request("mp", tp=4, pp=None, dp=4))
+    first, two = (process.argv for process in spec.processes)
 
-    assert [process.replicas for process in wanted.processes] == [(0, 2), (2, 2)]
-    for argv in (one, two):
+    assert [process.replicas for process in spec.processes] == [(0, 2), (2, 2)]
+    for argv in (first, two):
         assert option(argv, "--data-parallel-size") == "4"
         assert option(argv, "--data-parallel-size-local") == "2"
         assert option(argv, "--data-parallel-address") == "10.0.0.1"
         assert option(argv, "--data-parallel-rpc-port") == "29550"
         assert "--nnodes" not in argv
-    assert ("--headless" in one, option(one, "--data-parallel-start-rank")) == (False, "")
+    assert ("--headless" in first, option(first, "--data-parallel-start-rank")) == (False, "")
     assert ("--headless" in two, option(two, "--data-parallel-start-rank")) == (True, "2")
 
 
 def test_replicas_of_mp_behind_an_endpoint_of_each_node() -> None:
     """None is headless; each keeps vLLM's own word, and knows where its numbers begin."""
     hybrid = "--data-parallel-hybrid-lb"
-    wanted = desired(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
-    one, two = (process.argv for process in wanted.processes)
+    spec = desired(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
+    first, two = (process.argv for process in spec.processes)
 
-    assert [each.node for each in wanted.apis] == ["n1", "n2"]
-    for argv in (one, two):
+    assert [api.node for api in spec.apis] == ["n1", "n2"]
+    for argv in (first, two):
         assert (hybrid in argv, "--headless" in argv) == (True, False)
         assert option(argv, "--data-parallel-size-local") == "2"
         assert option(argv, "--data-parallel-address") == "10.0.0.1"
-    assert (option(one, "--data-parallel-start-rank"), wanted.id) != ("2", desired(chat()).id)
+    assert (option(first, "--data-parallel-start-rank"), spec.id) != ("2", desired(chat()).id)
     assert option(two, "--data-parallel-start-rank") == "2"
 
 
 def test_replicas_of_mp_that_are_told_their_numbers() -> None:
     """vLLM takes a start for hybrid load balancing, and refuses the two together."""
     external = "--data-parallel-external-lb"
-    wanted = desired(request("mp", tp=8, pp=None, dp=2, args=(external,)))
+    spec = desired(request("mp", tp=8, pp=None, dp=2, args=(external,)))
 
-    for number, process in enumerate(wanted.processes):
+    for number, process in enumerate(spec.processes):
         assert option(process.argv, "--data-parallel-rank") == str(number)
         assert "--data-parallel-start-rank" not in process.argv
         assert process.replicas == (number, 1)
@@ -182,9 +184,9 @@ def test_replicas_of_mp_that_are_told_their_numbers() -> None:
 def test_uneven_nodes_hold_what_they_can() -> None:
     """The first node's share begins at nothing, the next where it ends."""
     inventory = uneven(4, 2, 8)
-    wanted = desired(request("mp", tp=2, pp=None, dp=7, inventory=inventory), inventory)
+    spec = desired(request("mp", tp=2, pp=None, dp=7, inventory=inventory), inventory)
 
-    assert [(each.node, each.replicas) for each in wanted.processes] == [
+    assert [(process.node, process.replicas) for process in spec.processes] == [
         ("n1", (0, 2)),
         ("n3", (2, 4)),
         ("n2", (6, 1)),
@@ -198,8 +200,8 @@ def test_uneven_nodes_hold_what_they_can() -> None:
 def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: str) -> None:
     """One process on the head; where the replicas belong is in its environment."""
     inventory = uneven(*gpus)
-    wanted = desired(request(tp=None, pp=None, dp=dp, inventory=inventory), inventory)
-    (process,) = wanted.processes
+    spec = desired(request(tp=None, pp=None, dp=dp, inventory=inventory), inventory)
+    (process,) = spec.processes
 
     assert (option(process.argv, "--data-parallel-size"), process.replicas) == (str(dp), (0, dp))
     assert option(process.argv, "--data-parallel-backend") == "ray"
@@ -214,7 +216,9 @@ def test_where_ray_hands_out_gpus_nobody_else_numbers_them() -> None:
     """The keeper learns them from Ray; all GPUs of a node need no numbers."""
     assert [process.gpus for process in desired(chat()).processes] == [None]
     assert [
-        found.partial for asked in (chat(), chat(tp=8), request()) if (found := desired(asked).ray)
+        ray.partial
+        for candidate in (chat(), chat(tp=8), request())
+        if (ray := desired(candidate).ray)
     ] == [True, False, False]
     assert [process.gpus for process in desired(chat(tp=8), BARE).processes] == [None]
     assert [process.gpus for process in desired(chat(), BARE).processes] == [(0, 1, 2, 3)]
@@ -236,45 +240,45 @@ def test_gpus_that_others_hold_are_not_taken() -> None:
     ada = GpuProcess(gpu="GPU-2", pid=7, name="python3", memory=70000, user="ada")
     nodes = (replace(NODES[0], gpus=6, gpu_ids=tuple("234567")), NODES[1])
     inventory = replace(BARE, nodes=nodes)
-    there = seen()
-    facts = replace(there.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
-    there = replace(there, site=Site(inventory, {**there.site.facts, "n1": facts}))
+    snapshot = seen()
+    facts = replace(snapshot.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
+    snapshot = replace(snapshot, site=Site(inventory, {**snapshot.site.facts, "n1": facts}))
 
     def taken(tp: int) -> tuple[int, ...] | None:
-        asked = chat(tp=tp, inventory=inventory)
-        return desired(asked, inventory, there=there).processes[0].gpus
+        candidate = chat(tp=tp, inventory=inventory)
+        return desired(candidate, inventory, there=snapshot).processes[0].gpus
 
     assert (taken(4), taken(5)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5))
-    asked = chat(tp=4, inventory=inventory, args=("--gpu-memory-utilization=0.1",))
-    assert desired(asked, inventory, there=there).processes[0].gpus == (0, 1, 2, 3)
+    candidate = chat(tp=4, inventory=inventory, args=("--gpu-memory-utilization=0.1",))
+    assert desired(candidate, inventory, there=snapshot).processes[0].gpus == (0, 1, 2, 3)
 
 
 def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
     """The next one is; it is no part of what makes a server the same."""
-    there = seen()
+    snapshot = seen()
     facts = {
-        **there.site.facts,
-        "n1": replace(there.site.facts["n1"], listening=frozenset({("0.0.0.0", 29501)})),
+        **snapshot.site.facts,
+        "n1": replace(snapshot.site.facts["n1"], listening=frozenset({("0.0.0.0", 29501)})),
     }
-    wanted = desired(request("mp"), there=replace(there, site=Site(INVENTORY, facts)))
+    spec = desired(request("mp"), there=replace(snapshot, site=Site(INVENTORY, facts)))
 
-    assert option(wanted.processes[1].argv, "--master-port") == "29502"
-    assert wanted.id == desired(request("mp")).id
+    assert option(spec.processes[1].argv, "--master-port") == "29502"
+    assert spec.id == desired(request("mp")).id
 
 
 def test_a_server_that_is_stopping_has_no_spec_to_look_at() -> None:
     """Its ports and GPUs are those of the record alone, which the plan does without."""
     other = {**kept(request("mp", name="other", port=8001)), "desired": None}
-    wanted = desired(request("mp"), there=seen(other))
+    spec = desired(request("mp"), there=seen(other))
 
-    assert option(wanted.processes[1].argv, "--master-port") == "29501"
+    assert option(spec.processes[1].argv, "--master-port") == "29501"
 
 
 def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:
     """The head need not be among them."""
-    wanted = desired(request("mp", tp=8, pp=1, nodes=("n2",)))
+    spec = desired(request("mp", tp=8, pp=1, nodes=("n2",)))
 
-    assert (wanted.api_node, wanted.places, [each.node for each in wanted.processes]) == (
+    assert (spec.api_node, spec.places, [process.node for process in spec.processes]) == (
         "n2",
         {"n2": 8},
         ["n2"],

@@ -185,10 +185,10 @@ def follow(
     timeout: float = 600,
     attached: bool = False,
     dp: int = 1,
-    **more: Any,
+    **options: Any,
 ) -> tuple[World, list[Event], ReadyServer]:
     """Watch a server until it has answered; of an error, `events` are what came before."""
-    world = World(list(looks), make_spec(dp, **more))
+    world = World(list(looks), make_spec(dp, **options))
     events: list[Event] = []
     generator = watch_start(
         Site(INVENTORY),
@@ -232,7 +232,7 @@ def waits(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("doing", "told"),
+    ("doing", "message"),
     [
         (
             "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
@@ -242,11 +242,11 @@ def waits(events: list[Event]) -> list[str]:
         ("", "waiting"),
     ],
 )
-def test_what_a_start_waits_for_is_told(doing: str, told: str) -> None:
+def test_what_a_start_waits_for_is_told(doing: str, message: str) -> None:
     """In its keeper's words, with the names of nodes."""
     _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
 
-    assert waits(events)[0] == told
+    assert waits(events)[0] == message
     assert waits(events)[1] == "starting vLLM"
     waiting = [event for event in events if event.kind == "wait"]
     texts = ["", *(event.text for event in waiting)]
@@ -521,10 +521,10 @@ def test_an_engine_that_leaves_no_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "message"),
     [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
 )
-def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
+def test_a_server_that_somebody_stops(head: dict[str, Any], message: str) -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""
     dying = (
         "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
@@ -534,7 +534,7 @@ def test_a_server_that_somebody_stops(head: dict[str, Any], said: str) -> None:
         follow(look(), look(dying), {**look(), "head": head})
 
     assert (stopped.value.evidence, stopped.value.hint) == (
-        said,
+        message,
         "see who stopped it: `vlaunch audit`",
     )
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
@@ -586,7 +586,7 @@ def test_refusals_of_a_dead_engine_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "said"),
+    ("stands", "message"),
     [
         (look("Starting to load model x\n"), "loading weights"),
         (
@@ -595,9 +595,9 @@ def test_refusals_of_a_dead_engine_do_not_count() -> None:
         ),
     ],
 )
-def test_the_deadline_says_where_it_stands(stands: dict[str, Any], said: str) -> None:
+def test_the_deadline_says_where_it_stands(stands: dict[str, Any], message: str) -> None:
     """The wait ends, the server goes on, and both are said."""
-    with pytest.raises(DeadlineError, match=f"within 20s; it is still {said}") as late:
+    with pytest.raises(DeadlineError, match=f"within 20s; it is still {message}") as late:
         follow(stands, {**stands, "api": look()["api"]}, timeout=20)
 
     assert "goes on" in late.value.hint
