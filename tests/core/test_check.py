@@ -40,7 +40,7 @@ def test_the_worst_finding_decides(statuses: list[Status], most: Status) -> None
     assert worst_status([finding("a", status) for status in statuses]) == most
 
 
-def test_nodes_that_say_the_same_are_one_line() -> None:
+def test_equal_findings_are_one_line() -> None:
     """And what differs in anything stays apart."""
     same = [
         finding("gpu02"),
@@ -56,7 +56,7 @@ def test_nodes_that_say_the_same_are_one_line() -> None:
     ]
 
 
-def test_a_node_that_answered_is_bound_to_what_it_said_and_to_the_rest() -> None:
+def test_a_host_combines_a_node_with_its_facts_and_the_evidence() -> None:
     """In the inventory's order; one that did not answer is no host."""
     evidence = HEALTHY.build_evidence()
     remaining = replace(evidence, facts={name: evidence.facts[name] for name in ("gpu03", "gpu01")})
@@ -74,7 +74,7 @@ def test_a_node_that_answered_is_bound_to_what_it_said_and_to_the_rest() -> None
         assert host.expected_gpu is evidence.expectations.gpu("NVIDIA H100 80GB HBM3")
 
 
-def test_judges_of_a_single_node_become_one_of_all() -> None:
+def test_judges_of_a_single_node_judge_all_nodes() -> None:
     """No finding is a PASS; nodes without a survey are a SKIP for survey judges."""
     evidence = HEALTHY.build_evidence()
     facts = {**evidence.facts, "gpu02": replace(evidence.facts["gpu02"], survey=None)}
@@ -92,7 +92,7 @@ def test_judges_of_a_single_node_become_one_of_all() -> None:
     assert (list(surveys), [gap.node for gap in gaps]) == (["gpu01", "gpu03"], ["gpu02"])
 
 
-def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
+def test_a_node_with_a_repeated_finding_is_named_once() -> None:
     """GPUs are judged on each node, and then the port on one of them."""
     findings = [passed("n1"), passed("n2"), passed("n1")]
 
@@ -109,7 +109,7 @@ def test_a_node_of_which_the_same_is_said_twice_is_named_once() -> None:
         ({"gpu01": None}, ["skip unknown"]),
     ],
 )
-def test_the_odd_one_is_told_from_whom_it_differs(
+def test_an_odd_value_is_compared_with_the_usual_one(
     values: dict[str, int | None], expected: list[str]
 ) -> None:
     """Most nodes are right, and of two the first; the others pass with the value."""

@@ -78,7 +78,7 @@ def test_an_answer_becomes_its_dataclass() -> None:
         ({"note": ["x" * 1000]}, f"`note` cannot be ['{'x' * 78}"),
     ],
 )
-def test_the_error_names_whose_it_is_and_the_field(fields: dict[str, Any], misfit: str) -> None:
+def test_the_error_names_the_source_and_the_field(fields: dict[str, Any], misfit: str) -> None:
     """And no type is converted to another."""
     with pytest.raises(UnreadableAnswer) as caught:
         cart(**fields)
@@ -100,7 +100,7 @@ def test_the_error_names_whose_it_is_and_the_field(fields: dict[str, Any], misfi
         '{"a":' * 60 + "1" + "}" * 60,
     ],
 )
-def test_what_is_no_such_object_is_one_error(text: str) -> None:
+def test_other_json_is_one_error(text: str) -> None:
     """Whatever is wrong with it; what was there is the evidence."""
     with pytest.raises(UnreadableAnswer, match=r"^the cart cannot be read: ") as caught:
         decode.parse_json(Cart, text, "the cart")

@@ -26,7 +26,7 @@ class Rack(Shelf):
     """Books on it."""
 
 
-def test_the_text_below_a_field_is_one_line() -> None:
+def test_a_field_description_is_a_single_line() -> None:
     """A field without one has no description."""
     assert field_descriptions(Shelf) == {"height": "How high it is, in metres."}
 

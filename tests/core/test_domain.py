@@ -16,7 +16,7 @@ def node(name: str, *, head: bool = False, gpus: int = 1) -> Node:
     return Node(name=name, host=name, ip="10.0.0.1", gpus=gpus, head=head)
 
 
-def test_a_secret_shows_itself_only_when_asked() -> None:
+def test_a_secret_is_shown_only_by_reveal() -> None:
     """Not in text, not in formatting, not in what holds it."""
     secret = Secret("hunter2")
 
@@ -39,7 +39,7 @@ def test_a_secret_shows_itself_only_when_asked() -> None:
         (["localhost"], "localhost"),
     ],
 )
-def test_names_that_differ_in_one_number_are_folded(names: list[str], folded: str) -> None:
+def test_names_with_different_numbers_are_folded(names: list[str], folded: str) -> None:
     """In order; addresses stay as they are."""
     assert fold(names) == folded
 
@@ -100,6 +100,6 @@ def test_an_inventory_knows_its_head_its_workers_and_its_gpus() -> None:
         ),
     ],
 )
-def test_evidence_is_the_end_of_what_was_said(err: str, tail: str) -> None:
+def test_evidence_is_the_end_of_the_output(err: str, tail: str) -> None:
     """But not what Docker's client advises below its error."""
     assert Answer(node="n", code=125, err=err).tail == tail

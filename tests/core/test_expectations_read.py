@@ -58,7 +58,7 @@ def test_every_figure_of_ours_has_a_source(name: str) -> None:
         ("NVIDIA RTX 4000 SFF Ada Generation", None),
     ],
 )
-def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str | None) -> None:
+def test_a_gpu_matches_its_name_in_nvidia_smi(name: str, model: str | None) -> None:
     """Each the entry of its own model, though one name is part of another."""
     gpu = load_expectations().gpu(name)
 
@@ -74,7 +74,7 @@ def test_a_gpu_is_found_by_the_name_that_nvidia_smi_gives(name: str, model: str 
         ("virtio_net", "Ethernet"),
     ],
 )
-def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> None:
+def test_a_network_card_matches_its_device_model(name: str, model: str) -> None:
     """An unknown one is judged by what its link says."""
     nic = load_expectations().nic(name)
 
@@ -83,7 +83,7 @@ def test_a_network_card_is_found_by_its_device_model(name: str, model: str) -> N
     assert 0 < nic.share_tcp <= nic.share <= 1
 
 
-def test_gpudirect_is_not_expected_where_there_is_none() -> None:
+def test_gpudirect_is_not_expected_of_unsupported_gpus() -> None:
     """GB10 shares the host's memory; GeForce does not support it."""
     ours = load_expectations()
 
@@ -151,7 +151,7 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         (None, ["cannot be read: no such file or directory"]),
     ],
 )
-def test_every_mistake_of_a_users_file_is_told_with_its_place(
+def test_every_mistake_of_a_users_file_has_its_location(
     text: str | None, mistakes: list[str], tmp_path: Path
 ) -> None:
     """The request was wrong, and nothing was touched."""

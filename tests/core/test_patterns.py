@@ -18,7 +18,7 @@ def test_a_pattern_is_used_on_both_sides(name: str) -> None:
     assert any(SHARED[name] in symptom.pattern for symptom in failures.KNOWN_FAILURES)
 
 
-def test_nothing_is_said_on_both_sides() -> None:
+def test_no_pattern_is_defined_twice() -> None:
     """Each alternative that both tables have comes from the one place."""
     mine, theirs = (
         {

@@ -10,7 +10,7 @@ def step(name: str) -> Step:
     return Step(title=name, command=Command(node=name[0], argv=(name,)))
 
 
-def test_a_wave_holds_one_step_a_node_and_keeps_each_nodes_order() -> None:
+def test_a_wave_has_at_most_a_step_per_node_in_order() -> None:
     """So that a node never has two commands at once, and fast nodes do not wait for one that has
     more to do.
     """

@@ -29,7 +29,7 @@ from launcher.core.events import Event
 VALUE = "p\"ss wörd/+'=&hf_0123456789"
 
 
-def test_nothing_is_changed_before_anything_is_known() -> None:
+def test_text_is_unchanged_without_secrets() -> None:
     """And nothing again after it was forgotten."""
     assert redaction.redact(VALUE) == VALUE
     redaction.add_secrets(Secret(VALUE))
@@ -45,7 +45,7 @@ def test_the_longest_value_goes_first() -> None:
     assert redaction.redact("x=secret-and-more y=secret") == "x=*** y=***"
 
 
-def test_short_values_are_left_alone() -> None:
+def test_short_values_stay() -> None:
     """They would hide ordinary text."""
     redaction.add_secrets("12345")
 
@@ -96,7 +96,7 @@ def test_a_value_too_short_to_be_cut_changes_nothing_else() -> None:
         base64.urlsafe_b64encode(VALUE.encode()).decode(),
     ],
 )
-def test_a_value_is_found_however_it_is_written(written: str) -> None:
+def test_a_value_is_redacted_in_every_form(written: str) -> None:
     """In JSON, in an address, in Python's own form, in base64."""
     redaction.add_secrets(VALUE)
     clean = redaction.redact(written)
@@ -110,7 +110,7 @@ def test_a_value_is_found_however_it_is_written(written: str) -> None:
     value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=80),
     around=st.binary(max_size=7),
 )
-def test_base64_is_found_at_every_offset(value: str, around: bytes) -> None:
+def test_base64_is_redacted_at_every_offset(value: str, around: bytes) -> None:
     """At most the characters that the neighbours share stay: two before and three behind."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(around + value.encode() + around).decode()
@@ -132,7 +132,7 @@ def test_lines_from_nodes_are_clean_before_they_are_laid_out(
     assert untrusted.sanitize("token hf_this\x1b[31mMustStayHidden end") == "token *** end"
 
 
-def test_every_way_out_is_guarded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_output_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     """Events, JSON, errors with evidence and hints, bytes, and written lines."""
     redaction.add_secrets("hf_thisMustStayHidden")
     text = "say hf_thisMustStayHidden"

@@ -70,7 +70,7 @@ def test_what_looks_like_a_secret_goes(text: str, secret: str) -> None:
         "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     ],
 )
-def test_what_only_speaks_of_secrets_stays(text: str) -> None:
+def test_text_about_secrets_stays(text: str) -> None:
     """Over-redaction makes a bundle useless."""
     assert redact_secrets(text) == text
 
@@ -141,7 +141,7 @@ PIECES = (
 )  # fmt: skip
 
 
-def told(text: str) -> dict[str, NodeReport]:
+def report_of(text: str) -> dict[str, NodeReport]:
     """Return the report of a node with one log."""
     return {"gpu01": NodeReport(logs=(make_log("engine-1", "server x", text),))}
 
@@ -164,7 +164,7 @@ def _ratio(read: Callable[[str], object], text: str) -> float:
         (redact_secrets, 60),
         (lambda text: list(log_files.split_logs(text, "log")), 60),
         (symptoms.first_match, 200),
-        (lambda text: diagnose(told(text), {}, rdma=True, now=0.0), 200),
+        (lambda text: diagnose(report_of(text), {}, rdma=True, now=0.0), 200),
         (vllm.find_exception, 60),
     ],
     ids=["secrets", "log", "symptoms", "doctor", "cause"],

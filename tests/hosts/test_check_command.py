@@ -108,7 +108,7 @@ def test_checks_can_be_chosen(cluster: Cluster, args: list[str], ids: list[str])
     assert list(results(cluster.run("check", "--json", *args))) == ids
 
 
-def test_only_what_the_checks_need_is_asked(cluster: Cluster) -> None:
+def test_only_required_commands_run(cluster: Cluster) -> None:
     """One round trip is enough for a login."""
     assert cluster.run("check", "--only", "ssh").code == 0
     assert [command.argv[3] for command in cluster.commands] == ["probe", "probe"]
@@ -128,7 +128,7 @@ def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
     assert set(json.loads(text.out)[0]) == {"id", "group", "what", "why"}
 
 
-def test_json_is_one_document(cluster: Cluster) -> None:
+def test_json_is_a_single_document(cluster: Cluster) -> None:
     """Each check with its findings, why it matters and where it is described; the counts add up."""
     ran = cluster.run("check", "--json")
     data = json.loads(ran.out)
@@ -145,7 +145,7 @@ def test_json_is_one_document(cluster: Cluster) -> None:
         )
 
 
-def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_others(
+def test_an_unreachable_node_fails_ssh_and_is_skipped_otherwise(
     cluster: Cluster,
 ) -> None:
     """One cause is reported once; the other node is still checked."""
@@ -165,7 +165,7 @@ def test_a_node_that_cannot_be_reached_fails_one_check_and_is_skipped_in_the_oth
     }
 
 
-def test_no_node_at_all_is_told_without_an_error(cluster: Cluster) -> None:
+def test_no_reachable_node_is_not_an_error(cluster: Cluster) -> None:
     """Everything else is SKIP."""
     for name in ("gpu01", "gpu02"):
         cluster.missing[name] = ConnectError(name, "cannot be reached: timed out")
@@ -281,7 +281,7 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
         ([], "env: {HF_HUB_OFFLINE: '1'}\n", "HF_HUB_OFFLINE is set"),
     ],
 )
-def test_hugging_face_is_not_asked_where_nobody_should(
+def test_hugging_face_is_not_queried_needlessly(
     cluster: Cluster, flags: list[str], env: str, reason: str
 ) -> None:
     """With the reason; the token appears nowhere."""

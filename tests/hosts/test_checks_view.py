@@ -71,7 +71,7 @@ def test_results(width: int) -> None:
     golden.check(GOLDEN / f"check_{'piped' if width == 1000 else width}.txt", text)
 
 
-def test_words_say_it_without_colour() -> None:
+def test_statuses_are_clear_without_colour() -> None:
     """Each status has a label; with NO_COLOR nothing is lost."""
     dull = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color", "NO_COLOR": "1"})
     bright = drawn(spoiled(), 120, colour=True, env={"TERM": "xterm-256color"})

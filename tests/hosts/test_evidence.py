@@ -85,7 +85,7 @@ def gather(
         (ALL, 4),
     ],
 )
-def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
+def test_only_required_commands_run(ids: list[str], times: int) -> None:
     """The survey always, in one round trip a node; containers, port probes and files when a
     check of their group was chosen.
     """
@@ -95,7 +95,7 @@ def test_only_what_is_needed_is_asked(ids: list[str], times: int) -> None:
     assert all(command.argv[3] == "probe" for command in commands[:3])
 
 
-def test_all_is_there_on_healthy_nodes() -> None:
+def test_healthy_nodes_have_complete_evidence() -> None:
     """Of each node and each direction, on one unused high port."""
     of = world()
     of.machines["gpu02"].model = {"config.json": 7}
@@ -117,7 +117,7 @@ def test_two_runs_use_another_port_and_nonce() -> None:
     assert json.loads(first)["nonce"] != json.loads(second)["nonce"]
 
 
-def test_a_missing_node_is_asked_nothing() -> None:
+def test_a_missing_node_gets_no_commands() -> None:
     """The others probe each other."""
     gathered, commands = gather(world(), missing=["gpu02"], model="org/m")
 
@@ -129,7 +129,7 @@ def test_a_missing_node_is_asked_nothing() -> None:
     }
 
 
-def test_one_node_alone_knocks_at_nobody() -> None:
+def test_a_single_node_probes_no_peers() -> None:
     """There is no probe, and that is not the same as none that got through."""
     gathered, _ = gather(world(), missing=["gpu01", "gpu02"])
 
@@ -178,9 +178,7 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
         ("accelerator: cpu", "", "any"),
     ],
 )
-def test_the_level_is_the_one_that_check_nccl_would_ask_for(
-    extra: str, rdma: str, level: str
-) -> None:
+def test_the_level_equals_that_of_check_nccl(extra: str, rdma: str, level: str) -> None:
     """From the inventory, else from the survey."""
     of = world(extra)
     for machine in of.machines.values():
@@ -296,7 +294,7 @@ GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/m 
         (429, {}, TOKEN, "offline", "HTTP 429"),
     ],
 )
-def test_each_answer_has_a_status(
+def test_every_response_has_a_status(
     served: HubServer,
     code: int,
     headers: dict[str, str],
@@ -358,7 +356,7 @@ def test_another_login_on_this_machine_has_no_say(
     ]
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """An air-gapped machine is no fault."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -368,9 +366,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (access.status, access.text) == ("offline", "127.0.0.1: ConnectionError")
 
 
-def test_a_hub_that_does_not_answer_is_given_up(
-    served: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_hub_times_out(served: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the deadline."""
     served.mute = threading.Event()
     monkeypatch.setattr(evidence, "_HUB_TIMEOUT", 0.2)
@@ -379,7 +375,7 @@ def test_a_hub_that_does_not_answer_is_given_up(
     assert (access.status, access.text) == ("offline", "127.0.0.1: ReadTimeout")
 
 
-def test_a_ring_of_hosts_is_given_up(served: HubServer) -> None:
+def test_a_redirect_loop_is_offline(served: HubServer) -> None:
     """Sent on for ever."""
     served.code, served.headers = 302, {"Location": "/again"}
 

@@ -74,7 +74,7 @@ def transcript(ran: Ran, *args: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_said_of_a_gpu(name: str, cluster: Cluster) -> None:
+def test_output_for_gpu_faults(name: str, cluster: Cluster) -> None:
     """By the check, by `up` of a cluster that is up, or of one that cannot be, and by `serve`."""
     trouble, machine = CASES[name], cluster.world.machines["gpu02"]
     if not trouble.before:

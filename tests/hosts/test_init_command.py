@@ -140,14 +140,14 @@ def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:
     assert [path.name for path in Path.cwd().iterdir()] == ["inventory.yaml"]
 
 
-def test_hosts_are_asked_once(hosts: Hosts) -> None:
+def test_hosts_are_queried_once(hosts: Hosts) -> None:
     """Everything in one batch: one round trip."""
     hosts.run("gpu[01-02]")
 
     assert [[command.node for command in batch] for batch in hosts.batches] == [["gpu01", "gpu02"]]
 
 
-def test_a_login_that_may_not_call_docker_is_asked_again_behind_sudo(hosts: Hosts) -> None:
+def test_a_login_without_docker_access_is_repeated_with_sudo(hosts: Hosts) -> None:
     """Only that host, and the file says how and why."""
     hosts.hosts["gpu02"].sudo = True
     ran = hosts.run("gpu01", "gpu02")
@@ -165,7 +165,7 @@ def test_a_login_that_may_not_call_docker_is_asked_again_behind_sudo(hosts: Host
     assert "# gpu02: the login may not talk to Docker itself" in text
 
 
-def test_a_way_to_call_docker_that_was_given_is_the_only_one(hosts: Hosts) -> None:
+def test_an_explicit_docker_command_is_not_replaced(hosts: Hosts) -> None:
     """And is written."""
     hosts.run("gpu01", "gpu02", "--docker", "sudo -n docker")
 

@@ -44,7 +44,7 @@ def test_an_answer_is_read() -> None:
     assert view.infiniband == ("rdma_cm", "uverbs0")
 
 
-def test_a_container_that_cannot_be_asked_says_why() -> None:
+def test_a_failing_container_has_a_reason() -> None:
     """No Python in the image, or no such container."""
     answer = Answer(node="a", code=127, err='exec: "python3": executable file not found in $PATH')
 
@@ -77,7 +77,7 @@ def test_whatever_comes_back_only_the_tools_own_error_is_raised(changed: dict[st
     assert isinstance(view, ContainerView)
 
 
-def test_the_program_runs_here() -> None:
+def test_the_program_runs_on_this_machine() -> None:
     """With this machine's own Python, as root in a container's rights."""
     argv = (sys.executable, *inside.view_argv()[1:])
     done = subprocess.run(argv, capture_output=True, text=True, check=True)

@@ -55,7 +55,7 @@ def test_the_program_travels_as_an_argument_and_fits() -> None:
     assert json.loads(argv[3])["listen"] == [6379, 8000]
 
 
-def test_the_program_is_one_for_old_pythons() -> None:
+def test_the_program_supports_old_pythons() -> None:
     """RHEL 8 has 3.6; the grammar is looked at here, a 3.6 is not."""
     tree = ast.parse(probe()[2], feature_version=(3, 6))
     imported = {
@@ -99,9 +99,7 @@ def test_an_answer_is_read() -> None:
         (answer({"mtu": "x", "peers": {"b": PROBE}}), "`mtu` cannot be"),
     ],
 )
-def test_what_is_no_answer_is_unreadable_in_the_nodes_own_words(
-    value: Answer, message: str
-) -> None:
+def test_other_output_is_an_unreadable_answer(value: Answer, message: str) -> None:
     """An address that is not the node's is the most likely one."""
     with pytest.raises(UnreadableAnswer, match=message):
         pairs.parse_probes(value)

@@ -163,7 +163,7 @@ def test_a_node_without_python_uses_the_images(
     assert queries.commands[0].argv[: len(begins)] == begins
 
 
-def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
+def test_excluded_nodes_have_a_reason(load: Load) -> None:
     """Without its address it would bind to nothing; without Python and image it has no program.
 
     The others go on.
@@ -183,7 +183,7 @@ def test_who_cannot_take_part_is_named_with_why(load: Load) -> None:
     }
 
 
-def test_one_node_alone_has_nobody_to_knock_at(load: Load) -> None:
+def test_a_single_node_has_no_peers_to_probe(load: Load) -> None:
     """No commands, and the other node's reason stays."""
     inventory = load()
     facts = collect_facts(inventory)

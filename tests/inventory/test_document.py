@@ -27,7 +27,7 @@ def _only_mistake(text: str) -> str:
     return f"{mistake.line}: {mistake.text}"
 
 
-def test_values_and_the_line_of_each_key_and_item() -> None:
+def test_values_and_lines_of_keys_and_items() -> None:
     """Lines are those of keys, not of the values below them."""
     document = _parse("""
         a: 1
@@ -68,7 +68,7 @@ def test_the_line_of_what_is_not_written_is_that_of_what_is_around_it() -> None:
         "1_000",
     ],
 )
-def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(text: str) -> None:
+def test_scalars_converted_by_yaml_1_1_stay_text(text: str) -> None:
     """`NO` is a country, `007` a padded number and `22:22` two ports."""
     assert {"a": text} == parse_document(f"a: {text}").data
 
@@ -77,7 +77,7 @@ def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text(text: str)
     ("text", "value"),
     [("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("-5", -5)],
 )
-def test_plain_words_of_yaml_1_2(text: str, value: object) -> None:
+def test_plain_scalars_of_yaml_1_2(text: str, value: object) -> None:
     """Core schema scalars, as in editors."""
     assert {"a": value} == parse_document(f"a: {text}").data
 
@@ -172,7 +172,7 @@ def test_a_key_that_is_a_list_is_a_mistake() -> None:
         ("&a {<<: *a}", "1: nested more than 24 levels deep"),
     ],
 )
-def test_a_file_that_cannot_be_read_has_one_mistake_with_its_line(text: str, expected: str) -> None:
+def test_an_unreadable_file_has_a_single_mistake_with_its_line(text: str, expected: str) -> None:
     """Whatever follows could only be noise."""
     assert _only_mistake(text).startswith(expected)
 
@@ -229,7 +229,7 @@ def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
     assert mistake_of(tmp_path / "pipe").endswith("is not a regular file")
 
 
-def test_a_file_of_one_megabyte(tmp_path: Path) -> None:
+def test_a_file_of_a_megabyte(tmp_path: Path) -> None:
     """It is refused by its size, before it is parsed."""
     path = tmp_path / "inventory.yaml"
     path.write_text(GOOD + "# padding\n" * 100_000)

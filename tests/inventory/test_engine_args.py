@@ -7,7 +7,7 @@ import pytest
 from tests.inventory.conftest import Load, Mistakes
 
 
-def test_servers_take_them_as_words_before_their_own(load_text: Load) -> None:
+def test_servers_get_them_before_their_own_arguments(load_text: Load) -> None:
     """As vLLM reads a configuration file; what stands later wins there."""
     inventory = load_text(
         """

@@ -46,7 +46,7 @@ def test_text_of_yamls_own_characters(text: str) -> None:
 
 @fuzz.quick
 @given(st.dictionaries(st.sampled_from(_KEYS), _values, max_size=8))
-def test_known_keys_with_arbitrary_values(data: dict[str, object]) -> None:
+def test_existing_keys_with_arbitrary_values(data: dict[str, object]) -> None:
     """Anything where something else belongs."""
     _load(yaml.safe_dump(data, allow_unicode=True))
 

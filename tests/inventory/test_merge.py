@@ -110,7 +110,7 @@ def test_other_values_are_replaced(
     assert expected != getattr(inventory.nodes[0], key)
 
 
-def test_names_follow_hosts_unless_given(load_text: Load) -> None:
+def test_names_default_to_hosts(load_text: Load) -> None:
     """Ranges of names go with ranges of hosts."""
     named = "\nnodes: [{host: '10.0.0.[1-2]', name: 'n[01-02]', gpus: 1}]"
 

@@ -24,14 +24,14 @@ _OWN = {
 @pytest.mark.parametrize(
     "folder", ["/data/huggingface", "/data/huggingface/x", "/data//huggingface/"]
 )
-def test_what_engines_compile_is_not_kept_where_models_are(mistakes: Mistakes, folder: str) -> None:
+def test_the_compile_cache_is_outside_the_model_cache(mistakes: Mistakes, folder: str) -> None:
     """Nodes may share it; reported once, at the responsible key."""
     (message,) = mistakes(f"cache_dir: {folder}")
 
     assert message.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
 
 
-def test_each_node_is_judged_by_its_own_homes(mistakes: Mistakes, load_text: Load) -> None:
+def test_nodes_are_judged_by_their_own_homes(mistakes: Mistakes, load_text: Load) -> None:
     """They may differ between nodes."""
     nodes = "\nnodes: [{{host: a, ip: 10.0.0.1, gpus: 1, {}}}]"
 
@@ -53,7 +53,7 @@ def test_each_node_is_judged_by_its_own_homes(mistakes: Mistakes, load_text: Loa
         ("[/a:/.]", "mounts[0]: should not cover the container's root directory"),
     ],
 )
-def test_mounts_do_not_cover_each_other(mistakes: Mistakes, mounts: str, expected: str) -> None:
+def test_mounts_do_not_overlap(mistakes: Mistakes, mounts: str, expected: str) -> None:
     """Docker refuses two on one place."""
     assert [f"3: {expected}"] == mistakes(f"mounts: {mounts}")
 
@@ -74,7 +74,7 @@ def test_mounts_that_cannot_be_read_are_not_judged_and_do_not_move_the_others(
 
 
 @pytest.mark.parametrize(("place", "what"), _OWN.items())
-def test_vlaunchs_own_places_are_left_alone(
+def test_vlaunchs_own_mounts_are_reserved(
     mistakes: Mistakes, load_text: Load, place: str, what: str
 ) -> None:
     """On them, inside them, and around them without a right to write: Docker would refuse it when
@@ -96,9 +96,7 @@ def test_vlaunchs_own_places_are_left_alone(
     assert load_text(f"mounts: ['/a:{around}', '/a:{place}-2', '/a:{around}/other:ro']").mounts
 
 
-def test_every_place_that_a_container_has_is_known_here(
-    load_text: Load, mistakes: Mistakes
-) -> None:
+def test_every_mount_of_a_container_is_reserved(load_text: Load, mistakes: Mistakes) -> None:
     """A mount of vlaunch's that is added later is refused to others, too."""
     inventory = load_text()
     spec = containers.node_spec(Site(inventory), inventory.head, "image", {"A": Secret("a")})
@@ -113,9 +111,7 @@ def test_every_place_that_a_container_has_is_known_here(
 
 
 @pytest.mark.parametrize("shm", ["private", "host", "16GiB"])
-def test_shared_memory_is_said_by_its_own_key(
-    mistakes: Mistakes, load_text: Load, shm: str
-) -> None:
+def test_shared_memory_has_its_own_key(mistakes: Mistakes, load_text: Load, shm: str) -> None:
     """A mount would collide with it, or silently win over it; inside it there is room."""
     text = (
         "should be left to `shm`, which says what the containers have at /dev/shm; `shm: host`"
@@ -146,9 +142,7 @@ def test_the_cache_has_its_place_already(mistakes: Mistakes) -> None:
     ]
 
 
-def test_a_cache_that_no_node_has_or_nobody_could_read_is_in_nobodys_way(
-    mistakes: Mistakes, load_text: Load
-) -> None:
+def test_unused_and_invalid_caches_do_not_conflict(mistakes: Mistakes, load_text: Load) -> None:
     """The cluster's, where each node has its own; the default, where something else was meant."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, hf_home: %s}]"
     mounts = "mounts: [/a:/data/huggingface]"
@@ -180,7 +174,7 @@ def test_a_read_only_mount_in_which_the_cache_would_have_no_place(mistakes: Mist
     assert mistakes("mounts: [/srv/data:/data:ro]") == [f"3: mounts[0]: {text}"]
 
 
-def test_the_cache_of_other_set_ups_is_hf_home_here(mistakes: Mistakes, load_text: Load) -> None:
+def test_the_usual_cache_path_is_configured_by_hf_home(mistakes: Mistakes, load_text: Load) -> None:
     """It would be mounted and never used, unless HF_HOME is set."""
     mounts = "mounts: [/a:/root/.cache/huggingface]"
 

@@ -80,7 +80,7 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
         ),
     ],
 )
-def test_two_nodes_are_not_called_after_one_host(
+def test_two_nodes_do_not_share_a_host_name(
     mistakes: Mistakes, nodes: list[str], expected: list[str]
 ) -> None:
     """Commands for one node would reach the other."""
@@ -105,7 +105,7 @@ def test_a_name_that_could_not_be_read_is_not_the_hosts(mistakes: Mistakes) -> N
     assert "should be a name of at most" in mistake
 
 
-def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None:
+def test_an_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None:
     """Behind a forwarder."""
     nodes = """
     nodes:
@@ -137,7 +137,7 @@ def test_one_address_with_two_ssh_ports_is_two_machines(load_text: Load) -> None
         ),
     ],
 )
-def test_ranges_of_one_entry_are_of_one_length(
+def test_ranges_of_an_entry_have_equal_lengths(
     mistakes: Mistakes, entry: str, expected: str
 ) -> None:
     """Otherwise the addresses of hosts are ambiguous."""
@@ -192,7 +192,7 @@ def test_the_number_of_nodes_is_bounded(mistakes: Mistakes) -> None:
     assert mistakes(nodes=nodes) == ["3: nodes: should be at most 1024 nodes in all, not 1200"]
 
 
-def test_the_first_node_is_the_head_unless_one_says_so(load_text: Load) -> None:
+def test_the_first_node_is_the_head_by_default(load_text: Load) -> None:
     """By `head: true` on the node, or by name."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1}, {host: b, ip: 10.0.0.2, gpus: 1%s}]"
 
@@ -235,7 +235,7 @@ def _head(inventory: Inventory) -> tuple[str, list[str]]:
         ),
     ],
 )
-def test_there_is_one_head_and_it_is_a_node(
+def test_the_head_is_a_single_node(
     mistakes: Mistakes, extra: str, first: str, second: str, expected: str
 ) -> None:
     """Two claims, or a name that no node has."""
@@ -257,7 +257,7 @@ def test_a_range_cannot_be_the_head(mistakes: Mistakes) -> None:
     ]
 
 
-def test_only_one_node_is_the_machine_one_sits_at(mistakes: Mistakes, load_text: Load) -> None:
+def test_at_most_a_single_node_is_local(mistakes: Mistakes, load_text: Load) -> None:
     """For the cluster, and where nodes say it themselves."""
     text = "can be local for one node only, and it is for `gpu01` and `gpu02`"
     nodes = "\nnodes: [{host: 10.0.0.1, gpus: 1, connection: local}, {host: 10.0.0.2, gpus: 1%s}]"

@@ -128,7 +128,7 @@ def test_a_placement_that_fits(load_text: Load, serve: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_what_is_refused_here_could_not_be_placed_later(
+def test_rejected_sizes_cannot_be_placed(
     load_text: Load, mistakes: Mistakes, backend: Backend
 ) -> None:
     """And what placement refuses for the number of GPUs is refused here."""
@@ -189,7 +189,7 @@ def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) ->
     ("key", "low", "high"),
     [("stuck", 59, 86401), ("restarts", -1, 101), ("canary", 0, 301), ("timeout", 0, 86401)],
 )
-def test_how_a_server_is_kept_has_bounds(
+def test_supervision_settings_have_bounds(
     load_text: Load, mistakes: Mistakes, key: str, low: int, high: int
 ) -> None:
     """Both ends are still good; without a number of restarts there are as many as it takes."""
@@ -277,7 +277,7 @@ def test_a_secret_in_plain_env_is_sent_to_secrets(mistakes: Mistakes, name: str)
     ] == mistakes(f"env: {{{name}: 0123456789}}")
 
 
-def test_a_value_that_looks_like_a_token_is_one_whatever_its_name(mistakes: Mistakes) -> None:
+def test_a_token_like_value_is_a_secret_whatever_its_name(mistakes: Mistakes) -> None:
     """Well-known prefixes, in a node's environment as well."""
     nodes = "\nnodes: [{host: a, ip: 10.0.0.1, gpus: 1, env: {X: hf_0123456789abcdefghij}}]"
     (mistake,) = mistakes(nodes=nodes)
@@ -318,7 +318,7 @@ def test_what_the_launcher_sets_cannot_be_set(mistakes: Mistakes, name: str) -> 
 @pytest.mark.parametrize(
     "source", ["{}", "{env: A, file: a}", "{env: A, command: a, file: b}", "{env: A, prompt: true}"]
 )
-def test_a_secret_has_exactly_one_source(mistakes: Mistakes, source: str) -> None:
+def test_a_secret_has_exactly_a_single_source(mistakes: Mistakes, source: str) -> None:
     """None is as wrong as two."""
     text = "should have exactly one of `env`, `file`, `command` and `prompt`"
     assert mistakes(f"secrets: {{A: {source}}}") == [f"3: secrets.A: {text}"]
@@ -428,7 +428,7 @@ def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Pa
     ]
 
 
-def test_an_image_that_nodes_give_each_other_is_named_by_a_tag() -> None:
+def test_an_image_copied_between_nodes_is_named_by_a_tag() -> None:
     """Docker knows digests of what came from a registry alone."""
     text = GOOD.replace("vllm-openai:v0.32.0", f"vllm-openai@sha256:{'0' * 64}")
     path = Path("test.yaml")

@@ -88,7 +88,7 @@ def test_hosts_and_node_names_hold_no_shell_character(
     "extra",
     ["ssh: {{user: {}}}", "ssh: {{jump: {}}}", "ssh: {{identity: {}}}", "serve: {{model: {}}}"],
 )
-def test_nothing_can_be_taken_for_an_option(mistakes: Mistakes, extra: str, text: str) -> None:
+def test_no_value_looks_like_an_option(mistakes: Mistakes, extra: str, text: str) -> None:
     """A leading dash turns a value into a flag."""
     assert mistakes(extra.format(_quoted(text))) != []
     assert mistakes(nodes=f"\nnodes: [{_NODE.format(_quoted(text))}]") != []
@@ -387,9 +387,7 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         ),
     ],
 )
-def test_wrong_values_are_told_in_plain_words(
-    mistakes: Mistakes, extra: str, expected: str
-) -> None:
+def test_invalid_values_have_plain_messages(mistakes: Mistakes, extra: str, expected: str) -> None:
     """The expected form, and the value."""
     assert [f"3: {expected}"] == mistakes(extra)
 
@@ -450,7 +448,7 @@ def test_a_secret_is_no_option_of_a_log_driver(mistakes: Mistakes) -> None:
     ]
 
 
-def test_capabilities_are_known_by_both_of_their_names(load_text: Load, mistakes: Mistakes) -> None:
+def test_capabilities_have_two_names(load_text: Load, mistakes: Mistakes) -> None:
     """The kernel's begin with CAP_; one that there is not is a mistake."""
     assert load_text("cap_add: [CAP_SYS_PTRACE, net_admin, ALL]").cap_add == (
         "SYS_PTRACE",
@@ -518,7 +516,7 @@ def test_unknown_keys_have_a_near_miss_or_a_home(
     assert mistakes(extra)[0].startswith(f"3: {expected}")
 
 
-def test_a_known_key_without_a_value_counts_as_not_written(load_text: Load) -> None:
+def test_a_key_without_a_value_counts_as_unset(load_text: Load) -> None:
     """Comments under it may be all that is left."""
     assert load_text() == load_text("env:\nssh:\nserve:\nray:")
 

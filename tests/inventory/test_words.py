@@ -17,7 +17,7 @@ def test_a_key_below_a_name_of_the_users_is_looked_up_where_it_belongs(
     ]
 
 
-def test_a_key_of_the_top_level_is_sent_there(mistakes: Mistakes) -> None:
+def test_a_key_of_the_top_level_is_recognised(mistakes: Mistakes) -> None:
     """And those of a node, too, where a node may have them."""
     assert mistakes("ray: {cluster: x, docker: [docker]}") == [
         "3: ray: unknown key `cluster` here; it belongs at the top level",

@@ -26,7 +26,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_comment_at_the_head_stays_here(files: Path) -> None:
+def test_the_leading_comment_is_not_sent(files: Path) -> None:
     """Later comments are sent."""
     (files / "a.sh").write_text(
         "#!/bin/sh\n# What for.\n#\n# shellcheck …\n\necho 1 # one\n# two\n"
@@ -54,7 +54,7 @@ def test_what_is_sent_needs_no_other_file() -> None:
         assert "./" not in re.sub(r'"\./secrets/|"\./server/', "", shell.program_text(name)), name
 
 
-def test_every_program_is_one_for_the_shell(tmp_path: Path) -> None:
+def test_every_program_is_valid_shell(tmp_path: Path) -> None:
     """Also once it has been put together."""
     for name in NAMES:
         (tmp_path / name).write_text(shell.program_text(name))

@@ -224,7 +224,7 @@ def test_loopback_link_local_and_second_addresses_are_no_second_interface() -> N
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)
 
@@ -247,7 +247,7 @@ def test_nccl_takes_prefixes_and_gloo_whole_names(value: str, status: str) -> No
     assert {finding.status for finding in judged} == {status}
 
 
-def test_one_address_on_the_clusters_network_is_enough() -> None:
+def test_a_single_address_on_the_clusters_network_is_enough() -> None:
     """Resolvers list link-local addresses beside it."""
     names = {"gpu01": {"own_names": ("fe80::1%eth0", "10.0.0.11")}}
 
@@ -257,7 +257,7 @@ def test_one_address_on_the_clusters_network_is_enough() -> None:
     } == {"pass"}
 
 
-def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
+def test_of_two_nodes_the_second_is_compared_with_the_head() -> None:
     """Without a majority, the first node is the reference."""
     evidence = Case(
         id="mtu", red={}, text="", fix="", survey={"gpu01": {"nics": (replace(ETH0, mtu=9000),)}}
@@ -271,7 +271,7 @@ def test_of_two_nodes_the_second_is_told_apart_from_the_head() -> None:
     ]
 
 
-def test_whom_the_node_asks_is_the_evidence() -> None:
+def test_the_resolver_configuration_is_the_evidence() -> None:
     """Its own configuration, so that the wrong server shows."""
     case = next(case for case in CASES if case.id == "names-resolve")
     by_node = {finding.node: finding for finding in findings(case)}

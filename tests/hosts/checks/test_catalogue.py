@@ -38,7 +38,7 @@ def test_a_healthy_cluster_has_nothing_red() -> None:
     assert all(skipped.values())
 
 
-def test_every_green_finding_tells_its_value() -> None:
+def test_every_pass_has_a_text() -> None:
     """So that folding by equal answers shows what differs; a check's own sentence stands where
     there is no value.
     """
@@ -63,7 +63,7 @@ def test_nothing_is_green_without_evidence() -> None:
     assert green == {"ssh"}
 
 
-def test_a_probe_without_a_survey_leaves_only_what_the_probe_itself_told() -> None:
+def test_a_probe_without_a_survey_covers_only_some_checks() -> None:
     """Docker, addresses, ports, disk and GPUs are known; clocks, links, containers, pairs and files
     are not.
     """
@@ -215,7 +215,7 @@ def test_checks_are_chosen_by_id_and_group(commands: dict[str, Any], ids: list[s
         ({"group": ["networks"]}, "there is no group `networks`; did you mean `network`?"),
     ],
 )
-def test_an_unknown_id_is_told_with_the_near_miss(commands: dict[str, Any], message: str) -> None:
+def test_an_unknown_id_has_a_suggestion(commands: dict[str, Any], message: str) -> None:
     """And what there is."""
     with pytest.raises(RequestError) as caught:
         select_checks(**commands)
@@ -237,6 +237,6 @@ def test_every_check_has_its_section_in_the_documentation() -> None:
         assert parts == ["Why", "How it is tested", "Fix", "Source"], check.id
 
 
-def test_the_documentation_has_a_heading_for_each_group() -> None:
+def test_the_documentation_has_a_heading_for_every_group() -> None:
     """In their order."""
     assert re.findall(r"^## Group: ([a-z]+)$", DOCS.read_text(), flags=re.MULTILINE) == list(GROUPS)

@@ -138,7 +138,7 @@ def test_the_same_image_everywhere_passes(load: Load) -> None:
     ]
 
 
-def test_the_odd_one_out_is_named_against_the_many(load: Load) -> None:
+def test_an_odd_image_is_compared_with_the_majority(load: Load) -> None:
     """Whoever differs from most is the one to mend, and both ids are shown."""
     (finding,) = judged(load("", THREE), gpu01="b", gpu02="a", gpu03="a")
 
@@ -173,7 +173,7 @@ def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
         ("[]", 0, "fail"),
     ],
 )
-def test_exact_versions_are_wanted(out: str, code: int, status: str, load: Load) -> None:
+def test_exact_versions_are_required(out: str, code: int, status: str, load: Load) -> None:
     """Ray refuses a cluster of two versions, and pickles do not cross Pythons."""
     node = load().head
     judge = container.judge_versions([node], "2.60.0", "3.12.3")
@@ -256,6 +256,6 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)

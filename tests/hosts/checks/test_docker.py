@@ -95,6 +95,6 @@ def test_systemd_is_no_trouble_without_gpus() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)

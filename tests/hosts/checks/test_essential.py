@@ -26,7 +26,7 @@ def test_a_good_node_passes_every_check(check: Any, extra: str, load: Load, good
     assert [finding.status for finding in findings] == ["pass", "pass"]
 
 
-def test_checks_are_told_apart_and_say_what_and_why() -> None:
+def test_checks_have_unique_ids_and_full_descriptions() -> None:
     """The id is an anchor of the documentation; `what` is a fact that holds if the check passes."""
     ids = [check.id for check in ESSENTIAL]
 
@@ -72,7 +72,7 @@ def test_checks_are_told_apart_and_say_what_and_why() -> None:
         ("", "Docker does not answer", "systemctl start docker"),
     ],
 )
-def test_a_docker_that_does_not_answer_is_told_why(
+def test_a_failing_docker_has_a_cause(
     message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """Each cause has its own fix, with Docker's message as evidence."""
@@ -101,7 +101,7 @@ def test_a_docker_that_does_not_answer_is_told_why(
         ),
     ],
 )
-def test_a_docker_that_is_late_is_not_said_to_be_down(
+def test_a_slow_docker_is_not_reported_as_down(
     docker: str, message: str, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """The command, its deadline, and a fix."""
@@ -119,7 +119,7 @@ def test_a_docker_that_is_late_is_not_said_to_be_down(
 
 
 @pytest.mark.parametrize("status", ["fail", "pass"])
-def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: Good) -> None:
+def test_the_declared_nvidia_gpus_must_exist(status: str, load: Load, good: Good) -> None:
     """Fewer is a failure that says how many; more is none."""
     finding = first("accelerator", load, good(), gpus="3" if status == "fail" else "1")
 
@@ -129,7 +129,7 @@ def test_the_declared_nvidia_gpus_must_be_there(status: str, load: Load, good: G
         assert "set `gpus: 2` for gpu01" in finding.fix
 
 
-def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
+def test_gpu_ids_of_a_node_must_exist(load: Load, good: Good) -> None:
     """By their index or their UUID, whichever others there are."""
     assert first("accelerator", load, good(), gpus="[1]").status == "pass"
     finding = first("accelerator", load, good(), gpus="[1, 5]")
@@ -155,7 +155,7 @@ def test_gpus_that_a_node_names_must_be_there(load: Load, good: Good) -> None:
         (GpuAllocation(container="vlaunch-c-n", cluster="c", count=2), "", ""),
     ],
 )
-def test_gpus_belong_to_one_cluster(
+def test_gpus_belong_to_a_single_cluster(
     value: GpuAllocation, text: str, fix: str, load: Load, good: Good
 ) -> None:
     """Docker gives one to as many containers as ask for it; our own are no others."""
@@ -178,7 +178,7 @@ def test_a_lost_gpu_fails_though_the_others_are_enough(load: Load, good: Good) -
     assert "reboot gpu01" in finding.fix
 
 
-def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
+def test_a_missing_driver_is_reported_with_its_message(load: Load, good: Good) -> None:
     """`nvidia-smi` is not there."""
     finding = first(
         "accelerator", load, good(gpus=None, part_errors={"gpus": "nvidia-smi: not found"})
@@ -195,7 +195,7 @@ def test_no_driver_is_said_with_its_words(load: Load, good: Good) -> None:
 @pytest.mark.parametrize(
     ("present", "status"), [(None, "fail"), (1, "fail"), (2, "pass"), (8, "pass")]
 )
-def test_the_declared_amd_gpus_must_be_there(
+def test_the_declared_amd_gpus_must_exist(
     present: int | None, status: str, load: Load, good: Good
 ) -> None:
     """Counted from the kernel's topology."""
@@ -292,7 +292,7 @@ def test_the_declared_interface_must_carry_the_address(
     assert "set `network: {interface: eth0}` for gpu01" in finding.fix
 
 
-def test_a_link_that_is_down_is_said(load: Load, good: Good) -> None:
+def test_a_link_that_is_down_fails(load: Load, good: Good) -> None:
     """Its address alone proves nothing."""
     down = Address(interface="eth0", ip="10.0.0.11", prefix=24, up=False)
     finding = first("address", load, good(addresses=(down,)))

@@ -38,7 +38,7 @@ CUDA12 = Image(
     env={"NVIDIA_REQUIRE_CUDA": REQUIRE},
 )
 GB200 = (replace(GPU, name="NVIDIA GB200"), replace(GPU, name="NVIDIA GB200", index=1))
-THERE: dict[str, dict[str, object]] = {"*": {"gpus": GB200}}
+PRESENT: dict[str, dict[str, object]] = {"*": {"gpus": GB200}}
 CHANNEL = {"*": {"imex": ("channel0",)}}
 UNSEEN = {"*": {"error": "no such image"}}
 DEVICE = "devices: [/dev/nvidia-caps-imex-channels/channel0]"
@@ -155,7 +155,7 @@ CASES = (
         text="there is no IMEX channel",
         fix="nvidia-imex",
         extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
-        facts=THERE,
+        facts=PRESENT,
         survey={"*": {"imex": ("channel0",)}, "gpu02": {"imex": ()}},
         inside={"*": {"imex": ("channel0",)}},
     ),
@@ -165,7 +165,7 @@ CASES = (
         text="the container has no IMEX channel",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
         extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
-        facts=THERE,
+        facts=PRESENT,
         survey=CHANNEL,
         inside={**CHANNEL, "gpu03": {"imex": ()}},
     ),
@@ -175,7 +175,7 @@ CASES = (
         text="the container has no IMEX channel",
         fix="run `vlaunch up`, which starts the container with the channel",
         extra=f"{ROCE}\n{DEVICE}",
-        facts=THERE,
+        facts=PRESENT,
         survey=CHANNEL,
     ),
     Case(
@@ -183,7 +183,7 @@ CASES = (
         red=dict.fromkeys(NODES, "warn"),
         text="its IMEX channel is not given to the container",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
-        facts=THERE,
+        facts=PRESENT,
         survey=CHANNEL,
         inside=UNSEEN,
     ),
@@ -193,7 +193,7 @@ CASES = (
         text="Docker 29.2 does not read NVIDIA_IMEX_CHANNELS",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
         extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
-        facts={**THERE, "gpu02": {**THERE["*"], "docker_version": "29.2.0"}},
+        facts={**PRESENT, "gpu02": {**PRESENT["*"], "docker_version": "29.2.0"}},
         survey=CHANNEL,
         inside=UNSEEN,
     ),
@@ -232,7 +232,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_a_green_gpu_tells_its_model_and_count() -> None:
+def test_a_passing_gpu_reports_its_model_and_count() -> None:
     """The value to fold by."""
     assert (
         findings(Case(id="gpu-model", red={}, text="", fix=""))[0].text
@@ -241,7 +241,7 @@ def test_a_green_gpu_tells_its_model_and_count() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)
 
@@ -258,7 +258,7 @@ def test_a_gpu_that_the_node_does_not_use_is_not_judged() -> None:
     assert findings(replace(case, evidence={"inventory": smaller}))[1].status == "pass"
 
 
-def test_a_node_with_one_gpu_may_use_a_mig_instance() -> None:
+def test_a_node_with_a_single_gpu_may_use_a_mig_instance() -> None:
     """A warning; GPUs that the node does not use count for nothing."""
     every = inventory()
     first, two, three = every.nodes
@@ -274,7 +274,7 @@ def test_a_node_with_one_gpu_may_use_a_mig_instance() -> None:
     assert (status("0"), status("1")) == ("warn", "pass")
 
 
-def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
+def test_only_data_centre_gpus_get_the_hint_to_cuda_compat() -> None:
     """NVIDIA supports it on these only."""
     old = replace(GPU, driver="570.1")
     geforce = replace(old, name="NVIDIA GeForce RTX 4090")
@@ -293,7 +293,7 @@ def test_data_centre_gpus_are_told_of_cuda_compat_and_others_are_not() -> None:
     )
 
 
-def test_an_image_that_is_not_here_is_judged_by_its_tag() -> None:
+def test_a_missing_image_is_judged_by_its_tag() -> None:
     """vLLM's own tags imply their CUDA version."""
     turns_red(
         Case(
@@ -337,7 +337,7 @@ def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
         (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not say its CUDA"),
     ],
 )
-def test_a_driver_that_is_held_against_nothing_is_not_green(
+def test_a_driver_without_a_requirement_does_not_pass(
     image: str, images: dict[str, Image], reason: str
 ) -> None:
     """An old driver may be too old for what will be pulled."""
@@ -356,7 +356,7 @@ def test_a_driver_that_is_held_against_nothing_is_not_green(
     ("images", "text"),
     [({}, "for CUDA 13 by the image's tag"), ({IMAGE: CUDA12}, "for CUDA 12.9 of the image")],
 )
-def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image], text: str) -> None:
+def test_a_passing_driver_reports_the_requirement(images: dict[str, Image], text: str) -> None:
     """The image itself, or its tag while it is not there."""
     judged = findings(Case(id="driver", red={}, text="", fix="", facts={"*": {"images": images}}))
 
@@ -369,7 +369,7 @@ def test_a_green_driver_tells_what_it_was_held_against(images: dict[str, Image],
     "extra",
     ["env: {NVIDIA_IMEX_CHANNELS: 0}", DEVICE, "privileged: true"],
 )
-def test_each_way_to_give_a_channel_counts(extra: str) -> None:
+def test_every_setting_for_a_channel_counts(extra: str) -> None:
     """NVIDIA's hook, Docker's devices, or all devices, as far as the inventory shows."""
     case = Case(
         id="imex",
@@ -377,7 +377,7 @@ def test_each_way_to_give_a_channel_counts(extra: str) -> None:
         text="",
         fix="",
         extra=f"{ROCE}\n{extra}",
-        facts=THERE,
+        facts=PRESENT,
         survey=CHANNEL,
         inside=UNSEEN,
     )
@@ -387,13 +387,13 @@ def test_each_way_to_give_a_channel_counts(extra: str) -> None:
 
 def test_a_channel_in_the_container_is_enough() -> None:
     """However it came there."""
-    case = Case(id="imex", red={}, text="", fix="", facts=THERE, survey=CHANNEL, inside=CHANNEL)
+    case = Case(id="imex", red={}, text="", fix="", facts=PRESENT, survey=CHANNEL, inside=CHANNEL)
 
     assert {finding.text for finding in findings(case)} == {"channel0, in the container"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "text"), [({}, "no GPU here has NVLink"), (THERE, "the node was not surveyed")]
+    ("facts", "text"), [({}, "no GPU here has NVLink"), (PRESENT, "the node was not surveyed")]
 )
 def test_what_cannot_be_judged_is_skipped(facts: dict[str, dict[str, object]], text: str) -> None:
     """Other GPUs have nothing of the kind."""

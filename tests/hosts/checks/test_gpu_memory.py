@@ -48,7 +48,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_what_was_not_told_is_skipped() -> None:
+def test_an_unknown_list_of_processes_is_skipped() -> None:
     """Never green."""
     case = Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu01": {"gpu_processes": None}})
 
@@ -67,7 +67,7 @@ def test_the_clusters_own_containers_are_no_strangers() -> None:
     )
 
 
-def test_the_evidence_says_whose_process_it_is() -> None:
+def test_the_evidence_has_the_processs_owner() -> None:
     """User, process, memory and container."""
     assert (
         findings(CONTAINED)[1].evidence
@@ -119,7 +119,7 @@ DRAWN = replace(
 )
 
 
-def test_what_a_display_holds_is_told() -> None:
+def test_memory_of_a_display_is_reported() -> None:
     """Beside what this cluster's own containers hold: the driver lists no program that draws."""
     turns_red(DRAWN)
 
@@ -151,7 +151,7 @@ def test_a_server_needs_what_others_leave(count: int, share: float, status: str)
         assert finding.fix.startswith("end it: `sudo kill 77` on gpu02, or claim less")
 
 
-def test_who_cannot_be_asked_is_not_in_the_way() -> None:
+def test_a_node_without_a_process_list_does_not_block() -> None:
     """The supervisor checks again before the start."""
     unknown = replace(BUSY, facts={"gpu02": {"gpu_processes": None}})
 

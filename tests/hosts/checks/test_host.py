@@ -227,7 +227,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_a_node_says_who_it_was_reached_as() -> None:
+def test_a_node_reports_its_ssh_user() -> None:
     """The value to fold by."""
     assert {finding.text for finding in findings(Case(id="ssh", red={}, text="", fix=""))} == {
         "answers, as ops"
@@ -235,13 +235,13 @@ def test_a_node_says_who_it_was_reached_as() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)
 
 
 @pytest.mark.parametrize("spared", [{"uid": 0}, {"remove_ipc": False}, {"linger": True}])
-def test_who_keeps_shared_memory_at_logout(spared: dict[str, object]) -> None:
+def test_users_that_keep_shared_memory_at_logout(spared: dict[str, object]) -> None:
     """Root and other system users, lingering users, and hosts with RemoveIPC=no."""
     case = Case(
         id="remove-ipc",
@@ -285,7 +285,7 @@ def test_the_object_store_is_as_large_as_ray_makes_it(
     assert object_store_size(expected, memory, shm) == store
 
 
-def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
+def test_an_object_store_that_fits_is_reported_with_its_sizes() -> None:
     """The value to fold by."""
     case = Case(
         id="shm", red={}, text="", fix="", extra=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
@@ -313,7 +313,7 @@ def test_an_object_store_that_fits_is_told_with_its_sizes() -> None:
         ),
     ],
 )
-def test_green_says_no_more_than_is_known(
+def test_a_pass_claims_only_verified_facts(
     changed: dict[str, object], files: dict[str, int] | None, text: str
 ) -> None:
     """A model that no node has may be of any size."""
@@ -339,7 +339,7 @@ def test_green_says_no_more_than_is_known(
         (None, "skip", "the file system of `cache_dir` is not known"),
     ],
 )
-def test_what_engines_compiled_is_told_with_its_size(
+def test_the_compile_cache_is_reported_with_its_size(
     compiled: CompileCache | None, status: str, text: str
 ) -> None:
     """And skipped if unknown."""
@@ -375,7 +375,7 @@ def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
         ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not"),
     ],
 )
-def test_room_that_is_not_known_is_skipped(changed: dict[str, object], reason: str) -> None:
+def test_unknown_free_space_is_skipped(changed: dict[str, object], reason: str) -> None:
     """Never green."""
     finding = findings(Case(id="disk", red={}, text="", fix="", facts={"gpu01": changed}))[0]
 

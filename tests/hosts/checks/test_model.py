@@ -113,7 +113,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_a_model_that_is_the_same_everywhere_tells_its_size() -> None:
+def test_a_model_on_all_nodes_is_reported_with_its_size() -> None:
     """The value to fold by."""
     assert {finding.text for finding in findings(Case(id="model", red={}, text="", fix=""))} == {
         "org/model: 2 files, 5.00 GB"
@@ -121,12 +121,12 @@ def test_a_model_that_is_the_same_everywhere_tells_its_size() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)
 
 
-def test_of_two_copies_the_complete_one_is_right() -> None:
+def test_of_two_copies_the_complete_copy_is_the_reference() -> None:
     """Though the other has more bytes so far."""
     partial = {**FILES, "blobs/ab12.incomplete": 9_000_000_000}
     case = Case(id="model", red={}, text="", fix="", files={"gpu01": partial, "gpu03": None})

@@ -99,7 +99,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_a_larger_mtu_on_one_side_is_not_the_paths_fault() -> None:
+def test_a_larger_mtu_of_a_single_node_is_not_the_paths_fault() -> None:
     """Sizes within both MTUs pass; `mtu` names the odd one."""
     wide = {("gpu02", name): {"mtu": 9000, "largest": 1500} for name in ("gpu01", "gpu03")}
 
@@ -131,7 +131,7 @@ def test_a_node_that_could_not_knock_is_skipped_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)
 

@@ -19,7 +19,7 @@ from tests.hosts.checks.conftest import Good, Load, first, judge
 RUNNING = container()
 
 
-def test_a_taken_port_is_named_with_its_use(load: Load, good: Good) -> None:
+def test_a_port_in_use_is_named_with_its_purpose(load: Load, good: Good) -> None:
     """With a command that shows its owner."""
     finding = first("ports", load, good(listening=frozenset({("0.0.0.0", 6379), ("::", 8000)})))
 
@@ -106,7 +106,7 @@ def running(inventory: Inventory) -> Container:
     "serve",
     ["", "serve: {backend: mp}", "serve: {backend: mp, dp: 2}", "ports: {metrics: 9400}"],
 )
-def test_ports_held_by_the_clusters_own_containers_are_not_taken(
+def test_ports_of_the_clusters_own_containers_are_no_conflict(
     serve: str, load: Load, good: Good
 ) -> None:
     """A second `up` finds them in use, by what it started itself."""

@@ -176,7 +176,7 @@ def test_what_is_wrong_turns_its_check_red_and_no_other(case: Case) -> None:
     turns_red(case)
 
 
-def test_one_node_that_lost_its_port_is_told_with_what_it_costs_the_others() -> None:
+def test_a_lost_port_is_reported_with_its_effect_on_the_others() -> None:
     """All are left to TCP by it, so the others are named, too."""
     down = replace(HCA, ports=(replace(PORT, state="DOWN", physical="Polling"),))
     judged = findings(
@@ -210,7 +210,7 @@ def test_what_cannot_be_used_is_not_called_unused(extra: str) -> None:
     ("value", "status"),
     [("mlx5", "pass"), ("=mlx5", "fail"), ("=mlx5_0", "pass"), ("^mlx4", "skip")],
 )
-def test_nccl_takes_prefixes_of_device_names_unless_told_otherwise(value: str, status: str) -> None:
+def test_nccl_takes_prefixes_of_device_names_by_default(value: str, status: str) -> None:
     """Exclusion names nothing that must be there."""
     case = Case(
         id="hca-names",
@@ -254,7 +254,7 @@ def test_a_node_that_was_not_reached_may_have_no_rdma() -> None:
     ]
 
 
-def test_the_index_of_the_gid_that_stands_for_an_address_is_told() -> None:
+def test_the_index_of_the_ipv4_gid_is_reported() -> None:
     """Not that of the first RoCE v2 GID, which is link-local."""
     assert {
         finding.text for finding in findings(Case(id="gid-index", red={}, text="", fix=""))
@@ -273,6 +273,6 @@ def test_the_gid_table_is_the_evidence() -> None:
 
 
 @pytest.mark.parametrize(("case", "reason"), UNKNOWN, ids=named)
-def test_what_was_not_seen_is_skipped_with_its_reason(case: Case, reason: str) -> None:
+def test_unknown_values_are_skipped_with_the_reason(case: Case, reason: str) -> None:
     """Never green."""
     stays_unknown(case, reason)

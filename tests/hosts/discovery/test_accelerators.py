@@ -49,7 +49,7 @@ def states(**of: dict[int, bool]) -> tuple[GpuState, ...]:
         ({"gpus": states(display=dict.fromkeys(range(4), True))}, (), ()),
     ],
 )
-def test_gpus_that_are_others_are_left_out(
+def test_gpus_of_others_are_excluded(
     survey: dict[str, Any], ids: tuple[str, ...], why: tuple[str, ...]
 ) -> None:
     """With the reason; where that would leave none, all of them stay."""
@@ -63,7 +63,7 @@ def test_gpus_that_are_others_are_left_out(
     assert f"gpus: [{', '.join(ids)}]" in format_inventory(evidence) or not ids
 
 
-def test_gpus_in_use_are_left_out() -> None:
+def test_gpus_in_use_are_excluded() -> None:
     """A display server's or a context's memory does not count."""
     busy = discover_host({}, gpu_processes=(BUSY,))
     idle = discover_host({}, gpu_processes=(replace(BUSY, memory=300),))
@@ -72,7 +72,7 @@ def test_gpus_in_use_are_left_out() -> None:
     assert (idle.nodes[0].gpu_ids, idle.gpus) == ((), ())
 
 
-def test_the_gpus_of_a_cluster_that_runs_are_left_to_it() -> None:
+def test_the_gpus_of_a_running_cluster_are_excluded() -> None:
     """Unless it has the same name: its GPUs are free to choose."""
     value = GpuAllocation(container="vlaunch-other-gpu01", cluster="other", ids=("0", "GPU-1"))
 

@@ -27,7 +27,7 @@ def test_ranges_and_logins_are_read() -> None:
     assert meant.head.name == "gpu09"
 
 
-def test_one_address_with_two_ports_is_two_machines() -> None:
+def test_an_address_with_two_ports_is_two_machines() -> None:
     """Behind a forwarder."""
     meant = parse_hosts(["10.0.0.5:2201", "10.0.0.5:2202"], InitOptions(), DOCKER)
 
@@ -50,7 +50,7 @@ def test_one_address_with_two_ports_is_two_machines() -> None:
         (["gpu01"], InitOptions(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_anything_is_reached(
+def test_invalid_arguments_fail_before_any_connection(
     args: list[str], wishes: InitOptions, message: str
 ) -> None:
     """By the rules that inventories have."""

@@ -26,7 +26,7 @@ def test_a_lost_gpu_is_warned_of() -> None:
     ]
 
 
-def test_differences_are_told_folded() -> None:
+def test_differences_are_folded() -> None:
     """Common parts once, deviations on their own lines."""
     discovery = discover(unequal(), InitOptions())
 

@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_inventory_of_hosts_is_as_kept(case: str) -> None:
+def test_the_inventory_of_hosts_equals_the_golden_file(case: str) -> None:
     """Byte for byte, and the loader accepts it."""
     text = format_inventory(discover(CASES[case](), InitOptions(cluster=case)))
 
@@ -51,7 +51,7 @@ def test_infiniband_takes_the_compute_ports_alone() -> None:
     ]
 
 
-def test_roce_says_on_each_node_what_differs_there() -> None:
+def test_roce_settings_that_differ_are_written_per_node() -> None:
     """Device names, the interface and the GID index; the management port is not among the
     devices.
     """
@@ -64,14 +64,14 @@ def test_roce_says_on_each_node_what_differs_there() -> None:
     assert [node.ip for node in loaded.nodes] == [f"10.10.0.{at}" for at in (1, 2, 3, 4)]
 
 
-def test_hosts_given_by_address_are_named_by_their_own_names() -> None:
+def test_hosts_with_an_address_are_named_by_their_own_names() -> None:
     """The first label of it; where two have the same, by number."""
     assert choose_names(sparks()) == ["spark-1", "spark-2"]
     twins = [replace(spark, facts=replace(spark.facts, hostname="localhost")) for spark in sparks()]
     assert choose_names(twins) == ["node1", "node2"]
 
 
-def test_a_number_never_repeats_a_name_that_is_taken() -> None:
+def test_a_numbered_name_is_never_a_duplicate() -> None:
     """Even if a host has such a name."""
     hosts = [host("10.0.0.1", hostname="_"), host("node1"), host("10.0.0.3", hostname="_")]
 
@@ -130,7 +130,7 @@ def test_a_memory_share_is_written_where_gpus_share_the_hosts_memory() -> None:
     assert inventory(h100_pair()).serve.args == ()
 
 
-def test_an_imex_channel_of_all_hosts_is_given_to_the_containers() -> None:
+def test_an_imex_channel_of_all_hosts_is_exposed_to_the_containers() -> None:
     """As a device; without it on one host, containers could not start."""
 
     def trays(*channels: tuple[str, ...] | None) -> list[ScannedHost]:

@@ -56,7 +56,7 @@ def test_the_question_runs_and_its_answer_is_read(tmp_path: Path) -> None:
     assert all(Path(disk.path).is_dir() and disk.free for disk in assets.disks)
 
 
-def test_what_is_said_is_read() -> None:
+def test_the_answer_is_parsed() -> None:
     """Two homes, eight AMD GPUs, no image."""
     text = (
         "@@stock disk 2048 /raid/ops\n@@stock disk x /y\n"

@@ -33,7 +33,7 @@ def test_infiniband_on_all_hosts_goes_before_roce() -> None:
     assert chosen(both, both).fabric == "infiniband"
 
 
-def test_a_port_that_is_down_on_one_host_is_left_out_there() -> None:
+def test_a_port_that_is_down_is_excluded_on_its_host() -> None:
     """And reported, with a warning that the hosts differ."""
     good = (infiniband("mlx5_0"), infiniband("mlx5_1"))
     choice = chosen(good, (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")))
@@ -97,7 +97,7 @@ def test_a_port_of_an_unknown_layer_is_not_efa_for_that() -> None:
     assert "AWS EFA" not in " ".join((*choice.why, *choice.warnings))
 
 
-def test_rdma_made_of_software_is_never_chosen() -> None:
+def test_software_rdma_is_never_chosen() -> None:
     """It is no faster than TCP: not beside a card, and not alone."""
     soft = (roce("rxe0", "eth0", rate=100.0), roce("siw0", "eth0", rate=100.0))
     mixed = chosen((*soft, roce("mlx5_0", "eth0")), (*soft, roce("mlx5_0", "eth0")))
@@ -111,7 +111,7 @@ def test_rdma_made_of_software_is_never_chosen() -> None:
     )
 
 
-def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
+def test_different_rates_are_reported_as_a_range() -> None:
     """Each host's own, with a warning."""
     choice = chosen((infiniband("mlx5_0", rate=400.0),), (infiniband("mlx5_0", rate=200.0),))
 
@@ -119,7 +119,7 @@ def test_rates_that_differ_between_hosts_are_told_as_they_are() -> None:
     assert "(h1 1 at 400 Gbit/s; h2 1 at 200 Gbit/s)" in choice.warnings[0]
 
 
-def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
+def test_a_port_far_from_every_gpu_is_excluded() -> None:
     """It serves storage or management, though as fast; the distance is reported."""
     two = (infiniband("mlx5_0"), infiniband("mlx5_1"), infiniband("mlx5_2"))
     choice = beside(two, {"mlx5_0": "PXB", "mlx5_1": "NODE", "mlx5_2": "SYS"}, {"mlx5_2": "PIX"})
@@ -132,7 +132,7 @@ def test_a_port_to_which_every_gpu_has_a_nearer_one_is_left_out() -> None:
     )
 
 
-def test_a_compute_port_that_is_down_is_not_made_up_for() -> None:
+def test_a_compute_port_that_is_down_is_not_replaced() -> None:
     """By one for storage: its GPU would share another one's."""
     devices = (infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN"), infiniband("mlx5_2"))
     near = {"mlx5_0": "NODE", "mlx5_1": "PIX", "mlx5_2": "NODE"}
@@ -159,7 +159,7 @@ def test_a_port_that_may_be_the_nearest_of_a_gpu_stays(near: tuple[dict[str, str
     assert choice.hosts[0].hca == ("mlx5_0", "mlx5_1")
 
 
-def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
+def test_a_port_without_roce_v2_is_not_roce() -> None:
     """Version 1 does not leave its network segment, and NCCL does not use it by itself."""
     choice = chosen((roce("mlx5_0", "eth0", v2=False),))
 
@@ -167,7 +167,7 @@ def test_a_port_without_roce_v2_is_not_one_of_roce() -> None:
     assert "mlx5_0: ACTIVE Ethernet, no RoCE v2 address" in choice.why
 
 
-def test_the_gid_index_is_one_that_all_devices_of_a_host_have() -> None:
+def test_the_gid_index_is_common_to_all_devices_of_a_host() -> None:
     """Without a common index, NCCL chooses."""
     same = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=3))
     other = (roce("mlx5_0", "eth0", index=3), roce("mlx5_1", "eth1", index=5))
@@ -182,7 +182,7 @@ def test_the_interface_of_a_bond_is_in_the_gid_table() -> None:
     assert chosen((bonded,)).hosts[0].netdevs == {"bond0", "ens1f0np0", "ens1f1np1"}
 
 
-def test_without_devices_there_is_nothing_to_say() -> None:
+def test_without_devices_the_reason_is_short() -> None:
     """No warning: such machines are meant to be so."""
     choice = chosen((), ())
 

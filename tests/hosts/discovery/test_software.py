@@ -61,7 +61,7 @@ def test_a_cache_with_models_on_all_hosts_is_the_home() -> None:
     assert "in /home/ops/.cache/huggingface: Qwen/Qwen3-8B (on gpu01)" in remaining.why
 
 
-def test_amd_gpus_are_found_by_their_driver() -> None:
+def test_amd_gpus_are_detected_by_their_driver() -> None:
     """With the image that vLLM makes for them."""
     pair = [
         host(f"mi{at}", nic("eth0", f"10.0.4.{at}/24"), assets=LocalAssets(amd_gpus=8))

@@ -37,7 +37,7 @@ def test_a_home_on_a_disk_will_do() -> None:
     assert (evidence.state_dir, "state_dir" in format_inventory(evidence)) == (None, False)
 
 
-def test_a_home_over_the_network_is_left_for_a_disk() -> None:
+def test_a_disk_is_preferred_to_a_network_home() -> None:
     """The one with most room among those that all hosts have; with it goes what engines compile."""
     smaller = Disk(path="/raid", free=500 * GIB)
     other = Disk(path="/data", free=9000 * GIB)

@@ -100,7 +100,7 @@ def test_of_equally_fast_ones_the_card_itself_goes_first() -> None:
     )
 
 
-def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
+def test_single_addresses_come_from_the_default_route() -> None:
     """Google Cloud gives /32 and routes between them; that it works is for `check` to see."""
     hosts = [
         host(f"h{at}", nic("ens4", f"10.128.0.{at}/32"), BRIDGE, default="ens4") for at in (2, 3)
@@ -124,7 +124,7 @@ def test_addresses_that_stand_alone_are_taken_from_the_default_route() -> None:
         nic("ens4"),
     ],
 )
-def test_addresses_that_stand_alone_are_not_taken_otherwise(second: Nic) -> None:
+def test_other_single_addresses_are_not_used(second: Nic) -> None:
     """Twice the same one, on a link that is down, beside the default route, or on some hosts
     only.
     """
@@ -196,7 +196,7 @@ def test_the_same_address_on_two_hosts_is_no_common_network() -> None:
     )
 
 
-def test_a_network_of_some_hosts_is_told_with_their_names() -> None:
+def test_a_network_of_some_hosts_is_listed_with_their_names() -> None:
     """Folded."""
     hosts = [
         host(
@@ -246,7 +246,7 @@ def test_no_common_network_is_an_error_with_every_hosts_networks() -> None:
     ]
 
 
-def test_two_addresses_in_one_network_give_the_better_interface() -> None:
+def test_of_two_addresses_in_a_network_the_better_interface_wins() -> None:
     """One node has one address."""
     first = host("h1", nic("eth0", "10.0.0.1/24", 1000), nic("eth1", "10.0.0.21/24", 100_000))
     two = host("h2", nic("eth0", "10.0.0.2/24", 1000))

@@ -32,12 +32,12 @@ def test_text_is_read_back_as_it_was(text: str) -> None:
     "text",
     ["yes", "no", "on", "off", "null", "true", "1e3", "0x1f", "007", "12:30", "~", "-", "a #b"],
 )
-def test_words_that_yaml_readers_disagree_about_are_text_to_all(text: str) -> None:
+def test_ambiguous_scalars_are_text_for_every_yaml_parser(text: str) -> None:
     """PyYAML reads YAML 1.1."""
     assert yaml.safe_load(format_scalar(text)) == text
 
 
-def test_words_of_hosts_stay_in_their_comment() -> None:
+def test_text_of_hosts_stays_in_its_comment() -> None:
     """Neither a line feed nor a terminal code leaves it."""
     evil = "x\ncluster: evil\x1b[2J\u2028cluster: evil"
     pair = [

@@ -74,7 +74,7 @@ def probes(name: str, process: Process) -> dict[str, PortProbe]:
     return {probe.target: probe for probe in pairs.parse_probes(Answer(node=name, code=0, out=out))}
 
 
-def test_three_nodes_reach_each_other() -> None:
+def test_three_nodes_reach_all_peers() -> None:
     """All ports, the megabyte and the whole packet, long before any deadline."""
     began = time.monotonic()
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def test_three_nodes_reach_each_other() -> None:
     assert time.monotonic() - began < 6
 
 
-def test_no_port_is_left_behind_for_what_will_bind_it() -> None:
+def test_all_ports_are_free_afterwards() -> None:
     """A server that does not reuse addresses would fail on a port in TIME_WAIT."""
     with probe("a", "b") as a, probe("b", "a") as b:
         probes("a", a), probes("b", b)
@@ -125,7 +125,7 @@ def test_a_peer_that_never_begins_is_refused_at_the_deadline() -> None:
     assert report.errors[HIGH] == os.strerror(111)
 
 
-def test_a_port_that_somebody_has_is_left_to_them() -> None:
+def test_a_port_in_use_is_skipped() -> None:
     """An accepted connection there is sufficient."""
     with socket.create_server((IPS["b"], 16379)), probe("a", "b") as a, probe("b", "a") as b:
         assert probes("a", a)["b"].ports[16379] == "open"
@@ -150,7 +150,7 @@ def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
+def test_a_refusal_before_the_peers_start_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The peer starts and connects while a refusal is on its way."""
@@ -184,7 +184,7 @@ def test_a_refusal_from_before_the_peer_was_met_is_not_its_last_word(
     assert (connection, result) == ("connection", {"ports": {str(HIGH + 1): "open"}, "errors": {}})
 
 
-def test_a_stranger_at_the_high_port_is_recognised() -> None:
+def test_a_foreign_listener_at_the_high_port_is_recognised() -> None:
     """Another run's probe does not know the nonce."""
     with probe("b", "a", nonce="other", deadline=2), probe("a", "b", deadline=2) as a:
         report = probes("a", a)["b"]
@@ -202,7 +202,7 @@ def test_a_listener_that_says_nothing_is_no_peer() -> None:
     assert "did not answer" in report.errors[HIGH]
 
 
-def test_the_largest_packet_is_found_to_the_byte() -> None:
+def test_the_largest_packet_is_exact() -> None:
     """Loopback carries 65535 bytes at most: an MTU above that cannot be had."""
     with probe("a", "b", mtu=65600) as a, probe("b", "a") as b:
         report = probes("a", a)["b"]
@@ -211,7 +211,7 @@ def test_the_largest_packet_is_found_to_the_byte() -> None:
     assert (report.largest, report.mtu) == (65535, 65600)
 
 
-def test_an_address_of_another_machine_cannot_be_held() -> None:
+def test_an_address_of_another_machine_fails() -> None:
     """The node says so itself, at once."""
     with probe("a", "b", ip="192.0.2.77") as a:
         out, _ = a.communicate(timeout=10)
@@ -219,7 +219,7 @@ def test_an_address_of_another_machine_cannot_be_held() -> None:
         pairs.parse_probes(Answer(node="a", code=0, out=out))
 
 
-def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
+def test_the_end_of_open_input_ends_it() -> None:
     """The launcher has gone; without any input it continues (see the test with a late peer)."""
     with probe("a", "b", deadline=60) as a:
         assert a.stdin is not None
@@ -229,7 +229,7 @@ def test_the_end_of_its_input_ends_it_when_somebody_had_held_it() -> None:
         assert a.wait(timeout=10) == 1
 
 
-def test_it_ends_when_it_is_told_to() -> None:
+def test_sigterm_ends_it() -> None:
     """As `timeout` and `docker stop` do."""
     with probe("a", "b", deadline=60) as a:
         while not _listens(IPS["a"], HIGH):
@@ -239,7 +239,7 @@ def test_it_ends_when_it_is_told_to() -> None:
         assert a.wait(timeout=5) == 143
 
 
-def test_its_answer_is_one_line_of_json() -> None:
+def test_its_answer_is_a_line_of_json() -> None:
     """Without peers it exits at once."""
     with probe("a", "") as a:
         out, _ = a.communicate(timeout=10)
