@@ -15,19 +15,19 @@ from launcher.tools.survey import Gid, RdmaDevice
 from launcher.tools.survey_read import parse_rdma
 
 
-def lab(folder: Path, **asked: Any) -> Lab:
-    words = {"gpus": 2, "accelerator": "cpu", **asked}
-    return layout.make_lab(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **words)
+def lab(folder: Path, **changes: Any) -> Lab:
+    options = {"gpus": 2, "accelerator": "cpu", **changes}
+    return layout.make_lab(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **options)
 
 
-def read(made: Lab) -> tuple[RdmaDevice, ...]:
+def read(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
     """Ask the files as the survey asks the kernel's, and read the answer."""
-    devices.prepare(made, made.hosts[0])
+    devices.prepare(lab_spec, lab_spec.hosts[0])
     program = shell.program_text("survey_rdma")
     assert "/sys/class/infiniband" in program
-    folder = made.hosts[0].dir / devices.CLASSES / "infiniband"
-    asked = program.replace("/sys/class/infiniband", str(folder))
-    done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False)
+    folder = lab_spec.hosts[0].dir / devices.CLASSES / "infiniband"
+    script = program.replace("/sys/class/infiniband", str(folder))
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
     return parse_rdma(done.stdout)
 
 
@@ -51,50 +51,50 @@ def test_infiniband_has_no_address_and_no_interface(tmp_path: Path) -> None:
     assert [gid.index for gid in first.ports[0].gids] == [0]
 
 
-def test_beside_gpus_there_is_a_card_for_storage(tmp_path: Path) -> None:
+def test_storage_has_its_own_card(tmp_path: Path) -> None:
     """As fast as the others, and near to no GPU."""
-    made = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
+    lab_spec = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
 
-    assert len(read(made)) == 3
-    assert devices.gpu_affinity(made, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
-    assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(made)
+    assert len(read(lab_spec)) == 3
+    assert devices.gpu_affinity(lab_spec, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
+    assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(lab_spec)
 
 
 def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
     """By their render nodes; the processors' own entry is none."""
-    made = lab(tmp_path, accelerator="amd", gpus=4)
-    devices.prepare(made, made.hosts[0])
-    classes = made.hosts[0].dir / devices.CLASSES
-    found = [
+    lab_spec = lab(tmp_path, accelerator="amd", gpus=4)
+    devices.prepare(lab_spec, lab_spec.hosts[0])
+    classes = lab_spec.hosts[0].dir / devices.CLASSES
+    render_nodes = [
         f"{path}:{path.read_text()}"
         for path in sorted(classes.glob("kfd/kfd/topology/nodes/*/properties"))
     ]
 
-    assert sum("simd_count 1216" in text for text in found) == 4
-    nodes = (made.hosts[0].dir / devices.NODES).read_text().split("\n")
+    assert sum("simd_count 1216" in text for text in render_nodes) == 4
+    nodes = (lab_spec.hosts[0].dir / devices.NODES).read_text().split("\n")
     assert nodes == ["kfd 240 0", *(f"dri/renderD{at} 226 {at}" for at in range(128, 132)), ""]
-    assert "accelerator: amd" in render.inventory(made)
+    assert "accelerator: amd" in render.inventory(lab_spec)
 
 
 def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
     """Their files lie under mounts that are made at its start."""
-    made = lab(tmp_path, rdma="roce")
-    (only,) = made.hosts
+    lab_spec = lab(tmp_path, rdma="roce")
+    (only,) = lab_spec.hosts
 
-    assert devices.prepare(made, only)
-    assert not devices.prepare(made, only)
+    assert devices.prepare(lab_spec, only)
+    assert not devices.prepare(lab_spec, only)
     assert devices.prepare(lab(tmp_path, rdma="roce", gpus=3), only)
     assert layout.load_lab(tmp_path) is None
-    layout.save_lab(made)
-    assert layout.load_lab(tmp_path) == made
+    layout.save_lab(lab_spec)
+    assert layout.load_lab(tmp_path) == lab_spec
 
 
 def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
     """What a practice host is made of stays as it is."""
-    made = lab(tmp_path)
+    lab_spec = lab(tmp_path)
 
-    assert not devices.prepare(made, made.hosts[0])
-    assert not made.hosts[0].dir.exists()
+    assert not devices.prepare(lab_spec, lab_spec.hosts[0])
+    assert not lab_spec.hosts[0].dir.exists()
 
 
 @pytest.mark.parametrize(("gpus", "cards"), [(0, 1), (1, 1), (40, 15)])

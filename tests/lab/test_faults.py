@@ -126,7 +126,7 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
     assert ssh(lab, "root", "node2", "docker", "ps").returncode == 0
 
 
-def test_firewalls_are_open_one_way_or_but_for_one_port(lab: Lab) -> None:
+def test_firewalls_block_one_direction_or_one_port(lab: Lab) -> None:
     """What `block` and `close_port` drop is dropped, the way back and other ports are not, and
     `heal` opens both.
     """

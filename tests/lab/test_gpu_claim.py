@@ -40,40 +40,40 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def init_device(self) -> None:
             requested.append("device")
 
-    for name, more in (
+    for name, attributes in (
         ("vllm.v1.worker.utils", {"request_memory": request_memory}),
         ("vllm.v1.worker.worker_base", {"WorkerWrapperBase": WorkerWrapperBase}),
     ):
         module = ModuleType(name)
-        module.__dict__.update(more)
+        module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     return requested
 
 
 def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
     """Let `nvidia-smi` say this; return the GPUs that it is asked about."""
-    asked: list[str] = []
+    queries: list[str] = []
 
     def check_output(argv: tuple[str, ...], **_: Any) -> str:
-        asked.append(argv[2])
+        queries.append(argv[2])
         return answer
 
     monkeypatch.setattr(subprocess, "check_output", check_output)
-    return asked
+    return queries
 
 
 def claims() -> list[str]:
     """Return what this process claims, and give it back."""
-    found = []
+    names = []
     for file in list(Path("/proc/self/fd").iterdir()):
         try:
             link = str(file.readlink())
         except OSError:
             continue
         if "gpu-memory" in link:
-            found.append(link)
+            names.append(link)
             os.close(int(file.name))
-    return found
+    return names
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_rank_claims_memory_of_its_gpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    asked = smi(monkeypatch, "GPU-aa, 81559, 4\n")
+    queries = smi(monkeypatch, "GPU-aa, 81559, 4\n")
     gpu_claim.register()
     rank: Any = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase()
     rank.vllm_config, rank.worker = config(assigned, dp), SimpleNamespace(local_rank=1)
     rank.init_device()
 
-    assert (asked, vllm) == ([gpu], [(f"cuda:{gpu}", 40779), "device"])
+    assert (queries, vllm) == ([gpu], [(f"cuda:{gpu}", 40779), "device"])
     assert claims() == ["/memfd:gpu-memory:GPU-aa:40779 (deleted)"]
 
 

@@ -72,4 +72,4 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
 def test_its_name_is_that_of_an_image_for_nvidia_gpus() -> None:
     """`vlaunch init` takes an image for what its name says."""
     assert "vllm" in gpu_image.NAME
-    assert not any(word in gpu_image.NAME for word in ("cpu", "rocm", "xpu", "tpu", "hpu"))
+    assert not any(platform in gpu_image.NAME for platform in ("cpu", "rocm", "xpu", "tpu", "hpu"))

@@ -11,11 +11,11 @@ from launcher.lab.gpu_trouble import GpuTrouble
 HOSTS = ("node1", "node2")
 
 
-def test_trouble_is_of_one_gpu_or_of_a_host() -> None:
+def test_trouble_concerns_a_gpu_or_a_host() -> None:
     """Without an index it is the first GPU's; a missing toolkit is the host's."""
-    words = ("node1:lost:3", "node2:busy", "node2:no-toolkit")
+    arguments = ("node1:lost:3", "node2:busy", "node2:no-toolkit")
 
-    assert gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8) == (
+    assert gpu_trouble.parse_troubles(arguments, hosts=HOSTS, gpus=8) == (
         GpuTrouble(host="node1", kind="lost", index=3),
         GpuTrouble(host="node2", kind="busy", index=0),
         GpuTrouble(host="node2", kind="no-toolkit", index=None),
@@ -24,23 +24,25 @@ def test_trouble_is_of_one_gpu_or_of_a_host() -> None:
 
 def test_trouble_is_written_as_it_is_read() -> None:
     """The record of a lab is read again."""
-    words = ["node1:lost:3", "node2:no-toolkit"]
+    arguments = ["node1:lost:3", "node2:no-toolkit"]
 
-    assert [str(each) for each in gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8)] == words
+    assert [
+        str(trouble) for trouble in gpu_trouble.parse_troubles(arguments, hosts=HOSTS, gpus=8)
+    ] == arguments
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     """Another host, another kind, an index that is none."""
-    words = ("node3:lost", "node1:tired", "node1:ecc:8", "node1:no-toolkit:1", "node1:ecc:x")
+    arguments = ("node3:lost", "node1:tired", "node1:ecc:8", "node1:no-toolkit:1", "node1:ecc:x")
     with pytest.raises(RequestError) as refused:
-        gpu_trouble.parse_troubles(words, hosts=HOSTS, gpus=8)
+        gpu_trouble.parse_troubles(arguments, hosts=HOSTS, gpus=8)
 
-    told = refused.value.evidence.splitlines()
-    assert [line.partition(": ")[0] for line in told] == list(words)
+    mistakes = refused.value.evidence.splitlines()
+    assert [line.partition(": ")[0] for line in mistakes] == list(arguments)
     assert "node1:lost:3" in refused.value.hint
 
 
-def test_a_single_mistake_is_one_sentence() -> None:
+def test_a_single_mistake_is_a_sentence() -> None:
     """With what it can be."""
     with pytest.raises(RequestError, match="no GPU 2, only 0 to 1"):
         gpu_trouble.parse_troubles(("node1:ecc:2",), hosts=HOSTS, gpus=2)

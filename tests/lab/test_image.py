@@ -57,9 +57,9 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
 
 def test_a_process_that_waits_leaves_the_core_to_others(tmp_path: Path) -> None:
     """The line that the image's Python runs at its start makes a yield a short sleep."""
-    found = re.search(r"^echo '(import .+)'", shell.program_text("practice_image"), re.MULTILINE)
-    assert found is not None
-    (tmp_path / "patience.pth").write_text(found[1] + "\n")
+    match = re.search(r"^echo '(import .+)'", shell.program_text("practice_image"), re.MULTILINE)
+    assert match is not None
+    (tmp_path / "patience.pth").write_text(match[1] + "\n")
     program = """
 import os, site, sys, time
 site.addsitedir(sys.argv[1])
@@ -75,11 +75,11 @@ print(time.monotonic() - began)
     assert float(done.stdout) >= 100 * 0.0002
 
 
-def answer(code: int, asked: list[tuple[str, ...]]) -> Callable[..., object]:
+def answer(code: int, commands: list[tuple[str, ...]]) -> Callable[..., object]:
     """Return a stand-in of `machine.attempt`, for a pip that ends with this exit code."""
 
     def attempt(*argv: str, **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(argv)
+        commands.append(argv)
         return subprocess.CompletedProcess(argv, code, "", "ERROR: No matching distribution")
 
     return attempt
@@ -87,18 +87,18 @@ def answer(code: int, asked: list[tuple[str, ...]]) -> Callable[..., object]:
 
 def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """That one wheel only, beside the indexes of pip's configuration; the size is told first."""
-    asked: list[tuple[str, ...]] = []
-    told: list[str] = []
-    monkeypatch.setattr(machine, "attempt", answer(0, asked))
+    commands: list[tuple[str, ...]] = []
+    messages: list[str] = []
+    monkeypatch.setattr(machine, "attempt", answer(0, commands))
 
-    (file,) = image.ensure_wheels(tmp_path, told.append).iterdir()
-    torch, rest = asked
+    (file,) = image.ensure_wheels(tmp_path, messages.append).iterdir()
+    torch, rest = commands
 
     assert file.name == "wheels.lock"
     assert torch[-5:-3] == ("torch==2.13.0+cpu", "--extra-index-url")
     assert "--extra-index-url" not in rest
     assert rest[-3:-1] == ("--require-hashes", "--requirement")
-    assert len(told) == 1 and "0.5 GB" in told[0]
+    assert len(messages) == 1 and "0.5 GB" in messages[0]
 
 
 def test_torch_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

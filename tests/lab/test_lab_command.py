@@ -20,7 +20,7 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_root")
-def test_status_without_a_lab_says_how_to_get_one(tmp_path: Path) -> None:
+def test_status_without_a_lab_gives_a_hint(tmp_path: Path) -> None:
     """Not an empty table."""
     result = CliRunner().invoke(command, ["status", "--dir", str(tmp_path)])
 
@@ -47,8 +47,8 @@ def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]]
+    "arguments", [["up", "--subnet", "here"], ["up", "--name", "../x"], ["up", "--nodes", "0"]]
 )
-def test_a_wrong_request_is_refused_before_anything_is_looked_at(words: list[str]) -> None:
+def test_a_wrong_request_is_refused_before_anything_is_looked_at(arguments: list[str]) -> None:
     """Also for who is not root."""
-    assert isinstance(CliRunner().invoke(command, words).exception, RequestError)
+    assert isinstance(CliRunner().invoke(command, arguments).exception, RequestError)

@@ -46,7 +46,7 @@ def test_interface_names_fit_into_linux(tmp_path: Path) -> None:
     assert long.bridge != other.bridge
 
 
-def test_another_labs_namespace_is_not_taken() -> None:
+def test_another_labs_namespace_is_ignored() -> None:
     """A lab may be called `vlaunch-lab-node1`; its hosts are not those of `vlaunch-lab`."""
     assert layout.is_netns("vlaunch-lab-node1", "vlaunch-lab")
     assert not layout.is_netns("vlaunch-lab-node1-node1", "vlaunch-lab")
@@ -63,7 +63,7 @@ def test_a_lab_with_gpus_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert lab.troubles
 
 
-def test_a_record_of_before_there_were_gpus_has_slots(tmp_path: Path) -> None:
+def test_a_record_without_gpus_has_slots(tmp_path: Path) -> None:
     """A lab that stands is still there after an upgrade."""
     record = '{"name": "x", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'
     (tmp_path / layout.RECORD).write_text(record)
@@ -74,7 +74,7 @@ def test_a_record_of_before_there_were_gpus_has_slots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"troubles": ("node1:lost",)}, "needs GPUs"),
         ({"accelerator": "nvidia", "gpus": 0}, "1 to 16"),
@@ -84,10 +84,10 @@ def test_a_record_of_before_there_were_gpus_has_slots(tmp_path: Path) -> None:
     ],
 )
 def test_gpus_that_cannot_be_are_refused(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     """Before anything is made."""
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         make(tmp_path, **changes)
 
 

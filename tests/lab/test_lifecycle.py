@@ -32,7 +32,7 @@ def start(lab: Lab) -> None:
     bring_up.start_lab(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
 
 
-def ssh(lab: Lab, user: str, host: str, *words: str) -> subprocess.CompletedProcess[str]:
+def ssh(lab: Lab, user: str, host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     options = (
         *(
             "-F",
@@ -47,7 +47,7 @@ def ssh(lab: Lab, user: str, host: str, *words: str) -> subprocess.CompletedProc
         *("-o", f"UserKnownHostsFile={lab.known_hosts}", "-o", "ConnectTimeout=5"),
     )
     return subprocess.run(
-        ["ssh", *options, f"{user}@{lab.host(host).ip}", *words],
+        ["ssh", *options, f"{user}@{lab.host(host).ip}", *arguments],
         capture_output=True,
         text=True,
         timeout=30,
@@ -59,12 +59,12 @@ def all_up(lab: Lab) -> bool:
     return all(state.up for state in status.observe(lab))
 
 
-def reaches(lab: Lab, one: str, other: str, port: int = 22) -> bool:
+def reaches(lab: Lab, source: str, target: str, port: int = 22) -> bool:
     """Tell whether a TCP connection from one host to another opens, to its SSH server or another
     port.
     """
-    script = f"exec 3<>/dev/tcp/{lab.host(other).ip}/{port}"
-    return host_faults.enter(lab.host(one), "timeout", "1", "bash", "-c", script).returncode == 0
+    script = f"exec 3<>/dev/tcp/{lab.host(target).ip}/{port}"
+    return host_faults.enter(lab.host(source), "timeout", "1", "bash", "-c", script).returncode == 0
 
 
 def container(host: Host) -> None:
@@ -79,8 +79,8 @@ def container(host: Host) -> None:
     subprocess.run(
         hosts.docker_argv(host, "import", "-", "sleep"), input=tar, capture_output=True, check=True
     )
-    words = ("run", "--detach", "--network", "host", "sleep", "/usr/bin/sleep", "600")
-    subprocess.run(hosts.docker_argv(host, *words), capture_output=True, check=True)
+    arguments = ("run", "--detach", "--network", "host", "sleep", "/usr/bin/sleep", "600")
+    subprocess.run(hosts.docker_argv(host, *arguments), capture_output=True, check=True)
 
 
 @pytest.fixture
@@ -170,10 +170,10 @@ def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
         ]
     )
 
-    found = remove.leftovers(NAME, DIRECTORY)
-    kinds = {line.split()[0] for line in found}
+    traces = remove.leftovers(NAME, DIRECTORY)
+    kinds = {line.split()[0] for line in traces}
     assert kinds >= {"process", "network", "interface", "packet", "control", "directory"}
-    assert any("(sleep)" in line for line in found)
+    assert any("(sleep)" in line for line in traces)
     remove.remove_lab(NAME, DIRECTORY, quiet)
     stray.wait(timeout=10)
 

@@ -15,14 +15,16 @@ class Docker:
     """Runs the scripts in no container: writes what they would into the host's folder."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, str]] = []
+        self.built: list[tuple[str, str]] = []
 
     def __call__(self, *argv: str, timeout: float, what: str) -> None:
         script, target, other = argv[-3:]
-        home = next(Path(word.split("=", 1)[1]) for word in argv if word.startswith("home="))
+        home = next(
+            Path(argument.split("=", 1)[1]) for argument in argv if argument.startswith("home=")
+        )
         folder = home / Path(target).parent.name
         assert (folder / Path(script).name).exists()
-        self.made.append((Path(script).name, Path(other).name))
+        self.built.append((Path(script).name, Path(other).name))
         weights = folder / Path(target).name / "model.safetensors"
         weights.write_text(
             f"{Path(script).name} with"
@@ -34,33 +36,33 @@ class Docker:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """Two hosts with folders for models."""
-    made = layout.make_lab(
+    lab_spec = layout.make_lab(
         name="vlaunch-lab", directory=tmp_path / "lab", subnet="10.77.0.0/24", nodes=2, gpus=1
     )
-    for host in made.hosts:
+    for host in lab_spec.hosts:
         hosts.hf_home(host).mkdir(parents=True)
-    return made
+    return lab_spec
 
 
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
     """What stands in for Docker."""
 
-    def argv(host: Host, *words: str) -> tuple[str, ...]:
-        return (f"home={hosts.hf_home(host)}", *words)
+    def argv(host: Host, *arguments: str) -> tuple[str, ...]:
+        return (f"home={hosts.hf_home(host)}", *arguments)
 
-    one = Docker()
-    monkeypatch.setattr(machine, "run", one)
+    fake = Docker()
+    monkeypatch.setattr(machine, "run", fake)
     monkeypatch.setattr(hosts, "docker_argv", argv)
-    return one
+    return fake
 
 
-def held(lab: Lab, name: str) -> list[str]:
+def stored_weights(lab: Lab, name: str) -> list[str]:
     """The weights of a model on each host."""
     return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
 
 
-def test_all_models_are_made_once_and_put_on_every_host(
+def test_all_models_are_built_once_and_copied_to_all_hosts(
     lab: Lab, docker: Docker, tmp_path: Path
 ) -> None:
     """The others after the first, whose tokenizer they take.
@@ -68,21 +70,21 @@ def test_all_models_are_made_once_and_put_on_every_host(
     What another image made goes.
     """
     cache = tmp_path / "cache"
-    said: list[str] = []
+    messages: list[str] = []
     (cache / "model-of-before").mkdir(parents=True)
 
     for _ in range(2):
-        models.ensure(lab, cache, Path("image-1.tar"), said.append)
+        models.ensure(lab, cache, Path("image-1.tar"), messages.append)
 
-    assert docker.made == [
+    assert docker.built == [
         ("tiny_llama.py", "tiny-llama"),
         *[("tiny_others.py", "tiny-llama")] * 3,
     ]
-    assert said == ["making the tiny models"]
-    assert held(lab, models.NAME) == ["tiny_llama.py with []"] * 2
+    assert messages == ["making the tiny models"]
+    assert stored_weights(lab, models.NAME) == ["tiny_llama.py with []"] * 2
     for name in (models.MOE, models.EMBED, models.RERANK):
         assert name in tiny_others.KINDS
-        assert held(lab, name) == ["tiny_others.py with ['model.safetensors']"] * 2
+        assert stored_weights(lab, name) == ["tiny_others.py with ['model.safetensors']"] * 2
     assert len(list(cache.iterdir())) == 1
     for host in lab.hosts:
         assert sorted(path.name for path in hosts.hf_home(host).iterdir()) == [
@@ -101,20 +103,18 @@ def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path)
     for archive in ("image-1.tar", "image-2.tar"):
         models.ensure(lab, tmp_path / "cache", Path(archive), lambda _: None)
 
-    assert len(docker.made) == 8
+    assert len(docker.built) == 8
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", [models.NAME, models.MOE, models.RERANK])
-def test_a_host_whose_copy_differs_is_given_it_again(
-    lab: Lab, docker: Docker, tmp_path: Path, name: str
-) -> None:
+def test_a_differing_copy_is_replaced(lab: Lab, docker: Docker, tmp_path: Path, name: str) -> None:
     """A file that is gone, changed, or too many; the other host and model are left alone."""
     models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
-    before: Any = held(lab, name)
+    before: Any = stored_weights(lab, name)
     (hosts.hf_home(lab.hosts[1]) / name / "model.safetensors").write_text("broken")
 
     models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
 
-    assert held(lab, name) == before
-    assert len(docker.made) == 4
+    assert stored_weights(lab, name) == before
+    assert len(docker.built) == 4

@@ -16,9 +16,9 @@ LISTING = """\
 
 def test_only_rules_with_exactly_this_comment_are_ours() -> None:
     """A lab called `vlaunch-lab` does not take the rules of `vlaunch-lab-2`."""
-    found = list(network.tagged_rules(LISTING, "vlaunch-lab"))
+    rules = list(network.tagged_rules(LISTING, "vlaunch-lab"))
 
-    assert [rule[:4] for rule in found] == [["-A", "FORWARD", "-i", "vlb1c2d3e4f"]]
+    assert [rule[:4] for rule in rules] == [["-A", "FORWARD", "-i", "vlb1c2d3e4f"]]
 
 
 def test_no_rules_in_an_empty_answer() -> None:

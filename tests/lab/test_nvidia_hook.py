@@ -19,7 +19,7 @@ GPUS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("selection", "uuids"),
     [
         ("0,1", ["GPU-0", "GPU-1"]),
         ("4,5", ["GPU-4", "GPU-5"]),
@@ -30,12 +30,12 @@ GPUS: list[dict[str, Any]] = [
         ("", []),
     ],
 )
-def test_docker_names_gpus_by_number_or_uuid(wanted: str, found: list[str]) -> None:
+def test_docker_names_gpus_by_number_or_uuid(selection: str, uuids: list[str]) -> None:
     """As dockerd sets NVIDIA_VISIBLE_DEVICES from `--gpus`."""
-    assert nvidia_hook.select_gpus(wanted, GPUS) == found
+    assert nvidia_hook.select_gpus(selection, GPUS) == uuids
 
 
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+def test_a_missing_gpu_is_refused() -> None:
     """`--gpus 9` of eight."""
     with pytest.raises(nvidia_hook.GpuRequestError, match="device error: 8: unknown device"):
         nvidia_hook.select_gpus("7,8", GPUS)
@@ -51,10 +51,10 @@ def test_a_lost_gpu_lets_no_container_start() -> None:
 
 def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
     """Into its root, before it starts; what they tell is mounted there, and only read."""
-    told, bundle, root = tmp_path / "told", tmp_path / "bundle", tmp_path / "root"
-    for folder in (told, bundle, root / "etc", root / "usr/bin", tmp_path / "bin"):
+    document_dir, bundle, root = tmp_path / "told", tmp_path / "bundle", tmp_path / "root"
+    for folder in (document_dir, bundle, root / "etc", root / "usr/bin", tmp_path / "bin"):
         folder.mkdir(parents=True)
-    (told / "gpus.json").write_text(json.dumps({"gpus": GPUS}))
+    (document_dir / "gpus.json").write_text(json.dumps({"gpus": GPUS}))
     (tmp_path / "bin/nvidia-smi").write_text("the program")
     hook = tmp_path / "bin/hook"
     hook.write_text(Path(nvidia_hook.__file__).read_text())
@@ -67,7 +67,7 @@ def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(hook), "prestart"],
         input=json.dumps({"pid": 321, "bundle": str(bundle)}),
-        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PRACTICE_GPUS": str(told)},
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PRACTICE_GPUS": str(document_dir)},
         capture_output=True,
         text=True,
         timeout=30,
@@ -79,6 +79,6 @@ def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
     assert (root / "usr/bin/nvidia-smi").read_text() == "the program"
     target = root / "etc/practice-gpus"
     assert (tmp_path / "entered").read_text().splitlines() == [
-        f"--target=321 --mount -- mount --bind {told} {target}",
+        f"--target=321 --mount -- mount --bind {document_dir} {target}",
         f"--target=321 --mount -- mount -o remount,bind,ro {target}",
     ]

@@ -29,8 +29,8 @@ class Smi:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.told = folder / "gpus"
-        self.told.mkdir()
+        self.document_dir = folder / "gpus"
+        self.document_dir.mkdir()
 
     def be(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
         """Let the host have GPUs; return their UUIDs."""
@@ -42,16 +42,16 @@ class Smi:
             gpus=gpus_,
             accelerator="nvidia",
             gpu_model=model,
-            troubles=[f"node1:{each}" for each in troubles],
+            troubles=[f"node1:{trouble}" for trouble in troubles],
         )
         document = gpus.smi_document(lab, lab.hosts[0])
-        (self.told / "gpus.json").write_text(json.dumps(document))
-        return [each["uuid"] for each in json.loads(json.dumps(document))["gpus"]]
+        (self.document_dir / "gpus.json").write_text(json.dumps(document))
+        return [trouble["uuid"] for trouble in json.loads(json.dumps(document))["gpus"]]
 
     @contextmanager
-    def held(self, index: int, pid: int) -> Iterator[None]:
+    def occupied(self, index: int, pid: int) -> Iterator[None]:
         """Let a process hold a GPU's memory meanwhile."""
-        file = self.told / f"held-{index}"
+        file = self.document_dir / f"held-{index}"
         file.write_text(f"{pid}\n")
         with file.open() as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
@@ -61,10 +61,10 @@ class Smi:
         """Let this be a container that has these GPUs."""
         (self.folder / "gpus.visible").write_text("\n".join(uuids))
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, nvidia_smi.__file__, *words],
-            env={**os.environ, "PRACTICE_GPUS": str(self.told)},
+            [sys.executable, nvidia_smi.__file__, *arguments],
+            env={**os.environ, "PRACTICE_GPUS": str(self.document_dir)},
             capture_output=True,
             text=True,
             timeout=30,
@@ -77,7 +77,7 @@ class Smi:
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {nvidia_smi.__file__} "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
-        monkeypatch.setenv("PRACTICE_GPUS", str(self.told))
+        monkeypatch.setenv("PRACTICE_GPUS", str(self.document_dir))
 
 
 @pytest.fixture
@@ -85,19 +85,19 @@ def smi(tmp_path: Path) -> Smi:
     return Smi(tmp_path)
 
 
-def asked(program: str) -> str:
+def queried_fields(program: str) -> str:
     """Return the fields that a shell program asks for."""
     text = Path(shell.__file__).with_name(f"{program}.sh").read_text()
-    found = re.search(r"(?:query|fields|--query-gpu)=([a-z_.,]+)", text)
-    assert found is not None
-    return found[1]
+    match = re.search(r"(?:query|fields|--query-gpu)=([a-z_.,]+)", text)
+    assert match is not None
+    return match[1]
 
 
 @pytest.mark.parametrize("program", ["probe", "survey", "survey_fabric"])
-def test_whatever_is_asked_of_gpus_is_answered(smi: Smi, program: str) -> None:
+def test_all_gpu_queries_are_answered(smi: Smi, program: str) -> None:
     """A query that gets a new field finds it here too."""
     smi.be()
-    answer = smi.ask(f"--query-gpu={asked(program)}", CSV)
+    answer = smi.ask(f"--query-gpu={queried_fields(program)}", CSV)
 
     assert (answer.returncode, len(answer.stdout.splitlines())) == (0, 8)
 
@@ -105,7 +105,7 @@ def test_whatever_is_asked_of_gpus_is_answered(smi: Smi, program: str) -> None:
 def test_the_probe_reads_every_gpu(smi: Smi) -> None:
     """A line for each; the name says that it is for practice."""
     uuids = smi.be()
-    answer = smi.ask(f"--query-gpu={asked('probe')}", CSV)
+    answer = smi.ask(f"--query-gpu={queried_fields('probe')}", CSV)
 
     assert answer.stdout.splitlines()[7] == (
         f"7, NVIDIA H100 80GB HBM3 (practice), 81559, 4, 580.95.05, {uuids[7]}"
@@ -115,23 +115,23 @@ def test_the_probe_reads_every_gpu(smi: Smi) -> None:
 def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
     """`--query-gpu` and `topo -m`, through the functions that read the real one."""
     smi.be("ecc:3")
-    found = gpu_survey.parse_gpu_states(
-        smi.ask(f"--query-gpu={asked('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout
+    gpus = gpu_survey.parse_gpu_states(
+        smi.ask(f"--query-gpu={queried_fields('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout
     )
 
-    assert [each.ecc_errors for each in found] == [0, 0, 0, 2, 0, 0, 0, 0]
+    assert [gpu.ecc_errors for gpu in gpus] == [0, 0, 0, 2, 0, 0, 0, 0]
     assert smi.ask("topo", "-m").stdout.count("NV18") == 8 * 7
 
 
-def test_a_holder_is_told_until_it_ends(smi: Smi) -> None:
+def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
     """Its memory is in use for as long as it lives, and no longer."""
     uuids = smi.be()
-    apps = (f"--query-compute-apps={asked('gpu_processes')}", CSV)
-    with smi.held(5, pid=4711):
-        told = gpu_survey.parse_processes(smi.ask(*apps).stdout)
+    apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
+    with smi.occupied(5, pid=4711):
+        reported = gpu_survey.parse_processes(smi.ask(*apps).stdout)
         used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
 
-    assert told == (GpuProcess(gpu=uuids[5], pid=4711, name=nvidia_smi.HOLDER, memory=61169),)
+    assert reported == (GpuProcess(gpu=uuids[5], pid=4711, name=nvidia_smi.HOLDER, memory=61169),)
     assert used == ["4", "4", "4", "4", "4", "61173", "4", "4"]
     assert smi.ask(*apps).stdout == ""
     assert smi.ask("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
@@ -140,20 +140,20 @@ def test_a_holder_is_told_until_it_ends(smi: Smi) -> None:
 def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
     """Beside another process, and for as long as they live; each by its own number."""
     uuids = smi.be(gpus_=2)
-    apps = (f"--query-compute-apps={asked('gpu_processes')}", CSV)
+    apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     claim = os.memfd_create(f"gpu-memory:{uuids[0]}:20000")
     try:
-        with smi.held(0, pid=4711):
-            told = gpu_survey.parse_processes(smi.ask(*apps).stdout)
+        with smi.occupied(0, pid=4711):
+            reported = gpu_survey.parse_processes(smi.ask(*apps).stdout)
             used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
     finally:
         os.close(claim)
 
-    assert [(each.gpu, each.pid, each.memory) for each in told] == [
+    assert [(process.gpu, process.pid, process.memory) for process in reported] == [
         (uuids[0], 4711, 61169),
         (uuids[0], os.getpid(), 20000),
     ]
-    assert "python" in told[1].name
+    assert "python" in reported[1].name
     assert used == ["81173", "4"]
     assert smi.ask(*apps).stdout == ""
 
@@ -170,11 +170,11 @@ def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
     assert answer.returncode == 255
 
 
-def test_a_container_sees_what_it_was_given_numbered_anew(smi: Smi) -> None:
+def test_a_container_sees_its_gpus_renumbered(smi: Smi) -> None:
     """In the order of the bus, whatever was asked for; processes of others have no name there."""
     uuids = smi.be()
     smi.hand_out(uuids[5], uuids[4])
-    with smi.held(5, pid=4711):
+    with smi.occupied(5, pid=4711):
         listed = smi.ask("-L").stdout
         apps = smi.ask("--query-compute-apps=gpu_uuid,process_name", CSV).stdout
 
@@ -185,15 +185,13 @@ def test_a_container_sees_what_it_was_given_numbered_anew(smi: Smi) -> None:
     assert apps == f"{uuids[5]}, [Not Found]\n"
 
 
-def test_the_agents_gate_names_the_gpu_that_is_held(
-    smi: Smi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own commands, run as it runs them; a server that needs fewer does not wait."""
     smi.be()
     smi.on_path(monkeypatch)
 
     assert agent.free_gpus(0.92, None, 8) == (8, "")
-    with smi.held(3, pid=4711):
+    with smi.occupied(3, pid=4711):
         assert agent.free_gpus(0.92, None, 7) == (7, "")
         assert agent.free_gpus(0.92, None, 8) == (
             7,
@@ -211,7 +209,7 @@ def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> Non
         agent.query_gpus()
 
 
-def test_a_display_is_told(smi: Smi) -> None:
+def test_a_display_is_reported(smi: Smi) -> None:
     """Both that one is attached and that it is in use."""
     smi.be("display:1", gpus_=2)
 
@@ -221,7 +219,7 @@ def test_a_display_is_told(smi: Smi) -> None:
     ]
 
 
-def test_units_and_headings_are_as_asked_for(smi: Smi) -> None:
+def test_units_and_headings_are_optional(smi: Smi) -> None:
     """Without `nounits` and `noheader` both are there, as the real one writes them."""
     smi.be(gpus_=1)
 
@@ -230,16 +228,16 @@ def test_units_and_headings_are_as_asked_for(smi: Smi) -> None:
     )
 
 
-def test_a_gpu_that_shares_the_hosts_memory_tells_none(smi: Smi) -> None:
+def test_a_gpu_that_shares_the_hosts_memory_reports_none(smi: Smi) -> None:
     """As a GB10."""
     smi.be(gpus_=1, model="gb10")
 
-    said = smi.ask("--query-gpu=name,memory.total,memory.used", CSV).stdout
-    assert said == "NVIDIA GB10 (practice), [N/A], [N/A]\n"
+    output = smi.ask("--query-gpu=name,memory.total,memory.used", CSV).stdout
+    assert output == "NVIDIA GB10 (practice), [N/A], [N/A]\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "status"),
+    ("arguments", "message", "status"),
     [
         (("--query-gpu=index,wings", CSV), 'Field "wings" is not a valid field to query.', 2),
         (("--query-gpu=index",), '"--format=" switch is missing', 2),
@@ -248,17 +246,17 @@ def test_a_gpu_that_shares_the_hosts_memory_tells_none(smi: Smi) -> None:
     ],
 )
 def test_what_it_cannot_answer_it_says(
-    smi: Smi, words: tuple[str, ...], said: str, status: int
+    smi: Smi, arguments: tuple[str, ...], message: str, status: int
 ) -> None:
     """Never an empty answer that would be taken for one."""
     smi.be()
-    answer = smi.ask(*words)
+    answer = smi.ask(*arguments)
 
-    assert said in answer.stdout
+    assert message in answer.stdout
     assert answer.returncode == status
 
 
-def test_one_gpu_can_be_asked_for(smi: Smi) -> None:
+def test_one_gpu_can_be_queried(smi: Smi) -> None:
     """By number or UUID."""
     uuids = smi.be()
 

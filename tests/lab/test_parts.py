@@ -5,11 +5,11 @@ from __future__ import annotations
 from launcher.lab import parts
 
 
-def test_a_bare_machine_is_told_everything_at_once() -> None:
+def test_all_missing_parts_are_listed_at_once() -> None:
     """Every missing program and the one command that brings them all."""
-    lacking = parts.missing(lambda _: False)
+    absent = parts.missing(lambda _: False)
     error = parts.missing_error(
-        lacking, parts.required_packages(lacking, split_client=False), apt=True
+        absent, parts.required_packages(absent, split_client=False), apt=True
     )
 
     assert all(f"`{part.name}`" in error.message for part in parts.PREREQUISITES)
@@ -22,27 +22,27 @@ def test_a_bare_machine_is_told_everything_at_once() -> None:
     assert error.exit_code == 2
 
 
-def test_only_what_is_missing_is_asked_for() -> None:
+def test_only_missing_parts_are_listed() -> None:
     """A machine with all but iptables is asked for iptables."""
-    lacking = parts.missing(lambda name: name != "iptables")
+    absent = parts.missing(lambda name: name != "iptables")
 
-    assert parts.required_packages(lacking, split_client=True) == ["iptables"]
+    assert parts.required_packages(absent, split_client=True) == ["iptables"]
 
 
-def test_docker_client_comes_from_its_own_package_where_there_is_one() -> None:
+def test_docker_client_has_its_own_package_where_available() -> None:
     """Newer Debians split the client from the daemon."""
-    lacking = parts.missing(lambda name: name != "docker")
+    absent = parts.missing(lambda name: name != "docker")
 
-    assert parts.required_packages(lacking, split_client=True) == ["docker-cli"]
-    assert parts.required_packages(lacking, split_client=False) == ["docker.io"]
+    assert parts.required_packages(absent, split_client=True) == ["docker-cli"]
+    assert parts.required_packages(absent, split_client=False) == ["docker.io"]
 
 
 def test_without_apt_the_hint_is_general() -> None:
     """No apt command is suggested where there is no apt."""
-    lacking = parts.missing(lambda name: name != "sshd")
+    absent = parts.missing(lambda name: name != "sshd")
 
     hint = parts.missing_error(
-        lacking, parts.required_packages(lacking, split_client=False), apt=False
+        absent, parts.required_packages(absent, split_client=False), apt=False
     ).hint
 
     assert "apt-get" not in hint

@@ -34,7 +34,7 @@ def test_nothing_to_remove_is_fine(tmp_path: Path) -> None:
     assert remove.leftovers("no-such-lab", tmp_path / "absent") == []
 
 
-def test_a_directory_that_is_no_lab_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_lab_is_not_touched(tmp_path: Path) -> None:
     """A wrong `--dir` must not cost anyone their files."""
     (tmp_path / "thesis.txt").write_text("years of work")
 
@@ -44,7 +44,7 @@ def test_a_directory_that_is_no_lab_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_a_directory_of_another_lab_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_of_another_lab_is_not_touched(tmp_path: Path) -> None:
     """The name and the directory must belong together."""
     layout.save_lab(
         layout.make_lab(name="one", directory=tmp_path, subnet="10.77.0.0/24", nodes=1, gpus=1)
@@ -54,7 +54,7 @@ def test_a_directory_of_another_lab_is_left_alone(tmp_path: Path) -> None:
         remove.remove_lab("two", tmp_path, lambda _: None)
 
 
-def test_a_half_made_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
+def test_an_incomplete_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
     """A record that was cut off in the middle is enough to know what the directory was for."""
     where = tmp_path / "half"
     (where / "hosts/node1/fs").mkdir(parents=True)

@@ -93,8 +93,8 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
         return started[-1]
 
     yield start
-    for one in started:
-        sshd.stop(one)
+    for running in started:
+        sshd.stop(running)
 
 
 @pytest.fixture

@@ -18,16 +18,16 @@ def unique_seconds() -> str:
 
 def alive(argument: str) -> list[str]:
     """Return the command lines of the processes that have exactly this argument."""
-    found = []
+    command_lines = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if argument in words:
-                found.append(" ".join(words))
-    return found
+            if argument in arguments:
+                command_lines.append(" ".join(arguments))
+    return command_lines
 
 
 def appears(argument: str, *, within: float = 40.0) -> bool:

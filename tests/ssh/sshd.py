@@ -33,14 +33,14 @@ class Sshd:
 
     def ssh(self, **changes: Any) -> Ssh:
         """How to log in here."""
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "user": self.user,
             "port": self.port,
             "identity": str(self.key),
             "known_hosts": str(self.known_hosts),
             "connect_timeout": 10.0,
         }
-        return Ssh(**{**given, **changes})
+        return Ssh(**{**settings, **changes})
 
     def node(self, name: str = "gpu01", *, host: str = "127.0.0.1", **changes: Any) -> Node:
         """A node that is this server."""
@@ -129,13 +129,13 @@ def start(
         text=True,
     )
     assert process.stderr is not None
-    said = []
+    output_lines = []
     for line in process.stderr:
-        said.append(line)
+        output_lines.append(line)
         if "Server listening" in line:
             break
     else:
-        pytest.fail("sshd did not start:\n" + "".join(said))
+        pytest.fail("sshd did not start:\n" + "".join(output_lines))
     threading.Thread(target=process.stderr.read, daemon=True).start()
     known_hosts = folder / "known_hosts"
     kind, blob = Path(f"{host_key}.pub").read_text().split()[:2]

@@ -16,7 +16,7 @@ from tests.ssh.conftest import refusal, works
 pytestmark = pytest.mark.processes
 
 
-def test_known_host_and_key(server: sshd.Sshd) -> None:
+def test_recognised_host_and_key(server: sshd.Sshd) -> None:
     """The plain case."""
     assert works(server.node())
 
@@ -26,11 +26,11 @@ def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
     found".
     """
     connector = Connector()
-    made = [connector.open(server.node(name)) for name in ("gpu01", "gpu02")]
-    for connection in made:
+    connections = [connector.open(server.node(name)) for name in ("gpu01", "gpu02")]
+    for connection in connections:
         connection.client.close()
     connector.close()
-    assert made[0].config is not made[1].config
+    assert connections[0].config is not connections[1].config
 
 
 def test_refused_connection(server: sshd.Sshd) -> None:
@@ -55,7 +55,7 @@ def test_silent_server(server: sshd.Sshd) -> None:
     assert "did not finish the login within 0.5s" in error.message
 
 
-def test_dropped_connection_is_tried_once_more(server: sshd.Sshd) -> None:
+def test_dropped_connection_is_retried(server: sshd.Sshd) -> None:
     """A busy sshd drops new connections (MaxStartups): one more try, and no third."""
     tries: list[bool] = []
 

@@ -55,16 +55,16 @@ ARGUMENTS: dict[type, tuple[object, ...]] = {
 def test_any_exception_of_the_library(kind: type[Exception]) -> None:
     """Each becomes an error with the node's name, the exception's own text, and a hint."""
     error = kind(*ARGUMENTS.get(kind, ("odd",)))
-    made = connect_error(TARGET, error)
+    failure = connect_error(TARGET, error)
 
-    assert made.message.startswith("gpu02: ")
-    assert "10.0.0.12:2222" in made.message
-    assert str(error) in (made.evidence, made.message) or "odd" in made.message
-    assert made.hint
+    assert failure.message.startswith("gpu02: ")
+    assert "10.0.0.12:2222" in failure.message
+    assert str(error) in (failure.evidence, failure.message) or "odd" in failure.message
+    assert failure.hint
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "hint"),
+    ("error", "text", "hint"),
     [
         (
             OSError(errno.EHOSTUNREACH, "No route to host"),
@@ -108,11 +108,11 @@ def test_any_exception_of_the_library(kind: type[Exception]) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_cause_and_hint(error: BaseException, words: str, hint: str) -> None:
+def test_cause_and_hint(error: BaseException, text: str, hint: str) -> None:
     """Each cause has its sentence and its command."""
-    made = connect_error(TARGET, error)
-    assert words in made.message
-    assert hint in made.hint
+    failure = connect_error(TARGET, error)
+    assert text in failure.message
+    assert hint in failure.hint
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_cause_and_hint(error: BaseException, words: str, hint: str) -> None:
 )
 def test_a_server_that_asks_for_something_else(cause: Exception) -> None:
     """The library's text is the evidence: it has what the server asks for."""
-    made = connect_error(TARGET, LoginRefused(["/k"], [], cause))
-    assert "['password']" in made.evidence
+    failure = connect_error(TARGET, LoginRefused(["/k"], [], cause))
+    assert "['password']" in failure.evidence
 
 
 @pytest.mark.parametrize(

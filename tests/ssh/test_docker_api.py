@@ -80,8 +80,8 @@ def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
 
     def node(program: str = STAND_IN, kind: Kind = "ssh", on: sshd.Sshd = server) -> Node:
         (tmp_path / "docker.py").write_text(program)
-        words = (sys.executable, "-I", str(tmp_path / "docker.py"))
-        return replace(on.node(), docker=words, connection=kind)
+        command = (sys.executable, "-I", str(tmp_path / "docker.py"))
+        return replace(on.node(), docker=command, connection=kind)
 
     return node
 

@@ -13,7 +13,7 @@ from launcher.ssh import envelope
 SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "ksh"]
 
 
-def test_line_is_what_one_would_type() -> None:
+def test_line_is_readable() -> None:
     """Words are quoted where they must be and nowhere else."""
     assert (
         envelope.shell_line(("docker", "run", "--name", "a b", "$x"))
@@ -30,12 +30,12 @@ def test_envelope_has_nothing_that_shells_read_differently() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "word"),
+    ("seconds", "argument"),
     [(60, "60"), (0.5, "0.5"), (math.inf, "0"), (1e-9, "0.001"), (120.25, "120.25")],
 )
-def test_deadline_word(seconds: float, word: str) -> None:
+def test_deadline_argument(seconds: float, argument: str) -> None:
     """`timeout` reads 0 as no deadline, so only infinity may become 0."""
-    assert envelope.wrap(("true",), timeout=seconds, stdin=0, marker="m").split()[4] == word
+    assert envelope.wrap(("true",), timeout=seconds, stdin=0, marker="m").split()[4] == argument
 
 
 @pytest.mark.parametrize("login", SHELLS)

@@ -52,8 +52,8 @@ def node(server: sshd.Sshd, kind: Kind = "ssh", name: str = "gpu01") -> Node:
 @pytest.fixture(params=["ssh", "local"])
 def fleet(request: pytest.FixtureRequest, server: sshd.Sshd) -> Iterator[Fleet]:
     """The same promises, over SSH and on the machine one sits at."""
-    with Fleet(sshd.inventory(node(server, request.param))) as made:
-        yield made
+    with Fleet(sshd.inventory(node(server, request.param))) as open_fleet:
+        yield open_fleet
 
 
 def run(
@@ -71,9 +71,9 @@ def test_answer(fleet: Fleet) -> None:
     assert 0 < answer.seconds < 30
 
 
-def test_words_arrive_as_they_were_given(fleet: Fleet) -> None:
+def test_arguments_arrive_unchanged(fleet: Fleet) -> None:
     """No word is split, expanded or interpreted on its way."""
-    words = (
+    arguments = (
         "a b",
         "it's",
         '"q"',
@@ -87,10 +87,12 @@ def test_words_arrive_as_they_were_given(fleet: Fleet) -> None:
         "-n",
         "~",
     )
-    assert run(fleet, "printf", "<%s>", *words).out == "".join(f"<{word}>" for word in words)
+    assert run(fleet, "printf", "<%s>", *arguments).out == "".join(
+        f"<{argument}>" for argument in arguments
+    )
 
 
-def test_programs_not_shell_words(fleet: Fleet) -> None:
+def test_programs_not_shell_builtins(fleet: Fleet) -> None:
     """The first word is a program from PATH, never a shell builtin or a second command."""
     assert run(fleet, "exit", "3").code == 127
     missing = run(fleet, "no-such-program")
@@ -108,22 +110,22 @@ def test_standard_input_arrives_whole(fleet: Fleet, size: int) -> None:
     )
 
 
-def test_no_standard_input_is_an_empty_one(fleet: Fleet) -> None:
+def test_no_standard_input_is_empty(fleet: Fleet) -> None:
     """A command that reads does not wait for a terminal nobody sits at."""
     assert run(fleet, "cat", timeout=10).ok
     assert processes.awaited(lambda: not threads("stdin"))
 
 
-def test_input_held_open(fleet: Fleet) -> None:
+def test_input_stays_open(fleet: Fleet) -> None:
     """Held open, standard input ends when the command is ended, and not before."""
-    held = Command(
+    command = Command(
         node="gpu01",
         argv=("sh", "-c", "cat; echo ended"),
         timeout=0.5,
         stdin=lambda: b"x\n",
         hold_stdin=True,
     )
-    (answer,) = fleet.run([held])
+    (answer,) = fleet.run([command])
     assert (answer.out, answer.timed_out) == ("x\n", True)
 
 
@@ -257,7 +259,7 @@ def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kin
     assert processes.disappears(seconds)
 
 
-def test_half_an_input_is_never_taken_for_a_whole_one(server: sshd.Sshd, tmp_path: Path) -> None:
+def test_truncated_input_never_looks_complete(server: sshd.Sshd, tmp_path: Path) -> None:
     """When the connection breaks in the middle of an input, the command ends before it sees an end
     of file.
     """
@@ -284,16 +286,16 @@ def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd) -> None:
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
         commands = [
-            Command(node=one.name, argv=("sh", "-c", f"sleep 0.3; echo {step}; exit {step}"))
+            Command(node=node.name, argv=("sh", "-c", f"sleep 0.3; echo {step}; exit {step}"))
             for step in (1, 2)
-            for one in nodes
+            for node in nodes
         ]
         start = time.monotonic()
         answers = list(fleet.run(commands))
         took = time.monotonic() - start
     assert len(answers) == 8
-    for one in nodes:
-        assert [answer.out for answer in answers if answer.node == one.name] == ["1\n", "2\n"]
+    for node in nodes:
+        assert [answer.out for answer in answers if answer.node == node.name] == ["1\n", "2\n"]
     assert took < sum(answer.seconds for answer in answers) * 0.75
 
 
@@ -318,8 +320,8 @@ def test_a_login_shell_that_ends_or_waits_before_the_command_is_no_success(
 ) -> None:
     """An `exit` in a start-up file would pass for a command that did what it was to do."""
     monkeypatch.setattr("launcher.ssh.channel.GRACE", 0.2)
-    one = start_server(extra=f"ForceCommand {does}").node()
-    with Fleet(sshd.inventory(one)) as fleet:
+    node = start_server(extra=f"ForceCommand {does}").node()
+    with Fleet(sshd.inventory(node)) as fleet:
         answer = run(fleet, "true", timeout=0.5)
 
     assert (answer.code, answer.timed_out, answer.ok) == (code, timed_out, False)
@@ -395,11 +397,11 @@ def test_a_node_that_could_not_be_reached_is_tried_again(
     opened: list[str] = []
     really = Connector.open
 
-    def fail_first(self: Connector, wanted: Node) -> Connection:
-        opened.append(wanted.name)
+    def fail_first(self: Connector, target: Node) -> Connection:
+        opened.append(target.name)
         if len(opened) == 1:
-            raise ConnectError(wanted.name, "cannot be reached")
-        return really(self, wanted)
+            raise ConnectError(target.name, "cannot be reached")
+        return really(self, target)
 
     monkeypatch.setattr(Connector, "open", fail_first)
     with Fleet(sshd.inventory(server.node())) as fleet:

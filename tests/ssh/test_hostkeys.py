@@ -29,12 +29,12 @@ def test_accept_new_host_keys(server: sshd.Sshd, tmp_path: Path) -> None:
     """Accepting writes one line, for OpenSSH to read too, keeps the rest, and is not needed the
     second time.
     """
-    known = tmp_path / "deep" / "known_hosts"
-    known.parent.mkdir()
-    known.write_text("# mine\nother ssh-ed25519 AAAA")
-    node = server.node(known_hosts=str(known))
+    file = tmp_path / "deep" / "known_hosts"
+    file.parent.mkdir()
+    file.write_text("# mine\nother ssh-ed25519 AAAA")
+    node = server.node(known_hosts=str(file))
     assert works(node, accept_new_host_keys=True)
-    lines = known.read_text().splitlines()
+    lines = file.read_text().splitlines()
     assert lines[:2] == ["# mine", "other ssh-ed25519 AAAA"]
     assert len(lines) == 3
     assert works(node)
@@ -43,7 +43,7 @@ def test_accept_new_host_keys(server: sshd.Sshd, tmp_path: Path) -> None:
         "-F",
         "none",
         "-o",
-        f"UserKnownHostsFile={known}",
+        f"UserKnownHostsFile={file}",
         "-o",
         "BatchMode=yes",
         "-i",
@@ -68,12 +68,12 @@ def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> No
     """A key that is not the one on file is refused, whatever was asked."""
     other = sshd.make_key(tmp_path / "other")
     kind, blob = Path(f"{other}.pub").read_text().split()[:2]
-    known = tmp_path / "known"
-    known.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
-    error = refusal(server.node(known_hosts=str(known)), accept_new_host_keys=accept)
+    file = tmp_path / "known"
+    file.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
+    error = refusal(server.node(known_hosts=str(file)), accept_new_host_keys=accept)
     assert "has changed" in error.message
-    assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {known}" in error.hint
-    assert len(known.read_text().splitlines()) == 1
+    assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {file}" in error.hint
+    assert len(file.read_text().splitlines()) == 1
 
 
 def test_a_second_key_of_another_type_is_no_change(

@@ -10,10 +10,10 @@ import pytest
 
 from launcher.ssh.known_hosts import KnownHosts, Verdict
 
-ONE, TWO = b"first key", b"second key"
+KEY, OTHER_KEY = b"first key", b"second key"
 
 
-def line(names: str, key: bytes = ONE, kind: str = "ssh-ed25519") -> str:
+def line(names: str, key: bytes = KEY, kind: str = "ssh-ed25519") -> str:
     return f"{names} {kind} {base64.b64encode(key).decode()}"
 
 
@@ -27,9 +27,9 @@ def line(names: str, key: bytes = ONE, kind: str = "ssh-ed25519") -> str:
         (line("gpu01,10.0.0.1"), "10.0.0.1", "known"),
         (line("gpu01"), "[gpu01]:2222", "unknown"),
         (line("[gpu01]:2222"), "[gpu01]:2222", "known"),
-        (line("gpu01", TWO), "gpu01", "changed"),
-        (line("gpu01", TWO) + "\n" + line("gpu01", ONE), "gpu01", "known"),
-        (line("gpu01", TWO, "ssh-rsa"), "gpu01", "changed"),
+        (line("gpu01", OTHER_KEY), "gpu01", "changed"),
+        (line("gpu01", OTHER_KEY) + "\n" + line("gpu01", KEY), "gpu01", "known"),
+        (line("gpu01", OTHER_KEY, "ssh-rsa"), "gpu01", "changed"),
         (line("gpu*"), "gpu07", "known"),
         (line("gpu?"), "gpu07", "unknown"),
         (line("*.cluster,!bad.cluster"), "good.cluster", "known"),
@@ -46,7 +46,7 @@ def test_verdict(tmp_path: Path, text: str, name: str, verdict: Verdict) -> None
     """One key is shown by a server of one name."""
     file = tmp_path / "known_hosts"
     file.write_text(text)
-    assert KnownHosts([file]).judge(name, "ssh-ed25519", ONE) == verdict
+    assert KnownHosts([file]).judge(name, "ssh-ed25519", KEY) == verdict
 
 
 def test_hashed_names(tmp_path: Path) -> None:
@@ -58,25 +58,25 @@ def test_hashed_names(tmp_path: Path) -> None:
     file.write_text(f"[gpu01]:2222 {kind} {blob}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
     assert "gpu01" not in file.read_text()
-    known = KnownHosts([file])
-    assert known.judge("[gpu01]:2222", kind, base64.b64decode(blob)) == "known"
-    assert known.judge("[gpu02]:2222", kind, base64.b64decode(blob)) == "unknown"
+    host_keys = KnownHosts([file])
+    assert host_keys.judge("[gpu01]:2222", kind, base64.b64decode(blob)) == "known"
+    assert host_keys.judge("[gpu02]:2222", kind, base64.b64decode(blob)) == "unknown"
 
 
 def test_files_together(tmp_path: Path) -> None:
     """A key in any of the files counts; a file that does not exist holds none."""
     (tmp_path / "two").write_text(line("gpu01"))
-    known = KnownHosts([tmp_path / "one", tmp_path / "two"])
-    assert known.judge("gpu01", "ssh-ed25519", ONE) == "known"
-    assert known.types("gpu01") == ("ssh-ed25519",)
+    host_keys = KnownHosts([tmp_path / "one", tmp_path / "two"])
+    assert host_keys.judge("gpu01", "ssh-ed25519", KEY) == "known"
+    assert host_keys.types("gpu01") == ("ssh-ed25519",)
 
 
 def test_adding_makes_a_private_file(tmp_path: Path) -> None:
     """The first file is made, with its folder, readable by its owner alone."""
-    known = KnownHosts([tmp_path / "ssh" / "known_hosts", tmp_path / "other"])
-    known.add("gpu01", "ssh-ed25519", ONE)
-    known.add("gpu01", "ssh-ed25519", ONE)
+    host_keys = KnownHosts([tmp_path / "ssh" / "known_hosts", tmp_path / "other"])
+    host_keys.add("gpu01", "ssh-ed25519", KEY)
+    host_keys.add("gpu01", "ssh-ed25519", KEY)
     file = tmp_path / "ssh" / "known_hosts"
     assert file.read_text() == line("gpu01") + "\n"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert known.judge("gpu01", "ssh-ed25519", ONE) == "known"
+    assert host_keys.judge("gpu01", "ssh-ed25519", KEY) == "known"

@@ -73,7 +73,7 @@ def test_encrypted_key_without_anybody_to_ask(locked: sshd.Sshd) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The questions, all answered with `open sesame`."""
     questions: list[str] = []
 
@@ -85,7 +85,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return questions
 
 
-def test_encrypted_key_asks_once(locked: sshd.Sshd, asked: list[str]) -> None:
+def test_encrypted_key_asks_once(locked: sshd.Sshd, prompts: list[str]) -> None:
     """One question serves all nodes, while nothing else uses the terminal."""
     free: list[str] = []
 
@@ -93,21 +93,21 @@ def test_encrypted_key_asks_once(locked: sshd.Sshd, asked: list[str]) -> None:
     def terminal() -> Iterator[None]:
         free.append("free")
         yield
-        free.append(f"{len(asked)} asked")
+        free.append(f"{len(prompts)} asked")
 
     nodes = [locked.node(f"gpu0{n}") for n in (1, 2, 3)]
     with Fleet(sshd.inventory(*nodes), terminal=terminal) as fleet:
         assert fleet.connect() == {}
-    assert asked == [f"Passphrase of {locked.key}: "]
+    assert prompts == [f"Passphrase of {locked.key}: "]
     assert free == ["free", "1 asked"]
 
 
-def test_wrong_passphrase(locked: sshd.Sshd, asked: list[str], tmp_path: Path) -> None:
+def test_wrong_passphrase(locked: sshd.Sshd, prompts: list[str], tmp_path: Path) -> None:
     """A wrong passphrase is not asked for again, and the error names it."""
     other = sshd.make_key(tmp_path / "other", passphrase="open barley")
     error = refusal(locked.node(identity=str(other)), terminal=contextlib.nullcontext)
     assert "not its passphrase" in error.message
-    assert len(asked) == 1
+    assert len(prompts) == 1
 
 
 def test_agent(server: sshd.Sshd, agent: Callable[[Path], None]) -> None:

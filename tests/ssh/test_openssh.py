@@ -81,22 +81,22 @@ def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch
           IdentityAgent none
         """,
     )
-    one, other, silent = (openssh.resolve(plain(server, n)) for n in ("one", "other", "silent"))
-    assert silent.agent == ""
-    assert one.keys == ("/keys/ops-%-one-one.rack",)
-    assert (one.only_keys, one.agent, one.host_key_name) == (True, "/other/agent", "cluster")
-    assert one.proxy == "nc one.rack 22"
-    assert (other.proxy, other.jump, other.only_keys) == ("", "", False)
-    assert (other.agent, other.host_key_name, other.address) == ("/the/agent", "other", "other")
-    assert "~/.ssh/id_ed25519" in other.keys
+    first, second, third = (openssh.resolve(plain(server, n)) for n in ("one", "other", "silent"))
+    assert third.agent == ""
+    assert first.keys == ("/keys/ops-%-one-one.rack",)
+    assert (first.only_keys, first.agent, first.host_key_name) == (True, "/other/agent", "cluster")
+    assert first.proxy == "nc one.rack 22"
+    assert (second.proxy, second.jump, second.only_keys) == ("", "", False)
+    assert (second.agent, second.host_key_name, second.address) == ("/the/agent", "other", "other")
+    assert "~/.ssh/id_ed25519" in second.keys
 
 
 def test_host_key_alias(server: sshd.Sshd, home: Path) -> None:
     """HostKeyAlias is the name that is looked up."""
-    known = home / "known"
-    known.write_text("cluster " + server.known_hosts.read_text().split(" ", 1)[1])
+    file = home / "known"
+    file.write_text("cluster " + server.known_hosts.read_text().split(" ", 1)[1])
     config(home, "Host 127.0.0.1\n  HostKeyAlias cluster\n")
-    assert works(server.node(known_hosts=str(known)))
+    assert works(server.node(known_hosts=str(file)))
 
 
 def test_agent_of_the_configuration(
@@ -222,8 +222,8 @@ def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
 @pytest.mark.parametrize("ours", [True, False])
 def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool) -> None:
     """A login to a jump host that is lost is made again when a node is next needed."""
-    jump, node = both
-    nodes = [node.node(name, jump=via(jump)) for name in ("gpu01", "gpu02")]
+    jump, second_node = both
+    nodes = [second_node.node(name, jump=via(jump)) for name in ("gpu01", "gpu02")]
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
         lost = fleet.transport("gpu01")
@@ -232,7 +232,7 @@ def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool
         for child in children(login._process.pid if ours else jump.process.pid):
             os.kill(child, 9)
         assert processes.awaited(lambda: not lost.is_active())
-        commands = [Command(node=one.name, argv=("true",)) for one in nodes]
+        commands = [Command(node=node.name, argv=("true",)) for node in nodes]
         assert all(answer.ok for answer in fleet.run(commands))
         assert connections(jump) == 1
 
@@ -282,15 +282,15 @@ def test_a_killed_launcher_logs_out(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path:
 def test_unknown_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
     """A jump host's key is verified like a node's; accepting new keys writes it down, too."""
     jump, node = both
-    known = tmp_path / "only_node"
-    known.write_text(node.known_hosts.read_text().splitlines()[0] + "\n")
-    behind = node.node(jump=via(jump), known_hosts=str(known))
+    file = tmp_path / "only_node"
+    file.write_text(node.known_hosts.read_text().splitlines()[0] + "\n")
+    behind = node.node(jump=via(jump), known_hosts=str(file))
     error = refusal(behind)
     assert error.message == f"gpu01: cannot log in to jump host {via(jump)}"
     assert error.evidence == "Host key verification failed."
     assert error.hint == f"make `ssh ssh://{via(jump)} true` work"
     assert works(behind, accept_new_host_keys=True)
-    assert len(known.read_text().splitlines()) == 2
+    assert len(file.read_text().splitlines()) == 2
 
 
 def test_changed_jump_host(both: tuple[sshd.Sshd, sshd.Sshd], tmp_path: Path) -> None:
@@ -307,11 +307,11 @@ def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) 
     """OpenSSH's reason is quoted, whichever of them is down."""
     jump, node = both
     port = sshd.free_port()
-    known = f"UserKnownHostsFile {node.known_hosts}\nIdentityFile {jump.key}\n"
+    settings = f"UserKnownHostsFile {node.known_hosts}\nIdentityFile {jump.key}\n"
     for first, second in ((port, jump.port), (jump.port, port)):
         hops = (("a", first), ("b", second))
         hosts = "".join(f"Host {name}\n  Port {number}\n" for name, number in hops)
-        config(home, f"{hosts}Host 127.0.0.1\n  ProxyJump a,b\nMatch all\n  {known}")
+        config(home, f"{hosts}Host 127.0.0.1\n  ProxyJump a,b\nMatch all\n  {settings}")
         text = (home / ".ssh" / "config").read_text()
         config(home, f"{text}Host a b\n  HostName 127.0.0.1\n")
         error = refusal(node.node())
@@ -366,7 +366,7 @@ def chain(start_server: Callable[..., sshd.Sshd], home: Path) -> tuple[sshd.Sshd
     """
     key = sshd.make_key(home / "locked", passphrase="open sesame")
     servers = tuple(start_server(name, authorized=key) for name in ("first", "second", "node"))
-    (home / "hosts").write_text("".join(one.known_hosts.read_text() for one in servers))
+    (home / "hosts").write_text("".join(server.known_hosts.read_text() for server in servers))
     first, second, node = servers
     config(home, f"Include {home}/included/*\n")
     (home / "included").mkdir()
@@ -435,9 +435,7 @@ with Fleet(sshd.inventory(*{nodes!r}), terminal=contextlib.nullcontext) as fleet
 """
 
 
-def test_passphrases_are_asked_for_on_the_terminal(
-    chain: tuple[sshd.Sshd, ...], tmp_path: Path
-) -> None:
+def test_passphrase_prompts_use_the_terminal(chain: tuple[sshd.Sshd, ...], tmp_path: Path) -> None:
     """OpenSSH asks for its own; Ctrl-C is for this program, and not for what carries its
     connections.
     """
@@ -453,7 +451,7 @@ def test_passphrases_are_asked_for_on_the_terminal(
         start_new_session=True,
     ) as process:
         os.close(theirs)
-        printed, asked, deadline = "", 0, time.monotonic() + 40
+        printed, prompts, deadline = "", 0, time.monotonic() + 40
         try:
             while "still connected" not in printed and time.monotonic() < deadline:
                 if select.select([ours], [], [], 0.1)[0]:
@@ -461,9 +459,9 @@ def test_passphrases_are_asked_for_on_the_terminal(
                         printed += os.read(ours, 65536).decode(errors="replace")
                     except OSError:  # the program has ended
                         break
-                if printed.count("assphrase") > asked:
+                if printed.count("assphrase") > prompts:
                     os.write(ours, b"open sesame\n")
-                    asked += 1
+                    prompts += 1
                 elif "connected\r\n" in printed and "^C" not in printed:
                     os.write(ours, b"\x03")
                     time.sleep(0.2)

@@ -11,12 +11,12 @@ from launcher.ssh.output import LIMIT, Output
 def test_marker_in_pieces(size: int) -> None:
     """Noise before the marker goes, wherever the network cuts the stream."""
     data = b"noise\nmar mark mar\nmark\none\ntwo"
-    kept, lines = Output("mark"), list[str]()
+    buffered, lines = Output("mark"), list[str]()
     followed = Output("mark", lines.append)
     for at in range(0, len(data), size):
-        kept.feed(data[at : at + size])
+        buffered.feed(data[at : at + size])
         followed.feed(data[at : at + size])
-    assert kept.end() in ("mar\nmark\none\ntwo", "one\ntwo")
+    assert buffered.end() in ("mar\nmark\none\ntwo", "one\ntwo")
     assert followed.end() == ""
     assert lines[-2:] == ["one", "two"]
 

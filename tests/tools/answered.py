@@ -16,8 +16,8 @@ INVENTORY = Inventory(
 )
 
 
-def kept(id: str, **changes: Any) -> dict[str, Any]:
-    asked = {
+def history_entry(id: str, **changes: Any) -> dict[str, Any]:
+    spec = {
         "model": f"org/{id}",
         "backend": "ray",
         "host": "0.0.0.0",
@@ -29,14 +29,14 @@ def kept(id: str, **changes: Any) -> dict[str, Any]:
     }
     return {
         "at": 1.5,
-        "desired": {"id": id, "image": "sha256:1", "asked_for": {**asked, **changes}},
+        "desired": {"id": id, "image": "sha256:1", "asked_for": {**spec, **changes}},
     }
 
 
-def answer(answered: Any, wanted: Any = None) -> Answer:
+def answer(history: Any, spec: Any = None) -> Answer:
     texts = [
-        each if isinstance(each, str) else json.dumps(each) if each is not None else ""
-        for each in (answered, wanted)
+        content if isinstance(content, str) else json.dumps(content) if content is not None else ""
+        for content in (history, spec)
     ]
     return Answer(
         node="n1", code=0, out="".join(f"{text}\n\x1e\n" for text in texts), err="", seconds=0.1

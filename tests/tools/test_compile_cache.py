@@ -38,13 +38,13 @@ def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache |
         *((each, False) for each in ("tmpfs", "fuseblk", "fuse.fuse-overlayfs")),
     ],
 )
-def test_file_systems_of_others_are_known(kind: str, remote: bool) -> None:
+def test_remote_file_systems_are_recognised(kind: str, remote: bool) -> None:
     """By the names that findmnt and stat give them."""
     assert CompileCache(kind=kind).remote is remote
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("configured", [True, False])
+def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
     """Behind the probe, below the login's home or where the inventory says; before anything is
     there, the folder above tells the file system.
     """
@@ -55,9 +55,9 @@ def test_a_node_tells_what_is_there(given: bool, tmp_path: Path) -> None:
         hf_home="/",
         accelerator="cpu",
         images=(),
-        extra_script=compile_cache.query_script(str(tmp_path / "own") if given else None, "c"),
+        extra_script=compile_cache.query_script(str(tmp_path / "own") if configured else None, "c"),
     )
-    folder = tmp_path / ("own/c" if given else ".vlaunch/cache/c")
+    folder = tmp_path / ("own/c" if configured else ".vlaunch/cache/c")
 
     def found() -> CompileCache | None:
         done = subprocess.run(
@@ -107,8 +107,8 @@ def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
     rm, docker = tmp_path / "rm", tmp_path / "docker"
     rm.write_text(f'#!/bin/sh\n[ -e "{tmp_path}/done" ] || exit 1\nexec /bin/rm "$@"\n')
     docker.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/done"\n')
-    for each in (rm, docker):
-        each.chmod(0o755)
+    for program in (rm, docker):
+        program.chmod(0o755)
 
     def purge(image: str) -> int:
         argv = compile_cache.purge((str(docker),), str(folder), parent="", image=image)
@@ -119,5 +119,5 @@ def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
     assert folder.exists()
     assert purge("vllm:1") == 0
     assert not folder.exists()
-    said = (tmp_path / "done").read_text()
-    assert f"--user 0:0 --volume {folder}:/cache --entrypoint sh vllm:1" in said
+    output = (tmp_path / "done").read_text()
+    assert f"--user 0:0 --volume {folder}:/cache --entrypoint sh vllm:1" in output

@@ -34,54 +34,56 @@ def spec(
     facts: HostFacts | None = FACTS,
     secrets: dict[str, Secret] | None = None,
 ) -> ContainerSpec:
-    given = SECRETS if secrets is None else secrets
+    secret_values = SECRETS if secrets is None else secrets
     return containers.node_spec(
         Site(inventory, {node: facts} if facts else {}),
         inventory.node(node),
         inventory.image,
-        given,
+        secret_values,
     )
 
 
-@pytest.mark.parametrize("more", ["", "\nray: none"])
-def test_nodes_differ_only_in_what_is_their_own(more: str, load: Load) -> None:
+@pytest.mark.parametrize("extra_yaml", ["", "\nray: none"])
+def test_nodes_differ_only_in_what_is_their_own(extra_yaml: str, load: Load) -> None:
     """Name, role, command, address: everything else is the same by construction, with and without
     Ray.
     """
-    inventory = load(f"network: {{interface: eth0}}{more}")
+    inventory = load(f"network: {{interface: eth0}}{extra_yaml}")
     first, second = spec(inventory), spec(inventory, "gpu02")
     different = {
-        each.name
-        for each in fields(ContainerSpec)
-        if getattr(first, each.name) != getattr(second, each.name)
+        field.name
+        for field in fields(ContainerSpec)
+        if getattr(first, field.name) != getattr(second, field.name)
     }
 
     assert different == {"name", "node", "role", "command", "env", "labels"}
     assert {name for name in first.env if first.env[name] != second.env[name]} == {"VLLM_HOST_IP"}
 
 
-@pytest.mark.parametrize("more", ["", "accelerator: cpu", "accelerator: amd"])
-def test_nothing_of_rdma_unless_the_inventory_names_such_a_fabric(more: str, load: Load) -> None:
+@pytest.mark.parametrize("extra_yaml", ["", "accelerator: cpu", "accelerator: amd"])
+def test_nothing_of_rdma_unless_the_inventory_names_such_a_fabric(
+    extra_yaml: str, load: Load
+) -> None:
     """Hosts without it would refuse the container."""
-    found = spec(load(more))
+    node_container = spec(load(extra_yaml))
 
-    assert "/dev/infiniband" not in found.devices
-    assert (found.cap_add, found.ulimits) == ((), {})
+    assert "/dev/infiniband" not in node_container.devices
+    assert (node_container.cap_add, node_container.ulimits) == ((), {})
 
 
 @pytest.mark.parametrize("fabric", ["infiniband", "roce"])
 def test_an_rdma_fabric_brings_its_devices_and_locked_memory(fabric: str, load: Load) -> None:
     """On any accelerator."""
-    found = spec(load(f"network: {{fabric: {fabric}}}"))
+    node_container = spec(load(f"network: {{fabric: {fabric}}}"))
 
-    assert (found.devices, found.cap_add, found.ulimits["memlock"]) == (
+    assert (node_container.devices, node_container.cap_add, node_container.ulimits["memlock"]) == (
         ("/dev/infiniband",),
         ("IPC_LOCK",),
         "-1",
     )
 
 
-MORE = """
+EXTRA_SETTINGS = """
 devices: [/dev/gdrdrv, "/dev/infiniband:rw", "/dev/other:/dev/kfd", a.com/nic=0, a.com/nic=1]
 cap_add: [IPC_LOCK, SYS_PTRACE, SYS_PTRACE]
 ulimits: {stack: -1, nofile: 1048576}
@@ -92,30 +94,33 @@ def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -
     """A place in the container is given to one device, a capability and a limit are named once, and
     the inventory's word wins.
     """
-    found = spec(load(f"{MORE}network: {{fabric: roce}}"))
+    node_container = spec(load(f"{EXTRA_SETTINGS}network: {{fabric: roce}}"))
 
-    assert found.devices == (
+    assert node_container.devices == (
         "/dev/infiniband:rw",
         "/dev/gdrdrv",
         "/dev/other:/dev/kfd",
         "a.com/nic=0",
         "a.com/nic=1",
     )
-    assert found.cap_add == ("IPC_LOCK", "SYS_PTRACE")
-    assert found.ulimits == {"memlock": "-1", "stack": "-1", "nofile": "1048576"}
-    assert found.privileged is False
+    assert node_container.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+    assert node_container.ulimits == {"memlock": "-1", "stack": "-1", "nofile": "1048576"}
+    assert node_container.privileged is False
 
 
 def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
     """And does not take the place of an accelerator's."""
-    cpu, amd = spec(load(f"{MORE}accelerator: cpu")), spec(load(f"{MORE}accelerator: amd"))
+    cpu, amd = (
+        spec(load(f"{EXTRA_SETTINGS}accelerator: cpu")),
+        spec(load(f"{EXTRA_SETTINGS}accelerator: amd")),
+    )
 
     assert cpu.devices[:2] == ("/dev/gdrdrv", "/dev/infiniband:rw")
     assert amd.devices[:3] == ("/dev/other:/dev/kfd", "/dev/dri", "/dev/gdrdrv")
     assert cpu.cap_add == ("IPC_LOCK", "SYS_PTRACE")
 
 
-def test_every_right_is_given_only_when_the_inventory_says_so(load: Load) -> None:
+def test_rights_come_from_the_inventory_only(load: Load) -> None:
     """To the containers that serve, and to those that measure for them."""
     inventory = load("privileged: true")
     probe = containers.probe_spec(Site(inventory, {"gpu01": FACTS}), inventory.head, ("a",))
@@ -129,7 +134,7 @@ LIMITS = {"max-size": "20m", "max-file": "5"}
 
 
 @pytest.mark.parametrize(
-    ("daemon", "more", "driver", "options"),
+    ("daemon", "extra_yaml", "driver", "options"),
     [
         ("json-file", "", "", LIMITS),
         ("local", "", "", LIMITS),
@@ -141,24 +146,24 @@ LIMITS = {"max-size": "20m", "max-file": "5"}
         ("json-file", "logging: {options: {}}", "", {}),
     ],
 )
-def test_a_containers_log_is_kept_small_where_its_driver_can(
-    daemon: str, more: str, driver: str, options: dict[str, str], load: Load
+def test_a_containers_log_is_limited_where_its_driver_can(
+    daemon: str, extra_yaml: str, driver: str, options: dict[str, str], load: Load
 ) -> None:
     """Docker refuses the options with any other driver; the inventory's word wins."""
-    found = spec(load(more), facts=replace(FACTS, log_driver=daemon))
+    node_container = spec(load(extra_yaml), facts=replace(FACTS, log_driver=daemon))
 
-    assert (found.log_driver, found.log_options) == (driver, options)
+    assert (node_container.log_driver, node_container.log_options) == (driver, options)
 
 
-def test_a_log_driver_that_was_not_told_is_that_of_the_container_there(load: Load) -> None:
+def test_an_unknown_log_driver_is_that_of_the_container(load: Load) -> None:
     """A daemon that was slow to tell about itself must not have its containers replaced."""
     inventory = load()
-    there = container(log_driver="journald")
+    existing = container(log_driver="journald")
 
-    assert spec(inventory, facts=replace(FACTS, containers=(there,))).log_options == {}
+    assert spec(inventory, facts=replace(FACTS, containers=(existing,))).log_options == {}
 
 
-def test_rays_logs_are_kept_small_too(load: Load) -> None:
+def test_rays_logs_are_limited_too(load: Load) -> None:
     """Unless the inventory says otherwise."""
     name = "RAY_ROTATION_MAX_BYTES"
 
@@ -180,26 +185,26 @@ def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
     assert (cpu.gpus, cpu.devices, cpu.groups, cpu.security) == ("", (), (), ())
 
 
-def test_gpus_that_are_named_are_asked_for_by_name(load: Load) -> None:
+def test_selected_gpus_are_requested_by_id(load: Load) -> None:
     """NVIDIA's in one quoted word, which Docker reads as CSV; AMD's by their render nodes, which
     are numbered from 128 on where nobody was asked.
     """
     nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: [4, 5]}]"
     nvidia = spec(load(nodes=nodes))
     amd = load("accelerator: amd", nodes=nodes)
-    known = HostFacts(amd_renders=(128, 136, 144, 152, 160, None))
+    facts = HostFacts(amd_renders=(128, 136, 144, 152, 160, None))
 
-    words = docker.run(("docker",), nvidia)
-    assert words[words.index("--gpus") + 1] == '"device=4,5"'
+    argv = docker.run(("docker",), nvidia)
+    assert argv[argv.index("--gpus") + 1] == '"device=4,5"'
     assert spec(amd).devices == ("/dev/kfd", "/dev/dri/renderD132", "/dev/dri/renderD133")
-    assert spec(amd, facts=known).devices == (
+    assert spec(amd, facts=facts).devices == (
         "/dev/kfd",
         "/dev/dri/renderD160",
         "/dev/dri/renderD133",
     )
 
 
-def test_each_node_has_its_own_network_variables(load: Load) -> None:
+def test_nodes_have_their_own_network_variables(load: Load) -> None:
     """`=` makes NCCL match a whole name; Gloo always does."""
     inventory = load(
         "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, mlx5_1]}",
@@ -222,7 +227,7 @@ def test_each_node_has_its_own_network_variables(load: Load) -> None:
     assert second["NCCL_IB_HCA"] == "=mlx5_7"
 
 
-def test_an_interface_that_the_inventory_leaves_out_is_the_one_that_carries_the_address(
+def test_a_missing_interface_is_the_one_with_the_address(
     load: Load,
 ) -> None:
     """And where nobody was asked, none is named."""
@@ -250,14 +255,14 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
     assert spec(inventory, "gpu02").env["A"] == "cluster"
 
 
-def test_the_environment_of_a_node_wins_over_what_ray_is_told(load: Load) -> None:
+def test_the_environment_of_a_node_overrides_rays(load: Load) -> None:
     """Where the inventory lets it be set at all."""
     inventory = load("env: {RAY_USAGE_STATS_ENABLED: '1'}")
 
     assert spec(inventory).env["RAY_USAGE_STATS_ENABLED"] == "1"
 
 
-def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) -> None:
+def test_ray_always_gets_its_address_and_token_mode(load: Load) -> None:
     """Without RAY_ADDRESS vLLM would start a Ray of its own; without RAY_AUTH_MODE head and workers
     might differ.
     """
@@ -273,18 +278,22 @@ def test_ray_is_found_by_address_and_told_about_tokens_either_way(load: Load) ->
 
 def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> None:
     """Nor is anything in labels or command that tells one."""
-    found = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
+    node_container = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
 
-    assert found.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
-    assert not any(secret.reveal() in repr(found) for secret in SECRETS.values())
-    assert {mount.target: mount.read_only for mount in found.mounts}["/run/vlaunch/secrets"] is True
+    assert node_container.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
+    assert not any(secret.reveal() in repr(node_container) for secret in SECRETS.values())
+    assert {mount.target: mount.read_only for mount in node_container.mounts}[
+        "/run/vlaunch/secrets"
+    ] is True
 
 
-def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
+def test_the_cache_and_the_inventorys_mounts_are_mounted(load: Load) -> None:
     """The cache can be written; helper files cannot."""
-    found = spec(load("hf_home: /models/hf\nmounts: [{source: /a, target: /b, read_only: true}]"))
+    node_container = spec(
+        load("hf_home: /models/hf\nmounts: [{source: /a, target: /b, read_only: true}]")
+    )
 
-    assert [(each.source, each.target, each.read_only) for each in found.mounts] == [
+    assert [(mount.source, mount.target, mount.read_only) for mount in node_container.mounts] == [
         ("/home/ops/.vlaunch/c/payload", "/opt/vlaunch", True),
         ("/home/ops/.vlaunch/c/secrets", "/run/vlaunch/secrets", True),
         ("/home/ops/.vlaunch/c/server", "/var/lib/vlaunch", False),
@@ -292,7 +301,7 @@ def test_the_cache_and_the_inventorys_mounts_are_there(load: Load) -> None:
         ("/models/hf", "/models/hf", False),
         ("/a", "/b", True),
     ]
-    assert found.env["HF_HOME"] == "/models/hf"
+    assert node_container.env["HF_HOME"] == "/models/hf"
 
 
 def _image(identity: str, **labels: str) -> docker.Image:
@@ -301,10 +310,10 @@ def _image(identity: str, **labels: str) -> docker.Image:
     )
 
 
-def test_what_engines_compile_is_kept_for_each_image(load: Load) -> None:
+def test_images_have_separate_compile_caches(load: Load) -> None:
     """For the inventory's, whatever Ray is put on top of it; another one has its own folder."""
     inventory = load("cache_dir: /nvme")
-    base, made = "a" * 64, _image("c" * 64, **{"vlaunch.base": "a" * 64})
+    base, derived = "a" * 64, _image("c" * 64, **{"vlaunch.base": "a" * 64})
 
     def folder(images: dict[str, docker.Image | None], image: str) -> str:
         site = Site(inventory, {"gpu01": replace(FACTS, images=images)})
@@ -312,20 +321,20 @@ def test_what_engines_compile_is_kept_for_each_image(load: Load) -> None:
 
     same = folder({inventory.image: _image(base)}, inventory.image)
     assert same == "/nvme/c/aaaaaaaaaaaa"
-    assert folder({inventory.image: _image(base), "made:1": made}, "made:1") == same
-    assert folder({"made:1": made}, "made:1") == same
+    assert folder({inventory.image: _image(base), "made:1": derived}, "made:1") == same
+    assert folder({"made:1": derived}, "made:1") == same
     assert folder({inventory.image: _image("b" * 64)}, inventory.image) == "/nvme/c/bbbbbbbbbbbb"
     assert folder({}, inventory.image) == "/nvme/c/made-for-the-image"
 
 
-def test_everything_that_compiles_is_told_where_to_keep_it(load: Load) -> None:
+def test_all_compilers_use_the_cache(load: Load) -> None:
     """At the same place in all containers, unless the inventory says otherwise."""
-    found = spec(load("env: {TRITON_CACHE_DIR: /mine}")).env
-    places = {name: value for name, value in found.items() if "/var/cache/vlaunch/" in value}
+    env = spec(load("env: {TRITON_CACHE_DIR: /mine}")).env
+    places = {name: value for name, value in env.items() if "/var/cache/vlaunch/" in value}
 
     assert places["VLLM_CACHE_ROOT"] == "/var/cache/vlaunch/vllm"
     assert len(places) == len(set(places.values())) == 6
-    assert found["TRITON_CACHE_DIR"] == "/mine"
+    assert env["TRITON_CACHE_DIR"] == "/mine"
 
 
 def test_the_first_process_is_the_agent(load: Load) -> None:
@@ -350,14 +359,17 @@ def test_the_first_process_is_the_agent(load: Load) -> None:
 def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
     """The agents are there all the same, and so is the secret by which they know each other."""
     inventory = load("ray: none\nshm: host")
-    found = spec(inventory)
+    node_container = spec(inventory)
 
-    assert found.command[-7:] == (
+    assert node_container.command[-7:] == (
         *("--head", "10.0.0.11", "--port", str(inventory.ports.group)),
         *("--lead", "--metrics-port", "29580"),
     )
-    assert not [name for name in found.env if "RAY" in name]
-    assert {mount.target for mount in found.mounts} >= {"/run/vlaunch/secrets", "/var/lib/vlaunch"}
+    assert not [name for name in node_container.env if "RAY" in name]
+    assert {mount.target for mount in node_container.mounts} >= {
+        "/run/vlaunch/secrets",
+        "/var/lib/vlaunch",
+    }
 
 
 def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Load) -> None:
@@ -379,7 +391,7 @@ def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
         {"RAY_AUTH_TOKEN": SECRETS["RAY_AUTH_TOKEN"], "TOKEN_HF": SECRETS["HF_TOKEN"]},
     ]
 
-    assert len({base, *(containers.fingerprint(each) for each in others)}) == len(others) + 1
+    assert len({base, *(containers.fingerprint(values) for values in others)}) == len(others) + 1
     assert containers.fingerprint(dict(reversed(SECRETS.items()))) == base
 
 
@@ -396,10 +408,12 @@ def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
 
 def test_a_spec_carries_its_own_hash(load: Load) -> None:
     """Which is the state: there is no other."""
-    found = spec(load())
+    node_container = spec(load())
 
     assert (
-        found.labels["vlaunch.spec"] == found.hash == replace(found, labels=dict(found.labels)).hash
+        node_container.labels["vlaunch.spec"]
+        == node_container.hash
+        == replace(node_container, labels=dict(node_container.labels)).hash
     )
 
 
@@ -407,7 +421,7 @@ def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
     """What is measured is what will serve; a throw-away container leaves nothing and is told
     nothing.
     """
-    inventory = load(f"{MORE}network: {{fabric: roce}}")
+    inventory = load(f"{EXTRA_SETTINGS}network: {{fabric: roce}}")
     node = inventory.head
     own = spec(inventory)
     probe = containers.probe_spec(Site(inventory, {node.name: FACTS}), node, ("a",))
@@ -430,7 +444,7 @@ LIBRARIES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_HCA_LIST", "UCX_NET_D
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("extra_yaml", "expected"),
     [
         (ON_INFINIBAND, ("=eth0", "mlx5_0,mlx5_1:2", "mlx5_0:1,mlx5_1:2,eth0")),
         (f"accelerator: amd\n{ON_INFINIBAND}", (None, None, "mlx5_0:1,mlx5_1:2,eth0")),
@@ -445,22 +459,22 @@ LIBRARIES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_HCA_LIST", "UCX_NET_D
     ids=["infiniband", "amd", "ethernet", "roce, any device", "cpu", "own"],
 )
 def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
-    more: str, expected: tuple[str | None, ...], load: Load
+    extra_yaml: str, expected: tuple[str | None, ...], load: Load
 ) -> None:
     """In their own forms. UCX is not kept to the interface where the devices are NCCL's to choose,
     and the inventory's word wins.
     """
-    found = spec(load(more)).env
+    env = spec(load(extra_yaml)).env
 
-    assert tuple(found.get(name) for name in LIBRARIES) == expected
+    assert tuple(env.get(name) for name in LIBRARIES) == expected
 
 
 def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
     """As Docker and NVML do; where no interface is known, no library is told of one."""
-    found = spec(load(), facts=None).env
+    env = spec(load(), facts=None).env
 
-    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert not set(LIBRARIES) & set(found)
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert not set(LIBRARIES) & set(env)
     assert "CUDA_DEVICE_ORDER" not in spec(load("accelerator: amd")).env
 
 
@@ -469,29 +483,29 @@ def test_ray_ends_what_its_workers_have_started(load: Load) -> None:
     assert spec(load()).env["RAY_process_group_cleanup_enabled"] == "1"
 
 
-def test_drift_is_said_in_words(world: World, load: Load) -> None:
+def test_drift_is_described(world: World, load: Load) -> None:
     """The inventory has another environment than the container."""
     changed = load("env: {A: '1'}")
-    seen = look(world, inventory=changed)
+    status = look(world, inventory=changed)
 
-    assert seen.nodes[0].drift == ("env A: unset → 1",)
-    assert not seen.whole
+    assert status.nodes[0].drift == ("env A: unset → 1",)
+    assert not status.whole
 
 
-@pytest.mark.parametrize("more", ["", OPEN, "ray: none"])
+@pytest.mark.parametrize("extra_yaml", ["", OPEN, "ray: none"])
 def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
-    load: Load, more: str
+    load: Load, extra_yaml: str
 ) -> None:
     """`status` fetches none: the fingerprint on the container stands in for them."""
-    inventory = load(f"{more}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
+    inventory = load(f"{extra_yaml}\nsecrets: {{HF_TOKEN: {{env: HF_TOKEN}}}}")
     world = World(inventory)
     case.bring_up(inventory, world, {**TOKENS, "HF_TOKEN": Secret("hf")})
 
-    assert [each.drift for each in look(world).nodes] == [(), ()]
+    assert [node.drift for node in look(world).nodes] == [(), ()]
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "drift"),
     [
         ("", "env: {A: '1'}", "env A: unset → 1"),
         ("env: {A: '1'}", "env: {A: '2'}", "env A: 1 → 2"),
@@ -508,19 +522,21 @@ def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
         ),
     ],
 )
-def test_what_differs_is_said_of_every_node(load: Load, before: str, after: str, said: str) -> None:
+def test_differences_are_described_for_all_nodes(
+    load: Load, before: str, after: str, drift: str
+) -> None:
     """The inventory was changed after `up`."""
     world = World(load(before))
     case.bring_up(
         world.inventory, world, {**TOKENS, **dict.fromkeys(world.inventory.secrets, Secret("x"))}
     )
-    seen = look(world, inventory=load(after))
+    status = look(world, inventory=load(after))
 
-    assert [each.drift for each in seen.nodes] == [(said,)] * 2
-    assert not seen.whole
+    assert [node.drift for node in status.nodes] == [(drift,)] * 2
+    assert not status.whole
 
 
-def test_another_image_is_said_without_the_variables_of_the_old_one(load: Load) -> None:
+def test_another_image_is_described_without_its_variables(load: Load) -> None:
     """Nobody looks at an image that is not in the inventory any more: what it brings was not taken
     away by anybody.
     """
@@ -540,15 +556,17 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     context = tmp_path / "context.tar"
     base = world.machines["gpu01"].images[world.inventory.image]
     case.bring_up(world.inventory, world, TOKENS, context)
-    made = next(name for name in world.machines["gpu01"].images if name.startswith("vlaunch/"))
+    derived_tag = next(
+        name for name in world.machines["gpu01"].images if name.startswith("vlaunch/")
+    )
     image = parse_image(json.dumps([base]))
     assert image is not None
     for machine in world.machines.values():
-        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = image.identity
+        machine.images[derived_tag]["Config"]["Labels"]["vlaunch.base"] = image.identity
 
-    assert [each.drift for each in look(world).nodes] == [(), ()]
+    assert [node.drift for node in look(world).nodes] == [(), ()]
     for machine in world.machines.values():
-        machine.images[made]["Config"]["Labels"]["vlaunch.base"] = "another"
-    assert [each.drift for each in look(world).nodes] == [
-        (f"{made} was not made from the present {world.inventory.image}",)
+        machine.images[derived_tag]["Config"]["Labels"]["vlaunch.base"] = "another"
+    assert [node.drift for node in look(world).nodes] == [
+        (f"{derived_tag} was not made from the present {world.inventory.image}",)
     ] * 2

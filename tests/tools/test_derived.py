@@ -37,7 +37,7 @@ def wheels(tmp_path: Path) -> WheelSet:
     return WheelSet(ray="2.60.0", files=(file,))
 
 
-def made(
+def derived_recipe(
     python: ImagePython, wheels: WheelSet | None, plugin: Mapping[str, bytes] | None = None
 ) -> ImageRecipe:
     recipe = derived.make_recipe(
@@ -53,7 +53,7 @@ def test_the_dockerfile_adds_ray_and_changes_nothing_else(
     """No ENTRYPOINT, CMD, ENV or WORKDIR of our own; installation asks no index and follows no
     dependency.
     """
-    lines = made(replace(python, managed=True), wheels).dockerfile.splitlines()
+    lines = derived_recipe(replace(python, managed=True), wheels).dockerfile.splitlines()
 
     assert [line.split()[0] for line in lines] == ["FROM", "LABEL", "COPY", "RUN"]
     assert lines[0] == "FROM vllm:1"
@@ -65,17 +65,20 @@ def test_the_dockerfile_adds_ray_and_changes_nothing_else(
 
 def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet) -> None:
     """vLLM's images come with uv, and may come without pip."""
-    line = made(replace(python, uv=True, pip=False), wheels).dockerfile.splitlines()[3]
+    line = derived_recipe(replace(python, uv=True, pip=False), wheels).dockerfile.splitlines()[3]
 
     assert line.startswith("RUN uv pip install --python python3 ")
     assert {"--no-index", "--no-deps", "--offline"} <= set(line.split())
 
 
-def test_pip_is_not_told_to_break_what_nobody_protects(
+def test_pip_breaks_system_packages_only_if_necessary(
     python: ImagePython, wheels: WheelSet
 ) -> None:
     """Old versions of pip do not know the option."""
-    assert "--break-system-packages" not in made(replace(python, managed=False), wheels).dockerfile
+    assert (
+        "--break-system-packages"
+        not in derived_recipe(replace(python, managed=False), wheels).dockerfile
+    )
 
 
 def test_an_image_that_nothing_can_install_into_is_refused(
@@ -83,12 +86,12 @@ def test_an_image_that_nothing_can_install_into_is_refused(
 ) -> None:
     """Neither uv nor pip: said before a build is tried."""
     with pytest.raises(RequestError, match="neither `uv` nor `pip`"):
-        made(replace(python, uv=False, pip=False), wheels)
+        derived_recipe(replace(python, uv=False, pip=False), wheels)
 
 
 def test_the_user_of_the_base_image_is_restored(python: ImagePython, wheels: WheelSet) -> None:
     """Installing needs root; running does not."""
-    lines = made(replace(python, uid=2000), wheels).dockerfile.splitlines()
+    lines = derived_recipe(replace(python, uid=2000), wheels).dockerfile.splitlines()
 
     assert lines[2] == "USER 0"
     assert lines[-1] == "USER 2000"
@@ -102,10 +105,10 @@ def test_nothing_is_derived_when_nothing_is_missing(python: ImagePython) -> None
     assert derived.make_recipe(base="b", identity=IDENTITY, image=python, wheels=empty) is None
 
 
-def test_the_cpu_plugin_goes_in_also_when_ray_is_there_or_not_wanted(python: ImagePython) -> None:
+def test_the_cpu_plugin_is_added_with_and_without_ray(python: ImagePython) -> None:
     """With its own proof of import, and the version of the Ray that the image has."""
-    with_ray = made(replace(python, distributions={"ray": "2.56.1"}), None, PLUGIN)
-    without = made(python, None, PLUGIN)
+    with_ray = derived_recipe(replace(python, distributions={"ray": "2.56.1"}), None, PLUGIN)
+    without = derived_recipe(python, None, PLUGIN)
 
     assert with_ray.tag.startswith("vlaunch/ray:2.56.1-")
     assert without.tag.startswith("vlaunch/ray:none-")
@@ -117,29 +120,29 @@ def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> No
     """vLLM skips plugins when its target is `cpu`, and those that VLLM_PLUGINS does not list."""
     odd = replace(python, env={"VLLM_TARGET_DEVICE": "cpu", "VLLM_PLUGINS": "mine"})
 
-    lines = made(odd, None, PLUGIN).dockerfile.splitlines()
+    lines = derived_recipe(odd, None, PLUGIN).dockerfile.splitlines()
 
     assert lines[2:4] == ['ENV VLLM_TARGET_DEVICE=""', 'ENV VLLM_PLUGINS="mine,vlaunch_cpu_ray"']
-    assert "ENV" not in made(python, None, PLUGIN).dockerfile
+    assert "ENV" not in derived_recipe(python, None, PLUGIN).dockerfile
 
 
 def test_the_tag_follows_the_content_and_nothing_else(
     python: ImagePython, wheels: WheelSet, tmp_path: Path
 ) -> None:
     """The same inputs give the same name on every machine; each input changes it."""
-    first = made(python, wheels, PLUGIN).tag
+    first = derived_recipe(python, wheels, PLUGIN).tag
     moved = tmp_path / "elsewhere.whl"
     moved.write_bytes(b"ray")
     elsewhere = WheelSet(ray="2.60.0", files=(replace(wheels.files[0], path=moved),))
     other_bytes = WheelSet(ray="2.60.0", files=(replace(wheels.files[0], sha256="00"),))
 
-    assert made(python, elsewhere, PLUGIN).tag == first
+    assert derived_recipe(python, elsewhere, PLUGIN).tag == first
     assert first.startswith("vlaunch/ray:2.60.0-")
     others = {
-        made(python, other_bytes, PLUGIN).tag,
-        made(python, wheels).tag,
-        made(python, wheels, {"vlaunch_cpu_ray/__init__.py": b"changed"}).tag,
-        made(replace(python, uid=1), wheels, PLUGIN).tag,
+        derived_recipe(python, other_bytes, PLUGIN).tag,
+        derived_recipe(python, wheels).tag,
+        derived_recipe(python, wheels, {"vlaunch_cpu_ray/__init__.py": b"changed"}).tag,
+        derived_recipe(replace(python, uid=1), wheels, PLUGIN).tag,
         derived.derived_tag("sha256:other", {}, "", ray="2.60.0"),
     }
     assert first not in others
@@ -155,7 +158,7 @@ def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
 
 def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet) -> None:
     """A file of the cache that somebody has changed meanwhile goes to no node."""
-    recipe = made(python, wheels, PLUGIN)
+    recipe = derived_recipe(python, wheels, PLUGIN)
     wheels.files[0].path.write_bytes(b"other")
 
     with pytest.raises(VlaunchError, match="other bytes than were downloaded"):
@@ -164,7 +167,7 @@ def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet
 
 def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: WheelSet) -> None:
     """Files in order, owned by root, without a date; wheels from disk and from memory alike."""
-    recipe = made(python, wheels, PLUGIN)
+    recipe = derived_recipe(python, wheels, PLUGIN)
     backwards = replace(recipe, files=dict(reversed(list(recipe.files.items()))))
 
     packed = derived.build_context(recipe)
@@ -188,7 +191,7 @@ def test_the_build_reads_standard_input_and_has_no_network(
     python: ImagePython, wheels: WheelSet
 ) -> None:
     """The label says the content, so that a look at the image tells what it is."""
-    recipe = made(python, wheels)
+    recipe = derived_recipe(python, wheels)
 
     argv = derived.build_image(("docker",), recipe)
 
@@ -202,15 +205,18 @@ def test_the_build_reads_standard_input_and_has_no_network(
 def labels(recipe: ImageRecipe) -> dict[str, str]:
     """Return the labels that an image built from a recipe carries."""
     line = next(line for line in recipe.dockerfile.splitlines() if line.startswith("LABEL "))
-    written = dict(word.split("=", 1) for word in shlex.split(line.removeprefix("LABEL ")))
+    written = dict(label.split("=", 1) for label in shlex.split(line.removeprefix("LABEL ")))
     return {**written, derived.CONTENT: recipe.content}
 
 
-def test_what_is_built_is_known_by_its_labels(python: ImagePython, wheels: WheelSet) -> None:
+def test_built_images_are_recognised_by_labels(python: ImagePython, wheels: WheelSet) -> None:
     """The next look finds the image that this recipe made, with or without the plugin, and takes it
     for no other.
     """
-    plain, plugged = labels(made(python, wheels)), labels(made(python, wheels, PLUGIN))
+    plain, plugged = (
+        labels(derived_recipe(python, wheels)),
+        labels(derived_recipe(python, wheels, PLUGIN)),
+    )
 
     assert derived.labels_match(plain, identity=IDENTITY, ray="2.60.0", plugin=None)
     assert derived.labels_match(plugged, identity=IDENTITY, ray="2.60.0", plugin=PLUGIN)
@@ -226,7 +232,7 @@ def test_an_older_derived_image_is_built_anew(
     python: ImagePython, wheels: WheelSet, extras: str | None
 ) -> None:
     """One from before batches has Ray without Ray Data: no label of its parts, or fewer of them."""
-    older = labels(made(python, wheels))
+    older = labels(derived_recipe(python, wheels))
     del older[derived.EXTRAS]
     older |= {derived.EXTRAS: extras} if extras else {}
 
@@ -237,7 +243,7 @@ def test_what_batches_import_is_proven_when_the_image_is_built(
     python: ImagePython, wheels: WheelSet
 ) -> None:
     """An image in which pyarrow cannot be loaded is never tagged."""
-    assert "import ray.serve, pyarrow" in made(python, wheels).dockerfile
+    assert "import ray.serve, pyarrow" in derived_recipe(python, wheels).dockerfile
 
 
 def test_vllm_finds_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,20 +78,20 @@ esac
 )
 def test_answers_that_make_no_sense_are_borne(text: str) -> None:
     """Nothing is raised, and nothing but logs is taken for one."""
-    told = parse_report(text, MARK)
+    report = parse_report(text, MARK)
 
-    assert {each.title for each in told.logs} <= {"container"}
+    assert {log.title for log in report.logs} <= {"container"}
 
 
 def test_a_log_cannot_pretend_to_be_another_part() -> None:
     """It does not know the mark; half an answer is as good as it goes."""
-    told = parse_report(
+    report = parse_report(
         f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc"
         f" 0\n{MARK} log-2\nhalf",
         MARK,
     )
 
-    assert [(each.part, each.lines) for each in told.logs] == [
+    assert [(log.part, log.lines) for log in report.logs] == [
         ("log-1", ("@@guess kernel", "Out of memory")),
         ("log-2", ("half",)),
     ]
@@ -101,15 +101,15 @@ def test_lines_are_cleaned_before_they_are_cut() -> None:
     """Of terminal codes, and of secrets, of which half must not stay."""
     redaction.add_secrets("correct-horse-battery")
     try:
-        told = parse_report(
+        report = parse_report(
             f"{MARK} log-1\n\x1b[31mred\x1b[0m\r\n{'x' * 990}correct-horse-battery\n{MARK} rc 0",
             MARK,
         )
     finally:
         redaction.clear_secrets()
 
-    assert told.logs[0].lines[0] == "red"
-    assert told.logs[0].lines[1] == "x" * 990 + "***"
+    assert report.logs[0].lines[0] == "red"
+    assert report.logs[0].lines[1] == "x" * 990 + "***"
 
 
 @pytest.mark.parametrize(
@@ -199,25 +199,25 @@ def ask(
     return parse_report(say(docker, parts, since=since), MARK)
 
 
-def test_a_node_tells_of_its_containers_and_their_logs(docker: Path) -> None:
+def test_containers_and_their_logs_are_reported(docker: Path) -> None:
     """Each container with its state, each line with its time."""
-    told = ask(docker)
+    report = ask(docker)
 
-    assert told.clock is not None
+    assert report.clock is not None
     assert [
-        (each.name, each.role, each.status, each.exit_code, each.oom, each.restarts)
-        for each in told.states
+        (state.name, state.role, state.status, state.exit_code, state.oom, state.restarts)
+        for state in report.states
     ] == [
         ("c-gpu01", "head", "running", 0, False, 0),
         ("c-gpu01-probe", "probe", "exited", 137, True, 2),
     ]
-    logs = [each for each in told.logs if each.part.startswith("log-")]
-    assert [(each.title, each.lines) for each in logs] == [
+    logs = [state for state in report.logs if state.part.startswith("log-")]
+    assert [(state.title, state.lines) for state in logs] == [
         ("container", ("first", "second")),
         ("probe container", ("first", "second")),
     ]
     assert logs[0].stamps == {0: "2026-11-21T20:14:00Z", 1: "2026-11-21T20:14:01Z"}
-    assert told.gaps.get("containers") is None
+    assert report.gaps.get("containers") is None
 
 
 def test_what_runs_is_looked_into(docker: Path) -> None:
@@ -230,16 +230,16 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     (logs / "worker-2.out").write_text("")
     (logs / "raylet.out").write_text("raylet\n")
     (logs.parents[2] / "vlaunch-nccl.x.log").write_text("chatter\nNCCL WARN no\n")
-    told = ask(docker, (STATE, INSIDE))
+    report = ask(docker, (STATE, INSIDE))
 
-    assert [(each.title, each.lines) for each in told.logs] == [
+    assert [(log.title, log.lines) for log in report.logs] == [
         ("job driver", ("driver",)),
         ("Ray worker", ("worker",)),
         ("Ray", ("raylet",)),
         ("NCCL", ("NCCL WARN no",)),
     ]
-    said = (docker.parent / "docker.said").read_text().splitlines()
-    assert [line.split()[1] for line in said if line.startswith("exec ")] == ["aaa"]
+    calls = (docker.parent / "docker.said").read_text().splitlines()
+    assert [line.split()[1] for line in calls if line.startswith("exec ")] == ["aaa"]
 
 
 def test_the_keeper_s_files_come_along(docker: Path) -> None:
@@ -251,9 +251,9 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
     (folder / "chat" / "observed.json").write_text('{"state": "ready"}')
     (folder / "chat" / "desired.json").write_text("{half")
     (folder / "embed" / "history.json").write_text("[1]")
-    told = ask(docker)
+    report = ask(docker)
 
-    assert told.supervisor_files == {
+    assert report.supervisor_files == {
         "chat": {"observed": {"state": "ready"}},
         "embed": {"history": [1]},
     }
@@ -284,22 +284,22 @@ def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
     assert len(say(docker, (LOGS,), size=2000)) < 2 * 2000 + 2000
 
 
-def test_only_what_was_asked_for_is_told(docker: Path) -> None:
+def test_only_requested_parts_are_reported(docker: Path) -> None:
     """And how far back is Docker's own business."""
-    told = ask(docker, (STATE, INSPECT))
+    report = ask(docker, (STATE, INSPECT))
     ask(docker, (LOGS,), since=1800)
 
-    assert (told.logs, json.loads(told.inspect)) == ((), [{"Name": "/c-gpu01"}])
+    assert (report.logs, json.loads(report.inspect)) == ((), [{"Name": "/c-gpu01"}])
     assert "--since=1800s" in (docker.parent / "docker.said").read_text()
 
 
 def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
     """Its words are evidence."""
     (docker.parent / "docker.refuses").touch()
-    told = ask(docker)
+    report = ask(docker)
 
-    assert told.gaps["containers"].startswith("permission denied while trying to connect")
-    assert told.states == ()
+    assert report.gaps["containers"].startswith("permission denied while trying to connect")
+    assert report.states == ()
 
 
 def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
@@ -320,7 +320,9 @@ def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
     logs.mkdir(parents=True)
     (logs / "worker-1.err").write_text("one\ntwo\n")
     (logs / "worker-2.out").write_text("".join(f"{'x' * 990}\n" for _ in range(99)))
-    found = {log.part: log.lines for log in ask(docker).logs if log.part.startswith("worker")}
+    worker_lines = {
+        log.part: log.lines for log in ask(docker).logs if log.part.startswith("worker")
+    }
 
-    assert ("one", "two") in found.values()
-    assert {len(line) for lines in found.values() for line in lines} == {3, 990}
+    assert ("one", "two") in worker_lines.values()
+    assert {len(line) for lines in worker_lines.values() for line in lines} == {3, 990}

@@ -56,9 +56,9 @@ OTHERS: dict[str, Any] = {
 }
 
 
-def container(spec: ContainerSpec, **more: Any) -> Container:
+def container(spec: ContainerSpec, **changes: Any) -> Container:
     """Return the container that this spec would make, as Docker would report it."""
-    said = {
+    fields = {
         "role": spec.role,
         "node": spec.node,
         "image": spec.image,
@@ -67,7 +67,7 @@ def container(spec: ContainerSpec, **more: Any) -> Container:
         "labels": spec.labels,
         "argv": spec.command,
     }
-    return containers.container(spec.name, **{**said, **more})
+    return containers.container(spec.name, **{**fields, **changes})
 
 
 def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
@@ -86,9 +86,9 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         log_options={"max-size": "1m", "max-file": "2"},
         shm=16 << 30,
     )
-    found = read_run(docker.run((), full))
+    options = read_run(docker.run((), full))
 
-    assert found["HostConfig"] == {
+    assert options["HostConfig"] == {
         "NetworkMode": "host",
         "IpcMode": None,
         "Tmpfs": None,
@@ -104,7 +104,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
         "Devices": ["/dev/infiniband"],
         "DeviceRequests": [{"Driver": "", "Capabilities": [["gpu"]], "Count": 8}],
     }
-    assert found["Config"] == {
+    assert options["Config"] == {
         "Image": "vllm:1",
         "Env": ["A=one two; $(x)", "B=2"],
         "Cmd": ["/opt/vlaunch/entry.sh", "ray", "start"],
@@ -116,7 +116,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
             "vlaunch.node": "gpu01",
         },
     }
-    assert found["Name"] == "/vlaunch-c-gpu01"
+    assert options["Name"] == "/vlaunch-c-gpu01"
 
 
 @pytest.mark.parametrize(
@@ -128,21 +128,21 @@ def test_shared_memory_without_a_size(
     """Its own, as large as a tmpfs may be, or the host's: `--ipc host` and `--shm-size` exclude
     each other.
     """
-    found = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])[
+    mounts = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])[
         "HostConfig"
     ]
 
-    assert (found["IpcMode"], found["Tmpfs"], found["ShmSize"]) == (ipc, tmpfs, None)
-    assert found["DeviceRequests"] is None
+    assert (mounts["IpcMode"], mounts["Tmpfs"], mounts["ShmSize"]) == (ipc, tmpfs, None)
+    assert mounts["DeviceRequests"] is None
 
 
-def test_every_field_is_known_to_the_test_of_the_hash() -> None:
+def test_the_hash_test_covers_all_fields() -> None:
     """A new field needs a line in OTHERS."""
-    assert OTHERS.keys() == {each.name for each in dataclasses.fields(ContainerSpec)}
+    assert OTHERS.keys() == {field.name for field in dataclasses.fields(ContainerSpec)}
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_hash_changes_with_each_field(name: str) -> None:
+def test_the_hash_changes_with_any_field(name: str) -> None:
     """Whatever starts a container differently, starts it anew."""
     assert dataclasses.replace(SPEC, **{name: OTHERS[name]}).hash != SPEC.hash
 
@@ -160,7 +160,7 @@ def test_the_hash_does_not_depend_on_how_docker_is_called() -> None:
     assert docker.run(("sudo", "docker"), SPEC)[2:] == docker.run(("docker",), SPEC)[1:]
 
 
-def test_differences_are_said_in_words() -> None:
+def test_differences_are_described() -> None:
     """What a person changed in the inventory is what they read."""
     spec = dataclasses.replace(
         SPEC,
@@ -168,9 +168,9 @@ def test_differences_are_said_in_words() -> None:
         env={"A": "1", "C": "3"},
         command=("/opt/vlaunch/entry.sh", "ray", "stop"),
     ).labelled()
-    there = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
+    existing = container(SPEC.labelled(), env={**SPEC.env, "PATH": "/bin"})
 
-    assert docker.describe_differences(there, spec, {"PATH": "/bin"}) == [
+    assert docker.describe_differences(existing, spec, {"PATH": "/bin"}) == [
         "image vllm:1 → vllm:2",
         "env A: one two; $(x) → 1",
         "env B: 2 → unset",
@@ -179,7 +179,7 @@ def test_differences_are_said_in_words() -> None:
     ]
 
 
-def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> None:
+def test_hidden_differences_are_mentioned() -> None:
     """Never an empty reason for a restart."""
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
@@ -189,51 +189,51 @@ def test_a_difference_that_inspect_does_not_show_in_words_is_still_said() -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "difference"),
     [(False, True, "it becomes privileged"), (True, False, "it is no longer privileged")],
 )
-def test_rights_that_come_or_go_are_said(before: bool, after: bool, said: str) -> None:
+def test_changed_rights_are_described(before: bool, after: bool, difference: str) -> None:
     """Both ways: who took `privileged: true` out of the inventory wants to see it go."""
-    there = container(SPEC.labelled(), privileged=before)
+    existing = container(SPEC.labelled(), privileged=before)
     spec = dataclasses.replace(SPEC, privileged=after).labelled()
 
-    assert docker.describe_differences(there, spec, {}) == [said]
+    assert docker.describe_differences(existing, spec, {}) == [difference]
 
 
-def test_another_secret_is_said_without_its_value() -> None:
+def test_a_changed_secret_is_described_without_its_value() -> None:
     """Only that there is another one."""
     spec = dataclasses.replace(SPEC, labels={"vlaunch.secrets": "b"}).labelled()
-    there = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
+    existing = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
 
-    assert docker.describe_differences(there, spec, {}) == ["a secret has another value"]
+    assert docker.describe_differences(existing, spec, {}) == ["a secret has another value"]
 
 
 def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> None:
     """The image's HF_HOME may be what the inventory says."""
-    there = container(SPEC.labelled())
+    existing = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
-    assert docker.describe_differences(there, spec, {"B": "2"}) == [
+    assert docker.describe_differences(existing, spec, {"B": "2"}) == [
         "devices, rights, mounts, limits or log of its container"
     ]
 
 
-def test_an_empty_value_is_told_from_none() -> None:
+def test_an_empty_value_differs_from_none() -> None:
     """`env A: 1 → unset` would be wrong for `A: ""`."""
-    there = container(SPEC.labelled())
+    existing = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, env={**SPEC.env, "B": ""}).labelled()
 
-    assert docker.describe_differences(there, spec, {}) == ['env B: 2 → ""']
+    assert docker.describe_differences(existing, spec, {}) == ['env B: 2 → ""']
 
 
-def test_words_that_were_only_reordered_are_a_difference_too() -> None:
+def test_reordered_arguments_are_a_difference() -> None:
     """Two numbers that changed places must not read as nothing → nothing."""
-    there = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
-    (said,) = docker.describe_differences(
-        there, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {}
+    existing = container(dataclasses.replace(SPEC, command=("--tp", "1", "--pp", "2")).labelled())
+    (difference,) = docker.describe_differences(
+        existing, dataclasses.replace(SPEC, command=("--tp", "2", "--pp", "1")).labelled(), {}
     )
 
-    assert "(nothing) → (nothing)" not in said
+    assert "(nothing) → (nothing)" not in difference
 
 
 def test_builders_of_short_commands() -> None:
@@ -264,7 +264,7 @@ def test_builders_of_short_commands() -> None:
     )
 
 
-def test_logs_of_both_streams_come_as_one() -> None:
+def test_logs_of_both_streams_are_combined() -> None:
     """`docker logs` keeps them apart; people do not. Run with another program in docker's place."""
     argv = docker.logs(
         ("sh", "-c", 'echo "$@"; echo error >&2', "docker"), "c", tail=5, since="1m", follow=True
@@ -351,10 +351,12 @@ def test_two_throw_away_containers_have_two_names() -> None:
     """Two runs may look into a node at once."""
     called = ("sh", "-c", 'echo "$@"', "docker")
     argv = docker.run_python(called, "x:1", "pass", cluster="c", node="gpu01")
-    said = [
+    command_lines = [
         subprocess.run(argv, capture_output=True, text=True, check=True).stdout for _ in range(2)
     ]
-    names = [words[words.index("--name") + 1] for words in map(str.split, said)]
+    names = [
+        arguments[arguments.index("--name") + 1] for arguments in map(str.split, command_lines)
+    ]
 
     assert all(name.startswith("vlaunch-c-gpu01-probe-") for name in names)
     assert names[0] != names[1]

@@ -20,47 +20,53 @@ RECORDED = (FIXTURES / "inspect-ray-head-20.10.json").read_text()
 
 def test_a_container_is_read_as_recorded() -> None:
     """Docker 20.10's `inspect` of a container that `up` started."""
-    (found,) = docker_read.parse_containers(RECORDED)
+    (container,) = docker_read.parse_containers(RECORDED)
 
-    assert (found.name, found.role, found.node, found.status, found.running) == (
+    assert (
+        container.name,
+        container.role,
+        container.node,
+        container.status,
+        container.running,
+    ) == (
         "vlaunch-lab-node1",
         "head",
         "node1",
         "running",
         True,
     )
-    assert (found.spec, found.restarts, found.exit_code) == ("5bff3436aec5", 0, 0)
-    assert (found.image, found.argv[:3]) == (
+    assert (container.spec, container.restarts, container.exit_code) == ("5bff3436aec5", 0, 0)
+    assert (container.image, container.argv[:3]) == (
         "vlaunch/ray:2.60.0-310f925a456a",
         ("/opt/vlaunch/entry.sh", "ray", "start"),
     )
-    assert found.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert container.env["NCCL_SOCKET_IFNAME"] == "=eth0"
 
 
 def test_an_image_is_read_as_recorded() -> None:
     """An imported image has no digest; its identity is its layers and configuration."""
-    found = docker_read.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
+    image = docker_read.parse_image((FIXTURES / "image-inspect-20.10.json").read_text())
 
-    assert found is not None
-    assert (found.id[:19], found.digests, found.architecture) == (
+    assert image is not None
+    assert (image.id[:19], image.digests, image.architecture) == (
         "sha256:ba78a082a12e",
         (),
         "amd64",
     )
-    assert found.env["LANG"] == "C.UTF-8"
+    assert image.env["LANG"] == "C.UTF-8"
 
 
 def test_identity_is_equal_exactly_when_layers_and_configuration_are() -> None:
     """Two nodes may have loaded the same image at different times, and labels do not run."""
-    said = json.loads((FIXTURES / "image-inspect-20.10.json").read_text())
+    recorded = json.loads((FIXTURES / "image-inspect-20.10.json").read_text())
 
     def identity(**changed: Any) -> str:
-        found = docker_read.parse_image(json.dumps([{**said[0], **changed}]))
-        assert found is not None
-        return found.identity
+        image = docker_read.parse_image(json.dumps([{**recorded[0], **changed}]))
+        assert image is not None
+        return image.identity
 
     same = identity()
-    config = said[0]["Config"]
+    config = recorded[0]["Config"]
 
     assert (
         identity(
@@ -126,11 +132,13 @@ def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "privileged"),
+    ("host_config", "privileged"),
     [({"Privileged": True}, True), ({"Privileged": "yes"}, False), ({}, False)],
 )
-def test_what_runs_with_every_right_is_seen(said: dict[str, Any], privileged: bool) -> None:
+def test_privileged_containers_are_recognised(
+    host_config: dict[str, Any], privileged: bool
+) -> None:
     """As Docker's `inspect` says it, and not where it says nothing."""
-    item = {**json.loads(RECORDED)[0], "HostConfig": said}
+    item = {**json.loads(RECORDED)[0], "HostConfig": host_config}
 
     assert docker_read.parse_containers(json.dumps([item]))[0].privileged is privileged

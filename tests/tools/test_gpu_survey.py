@@ -29,12 +29,12 @@ def test_older_drivers_name_the_cards_in_the_header() -> None:
 
 def test_the_fabric_between_gpus() -> None:
     """GPUs before Hopper have no state of it."""
-    told = (
+    output = (
         "switch /dev/nvidia-nvswitch0\nswitch /dev/nvidia-nvswitch1\n"
         "state Completed\nstate [N/A]\nstate N/A\nservice active\n"
     )
 
-    assert gpu_survey.parse_fabric(told) == NvlinkFabric(
+    assert gpu_survey.parse_fabric(output) == NvlinkFabric(
         switches=2, states=("Completed",), service="active"
     )
     assert gpu_survey.parse_fabric("service \n") == NvlinkFabric()

@@ -11,39 +11,39 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.tools import history
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
-from tests.tools.answered import INVENTORY, answer, kept
+from tests.tools.answered import INVENTORY, answer, history_entry
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         "",
         "nonsense",
         "{}",
         "[1, null, {}]",
-        [kept("a", tp="x")],
-        [kept("a", backend="other")],
-        [kept("a", args="--x")],
+        [history_entry("a", tp="x")],
+        [history_entry("a", backend="other")],
+        [history_entry("a", args="--x")],
         [{"at": 1, "desired": {"id": "a"}}],
-        [{**kept("a"), "at": "x"}],
-        [kept("a", nodes="n1")],
-        [kept("a", gpus="x")],
-        [kept("a", port=1e400)],
-        *([{**kept("a"), "at": at}] for at in ("nan", 1e300, -1e300)),
+        [{**history_entry("a"), "at": "x"}],
+        [history_entry("a", nodes="n1")],
+        [history_entry("a", gpus="x")],
+        [history_entry("a", port=1e400)],
+        *([{**history_entry("a"), "at": at}] for at in ("nan", 1e300, -1e300)),
     ],
 )
-def test_what_cannot_be_read_did_not_answer(said: Any) -> None:
+def test_unreadable_revisions_are_skipped(content: Any) -> None:
     """A node may say anything."""
-    assert history.parse_history(answer(said)) == ((), "")
+    assert history.parse_history(answer(content)) == ((), "")
 
 
-def test_a_head_that_does_not_say_is_not_one_that_has_nothing() -> None:
+def test_a_failed_query_is_not_an_empty_history() -> None:
     """Its connection broke: nobody knows."""
     with pytest.raises(UnreadableAnswer, match="n1"):
         history.parse_history(Answer(node="n1", code=255, err="the connection was lost"))
 
 
-def test_the_head_is_asked_without_its_containers() -> None:
+def test_the_query_needs_no_container() -> None:
     """In the launcher's folder there."""
     command = history.query_history(Site(INVENTORY), "chat")
 
@@ -52,38 +52,46 @@ def test_the_head_is_asked_without_its_containers() -> None:
     assert command.argv[4:] == (f"{folder}/history.json", f"{folder}/desired.json")
 
 
-def test_places_are_kept() -> None:
+def test_places_are_preserved() -> None:
     """A server is started again where it was; what an older vlaunch wrote down had no places."""
-    (old,), _ = history.parse_history(answer([kept("a")]))
-    (new,), _ = history.parse_history(answer([kept("a", nodes=["n1"], gpus=2)]))
+    (old,), _ = history.parse_history(answer([history_entry("a")]))
+    (new,), _ = history.parse_history(answer([history_entry("a", nodes=["n1"], gpus=2)]))
 
-    assert [(each.nodes, each.gpus) for each in (old, new)] == [((), None), (("n1",), 2)]
+    assert [(revision.nodes, revision.gpus) for revision in (old, new)] == [
+        ((), None),
+        (("n1",), 2),
+    ]
 
 
-def test_all_names_are_asked_at_once() -> None:
+def test_all_histories_are_queried_at_once() -> None:
     """The newest first, whatever its name; a head where nothing is written down is not asked."""
     files = dict.fromkeys(("server/chat/history.json", "server/embed/history.json"), "0")
-    asked = history.query_all_histories(Site(INVENTORY, {"n1": HostFacts(files=files)}))
-    said = answer([kept("a")], [{**kept("b"), "at": 2.5, "held": {"kv_cache_size_tokens": "7"}}])
+    command = history.query_all_histories(Site(INVENTORY, {"n1": HostFacts(files=files)}))
+    reply = answer(
+        [history_entry("a")],
+        [{**history_entry("b"), "at": 2.5, "held": {"kv_cache_size_tokens": "7"}}],
+    )
 
-    assert asked is not None
-    assert asked.argv[4:] == tuple(f"/root/.vlaunch/c/{file}" for file in files)
+    assert command is not None
+    assert command.argv[4:] == tuple(f"/root/.vlaunch/c/{file}" for file in files)
     assert history.query_all_histories(Site(INVENTORY, {"n1": HostFacts()})) is None
-    found = history.parse_all_histories(said)
-    assert [(each.id, dict(each.held)) for each in found] == [
+    revisions = history.parse_all_histories(reply)
+    assert [(revision.id, dict(revision.held)) for revision in revisions] == [
         ("b", {"kv_cache_size_tokens": "7"}),
         ("a", {}),
     ]
 
 
-@pytest.mark.parametrize("held", ["x", [1], {"a": 1}, {"a": {}}])
-def test_nonsense_of_a_cache_is_no_server(held: Any) -> None:
+@pytest.mark.parametrize("labels", ["x", [1], {"a": 1}, {"a": {}}])
+def test_nonsense_of_a_cache_is_no_server(labels: Any) -> None:
     """A node may say anything."""
-    assert history.parse_all_histories(answer([{**kept("a"), "held": held}])) == ()
+    assert history.parse_all_histories(answer([{**history_entry("a"), "held": labels}])) == ()
 
 
 def test_variables_are_those_of_then() -> None:
     """Servers that were written down before there were any have none."""
-    (old, new), _ = history.parse_history(answer([kept("a"), kept("b", env={"A": "1"})]))
+    (old, new), _ = history.parse_history(
+        answer([history_entry("a"), history_entry("b", env={"A": "1"})])
+    )
 
     assert (old.env, new.env) == ({}, {"A": "1"})

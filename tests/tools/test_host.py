@@ -19,39 +19,41 @@ from launcher.tools import host, host_read
 from launcher.tools.host import Gpu, HostFacts
 
 
-def found(home: Path) -> dict[str, str]:
+def unfinished_models(home: Path) -> dict[str, str]:
     argv = ["sh", "-c", shell.program_text("models_unfinished"), "models", str(home)]
     ran = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert ran.stderr == ""
-    return {each.model: each.kind for each in host.parse_unfinished(ran.stdout)}
+    return {model.model: model.kind for model in host.parse_unfinished(ran.stdout)}
 
 
 def test_copies_and_downloads_that_are_not_finished_are_named(tmp_path: Path) -> None:
     """By their names or folders; what is whole is not."""
     cached, mine, whole = (
-        tmp_path / each for each in ("hub/models--org--m", "my model", "hub/models--org--whole")
+        tmp_path / name for name in ("hub/models--org--m", "my model", "hub/models--org--whole")
     )
     for folder in (cached / "blobs", mine / ".vlaunch/parts", whole / ".vlaunch/records"):
         folder.mkdir(parents=True)
     (whole / "blobs").mkdir()
     (whole / "blobs" / "a").write_bytes(b"x")
-    assert found(tmp_path) == {}
+    assert unfinished_models(tmp_path) == {}
     (cached / "blobs" / "a.incomplete").write_bytes(b"x" * 9000)
     (mine / ".vlaunch/parts/0").write_bytes(b"x" * 9000)
 
-    assert found(tmp_path) == {"org/m": "download", str(mine): "copy"}
+    assert unfinished_models(tmp_path) == {"org/m": "download", str(mine): "copy"}
 
 
 def test_no_home_is_no_error(tmp_path: Path) -> None:
     """As before the first model."""
-    assert found(tmp_path / "none") == {}
+    assert unfinished_models(tmp_path / "none") == {}
 
 
-def test_each_says_how_it_goes_on() -> None:
+def test_summaries_name_the_command_that_continues() -> None:
     """And how much there is."""
-    (one,) = host.parse_unfinished("noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n")
+    (unfinished,) = host.parse_unfinished(
+        "noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n"
+    )
 
-    assert one.summary == (
+    assert unfinished.summary == (
         "a copy of org/m is not finished, 2 MiB so far: `vlaunch model copy org/m` continues it"
     )
     assert host.parse_unfinished(None) == ()
@@ -90,7 +92,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
+def test_the_probe_uses_the_nodes_docker_command(tmp_path: Path) -> None:
     """A stand-in for docker with words before it, and names with spaces kept whole."""
     fake = tmp_path / "docker"
     fake.write_text(
@@ -117,11 +119,11 @@ def test_the_probe_asks_docker_in_the_nodes_own_way(tmp_path: Path) -> None:
 
     assert (facts.docker_version, facts.runtimes) == ("28", ("nvidia",))
     assert set(facts.images) == {"x:1", "vlaunch/ray:made"}
-    assert [each.id for each in facts.containers] == ["id1"]
+    assert [container.id for container in facts.containers] == ["id1"]
 
 
 @pytest.mark.processes
-def test_the_token_is_found_where_it_lay_before(
+def test_the_token_is_read_from_its_previous_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a place in memory that would not be chosen any more; what is on the disk comes first."""
@@ -134,7 +136,7 @@ def test_the_token_is_found_where_it_lay_before(
     argv = host.probe(
         ("false",), cluster="c", state_dir=str(tmp_path), hf_home="/", accelerator="cpu", images=()
     )
-    found = []
+    tokens = []
     try:
         for folder in (memory, disk):
             folder.mkdir(parents=True)
@@ -142,21 +144,21 @@ def test_the_token_is_found_where_it_lay_before(
             facts = host_read.parse_probe(
                 subprocess.run(argv, capture_output=True, text=True, check=False).stdout
             )
-            found.append((facts.memory_dir, facts.token))
+            tokens.append((facts.memory_dir, facts.token))
     finally:
         shutil.rmtree(memory.parents[1])
 
-    assert found == [("", f"of-{memory}"), ("", f"of-{disk}")]
+    assert tokens == [("", f"of-{memory}"), ("", f"of-{disk}")]
 
 
 @pytest.mark.processes
-def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+def test_a_silent_docker_is_queried_once(tmp_path: Path) -> None:
     """A wedged daemon holds each question until its deadline: five of them would outlast the
     probe's own.
     """
-    asked = tmp_path / "asked"
+    calls = tmp_path / "asked"
     argv = host.probe(
-        ("sh", "-c", f'echo "$1" >> {asked}; exit 1', "docker"),
+        ("sh", "-c", f'echo "$1" >> {calls}; exit 1', "docker"),
         cluster="c",
         state_dir=str(tmp_path),
         hf_home="/",
@@ -165,7 +167,7 @@ def test_a_docker_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     )
     subprocess.run(argv, capture_output=True, check=True)
 
-    assert asked.read_text() == "version\n"
+    assert calls.read_text() == "version\n"
 
 
 @pytest.mark.processes

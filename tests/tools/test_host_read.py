@@ -105,7 +105,9 @@ def test_the_answer_of_a_head_is_read_as_recorded() -> None:
     assert facts.docker_version == "20.10.24+dfsg1"
     assert "runc" in facts.runtimes
     assert set(facts.images) == {"vllm-cpu:0.32.0", "vlaunch/ray:2.60.0-310f925a456a"}
-    assert [(each.name, each.running) for each in facts.containers] == [("vlaunch-lab-node1", True)]
+    assert [(container.name, container.running) for container in facts.containers] == [
+        ("vlaunch-lab-node1", True)
+    ]
     assert "No such file" in facts.part_errors["infiniband"]
 
 
@@ -130,7 +132,7 @@ def test_the_token_is_not_shown_with_the_facts() -> None:
     )
 
 
-def test_a_container_is_found_by_its_name() -> None:
+def test_a_container_is_selected_by_its_name() -> None:
     """Or it is not there."""
     facts = host_read.parse_probe((FIXTURES / "lab-node2-up.txt").read_text())
 
@@ -172,48 +174,53 @@ def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
 @pytest.mark.parametrize("code", [0, 255])
 def test_a_lost_gpu_does_not_hide_the_others(code: int) -> None:
     """Drivers from 545 on name it on standard error and list the others."""
-    words = "Unable to determine the device handle for GPU0: 0000:1B:00.0: Unknown Error"
-    text = parts(gpus=f"{words}\n1, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05, GPU-1")
+    message = "Unable to determine the device handle for GPU0: 0000:1B:00.0: Unknown Error"
+    text = parts(gpus=f"{message}\n1, NVIDIA H100 80GB HBM3, 81559, 4, 580.95.05, GPU-1")
     facts = host_read.parse_probe(f"{text[:-2]}{code}\n")
 
     assert [gpu.index for gpu in facts.gpus or ()] == [1]
-    assert facts.lost_gpus == (words,)
+    assert facts.lost_gpus == (message,)
 
 
-def test_where_the_driver_speaks_of_nothing_but_a_lost_gpu() -> None:
+def test_output_with_a_lost_gpu_only() -> None:
     """Older drivers: what else there is, is not known."""
-    words = "Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error"
-    facts = host_read.parse_probe(parts(gpus=words))
+    message = "Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error"
+    facts = host_read.parse_probe(parts(gpus=message))
 
-    assert (facts.gpus, facts.lost_gpus) == (None, (words,))
+    assert (facts.gpus, facts.lost_gpus) == (None, (message,))
 
 
-def test_amd_gpus_are_found_with_their_render_nodes() -> None:
+def test_amd_gpus_have_render_nodes() -> None:
     """One topology file with SIMD units each; a kernel may not tell which device is its own."""
     path = "/sys/class/kfd/kfd/topology/nodes"
-    told = f"{path}/1/properties drm_render_minor 136\n{path}/2/properties "
+    output = f"{path}/1/properties drm_render_minor 136\n{path}/2/properties "
 
-    assert host_read.parse_probe(parts(gpus=told)).amd_renders == (136, None)
+    assert host_read.parse_probe(parts(gpus=output)).amd_renders == (136, None)
 
 
-def test_gpus_that_containers_were_given() -> None:
+def test_gpu_allocations_of_containers() -> None:
     """So many, or those that are named; other devices are none."""
     gpus = '"Capabilities":[["gpu"]]'
-    given = (
+    output = (
         f'["/vlaunch-a-n", "a", [{{"Count":4,"DeviceIDs":null,{gpus},"Options":{{}}}}]]\n'
         f'["/vlaunch-b-n", "b", [{{"Driver":"","Count":0,"DeviceIDs":["4","GPU-5"],{gpus}}}]]\n'
         '["/vlaunch-c-n", "c", null]\n'
         '["/vlaunch-d-n", "d", [{"Count":1,"Capabilities":[["tpu"]]}]]\n'
     )
-    found = host_read.parse_probe(parts(given=given)).gpu_allocations
+    allocations = host_read.parse_probe(parts(given=output)).gpu_allocations
 
-    assert [(each.container, each.cluster, each.count, each.ids) for each in found] == [
+    assert [
+        (allocation.container, allocation.cluster, allocation.count, allocation.ids)
+        for allocation in allocations
+    ] == [
         ("vlaunch-a-n", "a", 4, ()),
         ("vlaunch-b-n", "b", 0, ("4", "GPU-5")),
         ("vlaunch-c-n", "c", 0, ()),
         ("vlaunch-d-n", "d", 0, ()),
     ]
-    assert [[each.includes(at, f"GPU-{at}") for at in (3, 4, 5)] for each in found] == [
+    assert [
+        [allocation.includes(at, f"GPU-{at}") for at in (3, 4, 5)] for allocation in allocations
+    ] == [
         [True, False, False],
         [False, True, True],
         [False, False, False],
@@ -253,7 +260,7 @@ def test_addresses_say_whether_their_link_is_up() -> None:
     )
 
 
-def test_what_could_not_be_asked_is_none_and_its_words_are_kept() -> None:
+def test_failed_parts_are_none_with_their_messages() -> None:
     """A missing tool is a fact, not an error."""
     text = (
         parts()
@@ -321,7 +328,7 @@ def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(
     """A node may be broken, or hostile."""
     texts = {"home": "/root", "containers": "", **changed}
     text = "".join(
-        f"\n@@vlaunch {name}\n{said}\n@@vlaunch rc {code}\n" for name, said in texts.items()
+        f"\n@@vlaunch {name}\n{output}\n@@vlaunch rc {code}\n" for name, output in texts.items()
     )
     with suppress(UnreadableAnswer):
         assert isinstance(host_read.parse_probe(text), HostFacts)
@@ -354,7 +361,7 @@ def test_warnings_before_dockers_answer_are_no_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 124, 137])
-def test_what_came_too_late_is_told_from_what_failed(code: int) -> None:
+def test_timeouts_differ_from_failures(code: int) -> None:
     """By the exit status of timeout(1); the `null` of a server that was not reached is no word."""
     text = parts(docker="null\npermission denied")
     facts = host_read.parse_probe(
@@ -366,7 +373,7 @@ def test_what_came_too_late_is_told_from_what_failed(code: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("podman", None), ("podman-socket", "4.3.1")])
-def test_podman_is_told_from_docker(name: str, version: str | None) -> None:
+def test_podman_is_recognised(name: str, version: str | None) -> None:
     """As a program in Docker's place, which tells of no server, and behind Docker's socket."""
     facts = host_read.parse_probe((FIXTURES / f"lab-{name}.txt").read_text())
 
@@ -377,24 +384,24 @@ def test_podman_is_told_from_docker(name: str, version: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "labels"),
+    ("output", "labels"),
     [
         ("0", None),
         ("1\nsystem_u:object_r:default_t:s0 /data/hf", {"/data/hf": "default_t"}),
         ("1\n? /root/.vlaunch", {}),
     ],
 )
-def test_labels_count_where_selinux_enforces(said: str, labels: dict[str, str] | None) -> None:
+def test_labels_count_where_selinux_enforces(output: str, labels: dict[str, str] | None) -> None:
     """As stat(1) prints them; `?` where a file system has none."""
-    assert host_read.parse_probe(parts(selinux=said)).selinux == labels
+    assert host_read.parse_probe(parts(selinux=output)).selinux == labels
 
 
 @pytest.mark.parametrize(
-    ("word", "writable", "read_only"),
+    ("access", "writable", "read_only"),
     [("writable", True, False), ("read-only", False, True), ("closed", False, False)],
 )
-def test_where_the_clusters_files_lie_is_told(word: str, writable: bool, read_only: bool) -> None:
+def test_the_state_directory_is_reported(access: str, writable: bool, read_only: bool) -> None:
     """With the bytes that are free there."""
-    facts = host_read.parse_probe(parts(state=f"{word}\nFilesystem\n/dev/sda1 1 1 7 1% /home"))
+    facts = host_read.parse_probe(parts(state=f"{access}\nFilesystem\n/dev/sda1 1 1 7 1% /home"))
 
     assert facts.state == StateDir(writable=writable, read_only=read_only, free=7 * 1024)

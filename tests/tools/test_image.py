@@ -21,21 +21,21 @@ def recorded(name: str) -> str:
 
 def test_an_image_without_ray_is_read_as_recorded() -> None:
     """The CPU build of vLLM: no Ray, vLLM and torch with their local versions, names normalised."""
-    found = image.parse_probe(recorded("vllm-cpu-0.32.0.json"))
+    python = image.parse_probe(recorded("vllm-cpu-0.32.0.json"))
 
-    assert (found.ray, found.ray_complete) == (None, False)
-    assert (found.vllm, found.torch) == ("0.32.0+cpu", "2.13.0+cpu")
-    assert (found.implementation, found.machine, found.libc) == ("cpython", "x86_64", "glibc")
-    assert found.distributions["typing-extensions"]
-    assert image.ray_version_to_add(found, "2.60.0") == "2.60.0"
+    assert (python.ray, python.ray_complete) == (None, False)
+    assert (python.vllm, python.torch) == ("0.32.0+cpu", "2.13.0+cpu")
+    assert (python.implementation, python.machine, python.libc) == ("cpython", "x86_64", "glibc")
+    assert python.distributions["typing-extensions"]
+    assert image.ray_version_to_add(python, "2.60.0") == "2.60.0"
 
 
 def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
     """Nothing is asked for, whatever the inventory's version: the image's own wins."""
-    found = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
+    python = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
 
-    assert (found.ray, found.ray_complete) == ("2.60.0", True)
-    assert image.ray_version_to_add(found, "2.99.0") is None
+    assert (python.ray, python.ray_complete) == ("2.60.0", True)
+    assert image.ray_version_to_add(python, "2.99.0") is None
 
 
 @pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "fsspec", "grpcio-reflection"])
@@ -43,21 +43,21 @@ def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) 
     """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data and no Ray
     Serve; the rest comes for the same Ray.
     """
-    said = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
-    del said["distributions"][missing]
+    raw = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
+    del raw["distributions"][missing]
 
-    found = image.parse_probe(json.dumps(said))
+    python = image.parse_probe(json.dumps(raw))
 
-    assert not found.ray_complete
-    assert image.ray_version_to_add(found, "2.99.0") == "2.60.0"
+    assert not python.ray_complete
+    assert image.ray_version_to_add(python, "2.99.0") == "2.60.0"
 
 
-def test_vllm_is_found_under_the_name_of_its_cpu_distribution() -> None:
+def test_vllm_has_another_name_in_its_cpu_distribution() -> None:
     """The distribution `vllm-cpu` carries no metadata under the name `vllm`."""
-    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
-    del said["distributions"]["vllm"]
+    raw = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    del raw["distributions"]["vllm"]
 
-    assert image.parse_probe(json.dumps(said)).vllm == "0.32.0"
+    assert image.parse_probe(json.dumps(raw)).vllm == "0.32.0"
 
 
 def test_noise_around_the_answer_is_passed_over() -> None:
@@ -89,10 +89,10 @@ def test_what_cannot_be_read_is_shown(text: str, evidence: str) -> None:
 
 def test_a_version_that_is_none_is_refused() -> None:
     """A Python version decides which wheels fit, so it has to be one."""
-    said = json.loads(recorded("vllm-cpu-0.32.0.json")) | {"python": "three"}
+    raw = json.loads(recorded("vllm-cpu-0.32.0.json")) | {"python": "three"}
 
     with pytest.raises(UnreadableAnswer, match="three"):
-        image.parse_probe(json.dumps(said))
+        image.parse_probe(json.dumps(raw))
 
 
 def test_the_probe_runs_offline_without_pulling_and_leaves_nothing() -> None:
@@ -108,22 +108,24 @@ def test_the_probe_runs_offline_without_pulling_and_leaves_nothing() -> None:
 def test_the_probe_script_runs_and_its_answer_is_read() -> None:
     """The script itself, run by this Python."""
     argv = image.probe(("docker",), "any", cluster="c", node="n1")
-    said = subprocess.run([sys.executable, *argv[-2:]], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, *argv[-2:]], capture_output=True, text=True, check=True
+    )
 
-    found = image.parse_probe(said.stdout)
+    python = image.parse_probe(completed.stdout)
 
-    assert found.python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert "pytest" in found.distributions
-    assert len(said.stdout.splitlines()) == 1
+    assert python.python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "pytest" in python.distributions
+    assert len(completed.stdout.splitlines()) == 1
 
 
 def with_vllm(version: str) -> image.ImagePython:
     """Return an image with this version of vLLM; with none where it is empty."""
-    said = json.loads(recorded("vllm-cpu-0.32.0.json"))
+    raw = json.loads(recorded("vllm-cpu-0.32.0.json"))
     for name in ("vllm", "vllm-cpu"):
-        said["distributions"].pop(name, None)
-    said["distributions"] |= {"vllm": version} if version else {}
-    return image.parse_probe(json.dumps(said))
+        raw["distributions"].pop(name, None)
+    raw["distributions"] |= {"vllm": version} if version else {}
+    return image.parse_probe(json.dumps(raw))
 
 
 @pytest.mark.parametrize("missing", ["curl", "aiohttp"])
@@ -153,6 +155,6 @@ def test_an_image_with_an_older_vllm_is_refused(version: str) -> None:
     "version",
     ["0.22.0", "0.33.1rc1.dev5+g1a2b3c4", "1.0.0", "0.1.dev12453+g1a2b3c4", "0.22.dev3", "dev", ""],
 )
-def test_a_version_that_is_new_enough_or_unknown_is_taken(version: str) -> None:
+def test_a_new_or_unknown_version_is_accepted(version: str) -> None:
     """A build from sources without tags calls itself 0.1.dev."""
     image.check_supported(with_vllm(version), "own/vllm:1")

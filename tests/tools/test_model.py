@@ -53,7 +53,7 @@ def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
     assert files == {"config.json": 2, "sub/a b.safetensors": -1}
 
 
-def test_half_of_a_model_is_not_taken_for_one(hf_home: Path) -> None:
+def test_an_incomplete_model_is_recognised(hf_home: Path) -> None:
     """A link without content, a shard that the index names, a copy that is not finished."""
     repo = hf_home / "hub/models--org--m"
     assert model.parse_scan(run(model.scan("org/m", str(hf_home)))).where == "there"
@@ -90,7 +90,7 @@ def test_a_plain_directory_and_a_single_file_are_listed(tmp_path: Path) -> None:
     assert model.parse_scan(run(model.scan(str(tmp_path / "m.gguf"), ""))).files == {"m.gguf": 5}
 
 
-def test_a_model_that_is_not_there_is_none(hf_home: Path) -> None:
+def test_a_missing_model_is_recognised(hf_home: Path) -> None:
     """Neither the path nor the name."""
     assert model.parse_scan(run(model.scan("org/other", str(hf_home)))).files is None
     assert model.parse_scan(run(model.scan("/no/such/path", ""))).files is None

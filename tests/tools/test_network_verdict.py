@@ -41,22 +41,24 @@ def test_a_record_proves_what_it_is_about(load: Load) -> None:
     inventory = load("network: {fabric: infiniband}")
     world, facts = up(inventory)
     world.links["gpu01", "gpu02"] = "NET/IB/0"
-    kept = record(world, facts, replace(ASK, require="rdma"))
+    verdict = record(world, facts, replace(ASK, require="rdma"))
 
     def proves(require: Any, **changed: Any) -> bool:
         return network_verdict.is_verified(
-            Site(inventory, facts), replace(kept, **changed), require=require, collective=True
+            Site(inventory, facts), replace(verdict, **changed), require=require, collective=True
         )
 
     assert [proves(level) for level in ("any", "rdma", "gdrdma")] == [True, True, False]
     assert not proves("rdma", incarnation="another")
     assert not proves("rdma", passed=False)
-    assert not network_verdict.is_verified(Site(inventory), kept, require="any", collective=False)
     assert not network_verdict.is_verified(
-        Site(inventory, facts), replace(kept, collective=False), require="any", collective=True
+        Site(inventory), verdict, require="any", collective=False
+    )
+    assert not network_verdict.is_verified(
+        Site(inventory, facts), replace(verdict, collective=False), require="any", collective=True
     )
     assert network_verdict.is_verified(
-        Site(inventory, facts), replace(kept, collective=False), require="any", collective=False
+        Site(inventory, facts), replace(verdict, collective=False), require="any", collective=False
     )
 
 
@@ -66,16 +68,18 @@ def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> 
     inventory = load("network: {fabric: infiniband}")
     world, facts = up(inventory)
     world.links["gpu01", "gpu02"] = via
-    kept = record(world, facts, replace(ASK, require="any"))
-    link = plan_inputs.merge_link(Site(inventory, facts), ClusterLink(), kept)
+    verdict = record(world, facts, replace(ASK, require="any"))
+    link = plan_inputs.merge_link(Site(inventory, facts), ClusterLink(), verdict)
 
     assert (link.gbps, link.rdma) == (pytest.approx(2.0), not tcp)
     assert link.latency_us == pytest.approx(20.0)
-    assert plan_inputs.merge_link(Site(inventory, facts), ClusterLink(gbps=5.0), kept).gbps == 5.0
+    assert (
+        plan_inputs.merge_link(Site(inventory, facts), ClusterLink(gbps=5.0), verdict).gbps == 5.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("asked", "required", "proves"),
+    ("level", "required", "proves"),
     [
         ("auto", "any", True),
         ("auto", "gdrdma", True),
@@ -85,17 +89,17 @@ def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> 
     ],
 )
 def test_auto_is_covered_by_auto_and_by_the_highest(
-    load: Load, asked: str, required: str, proves: bool
+    load: Load, level: str, required: str, proves: bool
 ) -> None:
     """What it stands for was found on the nodes, and a lower level that somebody asked for says
     nothing of it.
     """
     inventory = load()
     world, facts = up(inventory)
-    kept = replace(record(world, facts), asked=asked, required=required)
+    verdict = replace(record(world, facts), asked=level, required=required)
 
     assert (
-        network_verdict.is_verified(Site(inventory, facts), kept, require=None, collective=False)
+        network_verdict.is_verified(Site(inventory, facts), verdict, require=None, collective=False)
         is proves
     )
 
@@ -133,13 +137,13 @@ LINK = {"gbps": 1.0, "latency_us": 10.0, "tcp": False}
 def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None:
     """Seven of eight network cards were never tried."""
     world, facts = up(load())
-    one, all_ = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
+    single, full = record(world, facts, replace(ASK, ranks_per_node=1)), record(world, facts)
 
     assert not network_verdict.is_verified(
-        Site(world.inventory, facts), one, require=None, collective=False
+        Site(world.inventory, facts), single, require=None, collective=False
     )
     assert network_verdict.is_verified(
-        Site(world.inventory, facts), all_, require=None, collective=False
+        Site(world.inventory, facts), full, require=None, collective=False
     )
 
 
@@ -169,9 +173,9 @@ def test_a_record_is_read_back() -> None:
     """With the link for the planner, and what servers' own logs said."""
     links = {"chat": {"id": "a", "said": "NET/IB"}}
     text = json.dumps({**GOOD, "link": LINK, "servers": links})
-    kept = network_verdict.parse_record(Answer(node="gpu01", code=0, out=text))
+    verdict = network_verdict.parse_record(Answer(node="gpu01", code=0, out=text))
 
-    assert json.loads(json.dumps(asdict(kept))) == {
+    assert json.loads(json.dumps(asdict(verdict))) == {
         **GOOD,
         "nodes": [],
         "collective": False,
@@ -180,7 +184,7 @@ def test_a_record_is_read_back() -> None:
     }
 
 
-def test_numbers_that_json_has_not_are_left_out(load: Load) -> None:
+def test_non_json_numbers_are_skipped(load: Load) -> None:
     """In what is printed and in what is kept."""
     world, facts = up(load())
     world.rates["gpu01", "gpu02"] = float("nan")

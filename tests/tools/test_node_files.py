@@ -43,8 +43,8 @@ def titles(steps: list[Step]) -> list[str]:
 
 def send(step: Step) -> None:
     """Run a step on this machine."""
-    given = step.command.stdin() if step.command.stdin else b""
-    subprocess.run(step.command.argv, input=given, check=True, timeout=10)
+    stdin = step.command.stdin() if step.command.stdin else b""
+    subprocess.run(step.command.argv, input=stdin, check=True, timeout=10)
 
 
 @pytest.mark.parametrize("user", ["", "0", "root", "0:0", "root:video"])
@@ -86,17 +86,17 @@ def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) 
     secrets, server = tmp_path / "secrets", tmp_path / "server"
     (server / "chat").mkdir(parents=True)
     secrets.mkdir(mode=0o700)
-    for each in (secrets / "TOKEN", server / "chat" / "desired.json"):
-        each.write_text("x")
-        each.chmod(0o600)
+    for file in (secrets / "TOKEN", server / "chat" / "desired.json"):
+        file.write_text("x")
+        file.chmod(0o600)
 
     def hand(user: str) -> subprocess.CompletedProcess[str]:
         argv = ["sh", "-c", shell.program_text("hand_over"), "hand-over", user, secrets, server]
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     def modes() -> list[str]:
-        each = (secrets, secrets / "TOKEN", server, server / "chat", server / "chat/desired.json")
-        return [oct(path.stat().st_mode & 0o7777)[2:] for path in each]
+        files = (secrets, secrets / "TOKEN", server, server / "chat", server / "chat/desired.json")
+        return [oct(path.stat().st_mode & 0o7777)[2:] for path in files]
 
     nobody = hand("no-such-user-here")
     assert (nobody.returncode, nobody.stderr) == (1, "the image has no user no-such-user-here\n")
@@ -119,7 +119,7 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
     }
 
 
-def test_each_program_is_one_file() -> None:
+def test_programs_are_single_files() -> None:
     """What containers mount."""
     assert set(node_files.payload_digests()) == {
         "payload/entry.sh",
@@ -207,19 +207,19 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     for step in node_files.file_steps(Site(inventory), inventory.head, SECRETS, fresh=True):
         send(step)
     folder = tmp_path / "a-b" / "c"
-    there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
-    assert set(there) == {
+    assert set(files) == {
         *node_files.payload_digests(),
         "secrets/HF_TOKEN",
         "secrets/RAY_AUTH_TOKEN",
     }
     assert {
-        name: hashlib.sha256(there[name].read_bytes()).hexdigest()
+        name: hashlib.sha256(files[name].read_bytes()).hexdigest()
         for name in node_files.payload_digests()
     } == node_files.payload_digests()
-    assert there["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
-    assert stat.S_IMODE(there["secrets/HF_TOKEN"].stat().st_mode) == 0o600
+    assert files["secrets/HF_TOKEN"].read_bytes() == b"hf\n$x'"
+    assert stat.S_IMODE(files["secrets/HF_TOKEN"].stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "secrets").stat().st_mode) & 0o077 == 0
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
@@ -338,7 +338,9 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
     assert len(list((tmp_path / "c/secrets").iterdir())) == 1
 
 
-def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path: Path) -> None:
+def test_a_secret_removed_from_the_inventory_is_removed_from_nodes(
+    load: Load, tmp_path: Path
+) -> None:
     """Everything in the mounted folder becomes a variable of the container, so an old file is an
     old secret in use.
     """
@@ -350,9 +352,9 @@ def test_a_secret_that_left_the_inventory_leaves_the_nodes(load: Load, tmp_path:
         fresh=True,
     ):
         send(step)
-    seen = HostFacts(files=node_files.payload_digests(), secret_names=("A", "OLD"))
+    facts = HostFacts(files=node_files.payload_digests(), secret_names=("A", "OLD"))
     for step in node_files.file_steps(
-        site_with(inventory, seen), inventory.head, {"A": Secret("y")}, fresh=True
+        site_with(inventory, facts), inventory.head, {"A": Secret("y")}, fresh=True
     ):
         send(step)
 
@@ -371,7 +373,7 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
         (place / "secrets" / "A").write_text("old")
     (places["foreign"] / "mine").touch()
     folders = tuple(str(place) for name, place in places.items() if name != "disk")
-    seen = replace(
+    facts = replace(
         WRITTEN,
         secret_names=("A",),
         memory_dir=str(tmp_path / "today"),
@@ -379,16 +381,16 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
         folders=folders,
     )
     for step in node_files.file_steps(
-        site_with(inventory, seen), inventory.head, {"A": Secret("new")}, fresh=True
+        site_with(inventory, facts), inventory.head, {"A": Secret("new")}, fresh=True
     ):
         send(step)
-    left = {
+    remaining = {
         name: (place / "secrets" / "A").read_text()
         for name, place in places.items()
         if (place / "secrets" / "A").exists()
     }
 
-    assert left == {"disk" if to == "disk" else "today": "new"}
+    assert remaining == {"disk" if to == "disk" else "today": "new"}
     assert (places["before"].parent.exists(), (places["foreign"] / "mine").exists()) == (
         False,
         True,
@@ -418,11 +420,13 @@ def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
     steps = node_files.file_steps(
         site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True
     )
-    (argv,) = [each.command.argv for each in steps if "folders" in each.title]
-    here = [str(tmp_path / "c") if each.endswith("/.vlaunch/c") else each for each in argv[:5]]
-    subprocess.run(here, check=True)
-    made = tmp_path / "c" / "server"
-    assert made.stat().st_mode & 0o7777 == 0o700
-    made.chmod(0o2770)
-    subprocess.run(here, check=True)
-    assert made.stat().st_mode & 0o7777 == 0o2770
+    (argv,) = [step.command.argv for step in steps if "folders" in step.title]
+    local_argv = [
+        str(tmp_path / "c") if part.endswith("/.vlaunch/c") else part for part in argv[:5]
+    ]
+    subprocess.run(local_argv, check=True)
+    server_dir = tmp_path / "c" / "server"
+    assert server_dir.stat().st_mode & 0o7777 == 0o700
+    server_dir.chmod(0o2770)
+    subprocess.run(local_argv, check=True)
+    assert server_dir.stat().st_mode & 0o7777 == 0o2770

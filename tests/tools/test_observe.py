@@ -15,21 +15,21 @@ from tests.simulated import FIXTURES, World
 Load = Callable[..., Inventory]
 
 
-def test_one_question_a_node_tells_everything(load: Load) -> None:
+def test_one_command_per_node_reports_everything(load: Load) -> None:
     """One round trip, whatever there is to know."""
     inventory = load()
     transport = FakeTransport(World(inventory).answer)
     facts = observe.probe_nodes(inventory, transport, [inventory.image, inventory.image])
 
     assert [command.node for command in transport.commands] == ["gpu01", "gpu02"]
-    assert {name: each.hostname for name, each in facts.items()} == {
+    assert {name: node_facts.hostname for name, node_facts in facts.items()} == {
         "gpu01": "gpu01",
         "gpu02": "gpu02",
     }
     assert set(facts["gpu01"].images) == {inventory.image}
 
 
-def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
+def test_nodes_are_probed_with_their_own_settings(load: Load) -> None:
     """Its Docker, its directories."""
     inventory = load(
         "docker: [sudo, -n, docker]",
@@ -53,7 +53,7 @@ def test_each_node_is_asked_in_its_own_way(load: Load) -> None:
     assert second.argv[-1] == "podman"
 
 
-def test_only_the_nodes_named_are_asked(load: Load) -> None:
+def test_only_named_nodes_are_probed(load: Load) -> None:
     """`down` and `status` go on without those that cannot be reached."""
     inventory = load()
 
@@ -83,7 +83,7 @@ def test_only_the_nodes_named_are_asked(load: Load) -> None:
         ),
     ],
 )
-def test_a_node_that_gives_no_answer_is_named_with_what_it_said(
+def test_a_failed_node_is_named_with_its_output(
     answer: Answer, kind: type[NodeError], message: str
 ) -> None:
     """Typed, so that the exit code and the story are right."""

@@ -123,11 +123,13 @@ def test_nothing_fits() -> None:
         ((3, 3), 1, 6, False),
     ],
 )
-def test_tp_across_nodes_is_said(gpus: tuple[int, ...], tp: int, pp: int, crosses: bool) -> None:
+def test_tp_across_nodes_is_a_warning(
+    gpus: tuple[int, ...], tp: int, pp: int, crosses: bool
+) -> None:
     """A TP group is local exactly when each node contributes a multiple of TP."""
     warnings = choose_placement(cluster(*gpus), tp, pp).warnings
 
-    assert crosses == any("crosses nodes" in each for each in warnings)
+    assert crosses == any("crosses nodes" in warning for warning in warnings)
 
 
 def test_the_head_holds_the_first_ranks() -> None:
@@ -144,12 +146,12 @@ def test_the_mp_backend_hands_out_equal_shares() -> None:
         choose_placement(cluster(8, 4), 4, 3, backend="mp")
 
 
-def test_unused_gpus_are_said() -> None:
+def test_unused_gpus_are_a_warning() -> None:
     """GPUs that stay without a rank are mentioned."""
     assert "8 of 16 GPUs stay unused" in choose_placement(cluster(8, 8), 4, 2).warnings
 
 
-def test_repeated_kv_heads_are_said() -> None:
+def test_repeated_kv_heads_are_a_warning() -> None:
     """TP beyond the key/value heads works, and costs memory."""
     warnings = choose_placement(cluster(8, 8), 16, 1, LLAMA_70B).warnings
 
@@ -165,7 +167,7 @@ MOE = {
 
 
 @pytest.mark.parametrize(
-    ("gpus", "dp", "tp", "pp", "backend", "words", "replicas"),
+    ("gpus", "dp", "tp", "pp", "backend", "label", "replicas"),
     [
         ((8, 8), 2, None, None, "mp", "DP 2 × TP 8 × PP 1", {"n0": 1, "n1": 1}),  # a node each
         ((8, 8), 4, None, None, "ray", "DP 4 × TP 4 × PP 1", {"n0": 2, "n1": 2}),
@@ -195,7 +197,7 @@ def test_replicas(
     tp: int | None,
     pp: int | None,
     backend: Backend,
-    words: str,
+    label: str,
     replicas: dict[str, int],
 ) -> None:
     """Each replica gets an equal part of the GPUs, inside a node where it can; the head always
@@ -203,7 +205,7 @@ def test_replicas(
     """
     placed = choose_placement(cluster(*gpus), tp, pp, dp=dp, backend=backend)
 
-    assert (placed.label, dict(placed.replicas)) == (words, replicas)
+    assert (placed.label, dict(placed.replicas)) == (label, replicas)
     assert placed.world == sum(count for _, count in placed.nodes)
     assert placed.spans is (0 in replicas.values())
     assert not placed.crosses
@@ -248,9 +250,9 @@ def test_replicas_that_cannot_be(
     assert offered
     assert dp >= 16 or offered[0][0] == str(dp)
     for count, size in offered:
-        for each in ("ray", "mp"):
+        for executor in ("ray", "mp"):
             assert choose_placement(
-                cluster(*gpus), int(size), None, dp=int(count), backend=each
+                cluster(*gpus), int(size), None, dp=int(count), backend=executor
             ).dp == int(count)
     assert ("`--backend ray`" in refused.value.hint) is ("mp backend keeps" in reason)
 
@@ -265,7 +267,7 @@ def test_replicas_need_heads_that_can_be_divided() -> None:
     assert refused.value.hint.startswith("these work: `--data-parallel-size 2 --tp 4`")
 
 
-def test_two_replicas_on_one_gpu_have_no_way_out() -> None:
+def test_two_replicas_on_a_single_gpu_are_impossible() -> None:
     """Nothing is made up where nothing works."""
     with pytest.raises(PlacementError) as refused:
         choose_placement(cluster(1), None, None, dp=2)
@@ -292,7 +294,7 @@ def test_what_replicas_exchange(
     assert (placed.coupled, placed.networked) == (coupled, networked)
 
 
-def test_one_copy_over_several_nodes_needs_the_network() -> None:
+def test_a_replica_over_several_nodes_needs_the_network() -> None:
     """Without replicas it is the split that crosses nodes."""
     assert choose_placement(cluster(8, 8), None, None, LLAMA_70B).networked
     assert not choose_placement(cluster(8, 8), 8, 1, LLAMA_70B).networked
@@ -314,16 +316,16 @@ def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
     """There are open reports of hangs, and a backend without them."""
     warnings = choose_placement(cluster(*gpus), None, None, config, dp=2, backend=backend).warnings
 
-    assert any("`--backend mp` is the way to prefer" in each for each in warnings) is warned
+    assert any("`--backend mp` is the way to prefer" in warning for warning in warnings) is warned
 
 
 @pytest.mark.parametrize(
-    ("nodes", "gpus", "said"),
+    ("nodes", "gpus", "message"),
     [(("n3",), None, "no node `n3`"), (("n1",), 9, "n1 has 8 GPUs, not 9")],
 )
-def test_places_that_are_not_there(nodes: tuple[str, ...], gpus: int | None, said: str) -> None:
+def test_missing_nodes_and_gpus(nodes: tuple[str, ...], gpus: int | None, message: str) -> None:
     """Refused with what there is."""
-    with pytest.raises(PlacementError, match=said) as refused:
+    with pytest.raises(PlacementError, match=message) as refused:
         narrow_inventory(INVENTORY, nodes, gpus)
 
     assert "`--" in refused.value.hint
@@ -341,7 +343,7 @@ def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
     ).nodes == (("n2", 8),)
 
 
-def test_nodes_of_one_gpu_with_rdma_are_one_stage() -> None:
+def test_single_gpu_nodes_with_rdma_are_a_stage() -> None:
     """TP = nodes where the model can be divided so; else, and over Ethernet, a pipeline."""
     sparks = replace(cluster(1, 1), fabric="roce")
     three = replace(cluster(1, 1, 1), fabric="roce")

@@ -25,10 +25,11 @@ def recorded(name: str) -> Any:
     return json.loads(text) if name.endswith(".json") else text
 
 
-def inventory(more: str = "") -> Inventory:
+def inventory(extra_yaml: str = "") -> Inventory:
     nodes = "nodes: [{host: a, ip: 10.0.0.1, gpus: 8}, {host: b, ip: 10.0.0.2, gpus: 4}]"
     return loads(
-        f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{more}\n{nodes}\n", Path("inventory.yaml")
+        f"cluster: c\nimage: vllm/vllm-openai:v0.32.0\n{extra_yaml}\n{nodes}\n",
+        Path("inventory.yaml"),
     )
 
 
@@ -42,8 +43,8 @@ def flags(argv: tuple[str, ...]) -> dict[str, str]:
 
 def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> None:
     """The head's address and port, the worker's own ip and count."""
-    wanted = inventory("ports: {gcs: 7000}")
-    argv = ray.start_worker(wanted.node("b"), wanted)
+    declared = inventory("ports: {gcs: 7000}")
+    argv = ray.start_worker(declared.node("b"), declared)
 
     assert argv[:3] == ("ray", "start", "--block")
     assert "--head" not in argv
@@ -56,17 +57,19 @@ def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> No
 
 def test_the_dashboard_is_for_the_head_alone() -> None:
     """It listens on loopback: whoever reaches it can run code."""
-    wanted = inventory()
+    declared = inventory()
 
-    assert flags(ray.start_head(wanted.head, wanted))["--dashboard-host"] == "127.0.0.1"
+    assert flags(ray.start_head(declared.head, declared))["--dashboard-host"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("head", [True, False])
-def test_every_port_is_pinned_so_that_a_firewall_can_be_told(head: bool) -> None:
+def test_all_ports_are_fixed_for_firewalls(head: bool) -> None:
     """No two flags share a port, and each is the inventory's."""
-    wanted = inventory("ports: {node_manager: 7001, object_manager: 7002, metrics_export: 7003}")
+    declared = inventory("ports: {node_manager: 7001, object_manager: 7002, metrics_export: 7003}")
     argv = (
-        ray.start_head(wanted.head, wanted) if head else ray.start_worker(wanted.workers[0], wanted)
+        ray.start_head(declared.head, declared)
+        if head
+        else ray.start_worker(declared.workers[0], declared)
     )
     ports = {flag: value for flag, value in flags(argv).items() if flag.endswith("port")}
 
@@ -76,7 +79,7 @@ def test_every_port_is_pinned_so_that_a_firewall_can_be_told(head: bool) -> None
     assert len(set(ports.values())) == len(ports) == (11 if head else 8)
 
 
-def test_the_object_store_is_left_to_ray_unless_the_inventory_says_a_size() -> None:
+def test_the_object_store_has_rays_default_size() -> None:
     """In bytes."""
     plain, sized = inventory(), inventory("ray: {object_store: 200MB}")
 
@@ -148,10 +151,10 @@ def test_a_node_table_of_another_shape_is_unreadable(answer: Any) -> None:
 )
 def test_ray_status_is_read_as_recorded(name: str, active: int, used: float, total: float) -> None:
     """Active nodes, used and total GPUs."""
-    said = ray.parse_status(recorded(name))
+    status = ray.parse_status(recorded(name))
 
-    assert said.active == active
-    assert (said.gpus_used, said.gpus_total) == (used, total)
+    assert status.active == active
+    assert (status.gpus_used, status.gpus_total) == (used, total)
 
 
 def test_idle_nodes_count_as_active() -> None:
@@ -191,7 +194,7 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
     }
 
 
-def test_ranks_of_two_dimensions_and_of_one_rank_are_named() -> None:
+def test_ranks_have_names_in_any_dimension() -> None:
     """A dimension of size one is left out of the actor's name; an actor of another program is no
     rank.
     """

@@ -38,11 +38,11 @@ def state(
 def row(
     ip: str, gpus: float = 2.0, *, alive: bool = True, message: str | None = None
 ) -> dict[str, Any]:
-    alive_word = "ALIVE" if alive else "DEAD"
+    state = "ALIVE" if alive else "DEAD"
     return {
         "node_id": ip,
         "node_ip": ip,
-        "state": alive_word,
+        "state": state,
         "state_message": message,
         "resources_total": {"GPU": gpus},
     }
@@ -51,10 +51,10 @@ def row(
 def table(
     *rows: dict[str, Any], unreachable: tuple[str, ...] = (), status: str | None = None
 ) -> Answer:
-    said = {"nodes": list(rows), "unreachable": list(unreachable)}
+    payload = {"nodes": list(rows), "unreachable": list(unreachable)}
     if status is not None:
-        said["status"] = status
-    return Answer(node="gpu01", code=0, out=json.dumps(said))
+        payload["status"] = status
+    return Answer(node="gpu01", code=0, out=json.dumps(payload))
 
 
 BOTH = (row("10.0.0.11"), row("10.0.0.12"))
@@ -62,7 +62,7 @@ BOTH = (row("10.0.0.11"), row("10.0.0.12"))
 
 def cluster(
     load: Load,
-    said: Answer,
+    reply: Answer,
     *,
     head: Answer | None = None,
     worker: Answer | None = None,
@@ -71,9 +71,9 @@ def cluster(
     """Judge a cluster of two, whose worker had restarted so often before, and return the finding of
     each node.
     """
-    answers = {"gpu01": [head or state("gpu01"), said], "gpu02": [worker or state("gpu02")]}
-    found = ray_judges.judge_cluster(load(), {"gpu02": restarts})(answers)
-    return {each.node: each for each in found if "`ray status`" not in each.text}
+    answers = {"gpu01": [head or state("gpu01"), reply], "gpu02": [worker or state("gpu02")]}
+    findings = ray_judges.judge_cluster(load(), {"gpu02": restarts})(answers)
+    return {finding.node: finding for finding in findings if "`ray status`" not in finding.text}
 
 
 def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
@@ -81,26 +81,26 @@ def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
     restarted in its life.
     """
     nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
-    found = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
+    findings = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
 
-    assert (found["gpu02"].status, found["gpu02"].text) == ("wait", "its container restarts")
+    assert (findings["gpu02"].status, findings["gpu02"].text) == ("wait", "its container restarts")
 
 
 @pytest.mark.parametrize(("now", "status"), [(9, "wait"), (10, "wait"), (11, "fail")])
 def test_restarts_of_before_do_not_count(load: Load, now: int, status: str) -> None:
     """A worker that was cut off for an hour joins with its next try, when the cable is in again."""
-    found = cluster(
+    findings = cluster(
         load, table(BOTH[0]), worker=state("gpu02", status="restarting", restarts=now), restarts=9
     )
 
-    assert found["gpu02"].status == status
+    assert findings["gpu02"].status == status
 
 
 def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
     """Each named with what it brought."""
-    found = cluster(load, table(*BOTH))
+    findings = cluster(load, table(*BOTH))
 
-    assert {node: (each.status, each.text) for node, each in found.items()} == {
+    assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
         "gpu01": ("pass", "in Ray under its address with 2 GPUs"),
         "gpu02": ("pass", "in Ray under its address with 2 GPUs"),
     }
@@ -108,19 +108,19 @@ def test_exactly_the_declared_nodes_with_their_gpus_pass(load: Load) -> None:
 
 def test_a_node_that_has_not_joined_is_waited_for(load: Load) -> None:
     """The fix is about the network between the two."""
-    found = cluster(load, table(BOTH[0]))["gpu02"]
+    findings = cluster(load, table(BOTH[0]))["gpu02"]
 
-    assert (found.status, found.text) == ("wait", "has not joined Ray under 10.0.0.12")
-    assert "allow TCP from 10.0.0.12 to 10.0.0.11:6379" in found.fix
-    assert "vlaunch logs gpu02" in found.fix
+    assert (findings.status, findings.text) == ("wait", "has not joined Ray under 10.0.0.12")
+    assert "allow TCP from 10.0.0.12 to 10.0.0.11:6379" in findings.fix
+    assert "vlaunch logs gpu02" in findings.fix
 
 
 def test_a_node_that_ray_lost_is_waited_for_with_rays_reason(load: Load) -> None:
     """It may come back."""
     dead = row("10.0.0.12", alive=False, message="missing too many heartbeats")
-    found = cluster(load, table(BOTH[0], dead))["gpu02"]
+    findings = cluster(load, table(BOTH[0], dead))["gpu02"]
 
-    assert (found.status, found.text) == (
+    assert (findings.status, findings.text) == (
         "wait",
         "has not joined Ray under 10.0.0.12: missing too many heartbeats",
     )
@@ -130,10 +130,10 @@ def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load:
     """A cluster that would count right is still wrong: vLLM addresses nodes by the declared
     address.
     """
-    found = cluster(load, table(BOTH[0], row("172.17.0.1")))
+    findings = cluster(load, table(BOTH[0], row("172.17.0.1")))
 
-    assert found["gpu02"].status == "wait"
-    assert (found[""].status, found[""].text) == (
+    assert findings["gpu02"].status == "wait"
+    assert (findings[""].status, findings[""].text) == (
         "fail",
         "Ray has nodes that are not in the inventory: 172.17.0.1",
     )
@@ -142,21 +142,24 @@ def test_a_node_under_another_address_is_a_stranger_and_its_place_is_empty(load:
 @pytest.mark.parametrize("brought", [1, 3])
 def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
     """Waiting does not grow GPUs."""
-    found = cluster(load, table(BOTH[0], row("10.0.0.12", brought)))["gpu02"]
+    findings = cluster(load, table(BOTH[0], row("10.0.0.12", brought)))["gpu02"]
 
-    assert (found.status, found.text) == ("fail", f"brought {brought} GPUs to Ray, 2 declared")
-    assert "correct `gpus:` of gpu02" in found.fix
+    assert (findings.status, findings.text) == (
+        "fail",
+        f"brought {brought} GPUs to Ray, 2 declared",
+    )
+    assert "correct `gpus:` of gpu02" in findings.fix
 
 
-def test_a_node_that_can_be_reached_one_way_only_is_told(load: Load) -> None:
+def test_a_node_reachable_in_one_direction_only_is_reported(load: Load) -> None:
     """It joined, and the head cannot speak to it: Ray would drop it half a minute later."""
-    found = cluster(load, table(*BOTH, unreachable=("10.0.0.12:6380",)))["gpu02"]
+    findings = cluster(load, table(*BOTH, unreachable=("10.0.0.12:6380",)))["gpu02"]
 
-    assert (found.status, found.text) == (
+    assert (findings.status, findings.text) == (
         "wait",
         "joined, but the head cannot open 10.0.0.12:6380 back to it",
     )
-    assert "allow TCP from 10.0.0.11 to 10.0.0.12" in found.fix
+    assert "allow TCP from 10.0.0.11 to 10.0.0.12" in findings.fix
 
 
 @pytest.mark.parametrize(
@@ -183,9 +186,9 @@ def test_the_state_of_the_container_comes_first(
     answer: Answer, status: str, text: str, load: Load
 ) -> None:
     """A dead container explains why the node is not in Ray."""
-    found = cluster(load, table(BOTH[0]), worker=answer)
+    findings = cluster(load, table(BOTH[0]), worker=answer)
 
-    assert {node: (each.status, each.text) for node, each in found.items()} == {
+    assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
         "gpu02": (status, text)
     }
 
@@ -200,7 +203,7 @@ def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) ->
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         Answer(node="gpu01", code=1, out='{"error": "Connection refused"}'),
         Answer(node="gpu01", code=1, err="container is restarting"),
@@ -210,11 +213,11 @@ def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) ->
         Answer(node="gpu01", code=124, timed_out=True),
     ],
 )
-def test_a_dashboard_that_does_not_answer_is_waited_for(said: Answer, load: Load) -> None:
+def test_a_dashboard_that_does_not_answer_is_waited_for(reply: Answer, load: Load) -> None:
     """It comes up some seconds after Ray's port."""
-    found = cluster(load, said)
+    findings = cluster(load, reply)
 
-    assert {node: (each.status, each.text) for node, each in found.items()} == {
+    assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
         "gpu01": ("wait", "Ray's dashboard does not answer yet")
     }
 
@@ -236,11 +239,11 @@ def test_the_head_is_judged_by_its_port(
     container: Answer, port: int, status: str, text: str, load: Load
 ) -> None:
     """A container that has ended will not listen."""
-    (found,) = ray_judges.judge_head(load())(
+    (findings,) = ray_judges.judge_head(load())(
         {"gpu01": [container, Answer(node="gpu01", code=port)]}
     )
 
-    assert (found.node, found.status, found.text) == ("gpu01", status, text)
+    assert (findings.node, findings.status, findings.text) == ("gpu01", status, text)
 
 
 @pytest.mark.parametrize(
@@ -255,9 +258,9 @@ def test_the_head_is_judged_by_its_port(
 def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, load: Load) -> None:
     """It lags behind the node table by some seconds."""
     text = "Active:\n" + " 1 node_x\n" * active + f"\nTotal Usage:\n {gpus}\n"
-    found = judged(load, text)
+    findings = judged(load, text)
 
-    assert (found.node, found.status) == ("gpu01", status)
+    assert (findings.node, findings.status) == ("gpu01", status)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def judged(load: Load, text: str | None) -> Finding:
     return ray_judges.judge_cluster(load(), {})(answers)[-1]
 
 
-def test_a_known_line_of_the_log_explains_a_failure() -> None:
+def test_a_symptom_in_the_log_explains_a_failure() -> None:
     """The cause is added to the text, the line is the evidence, and the fix is that of the
     cause.
     """
@@ -285,22 +288,24 @@ def test_a_known_line_of_the_log_explains_a_failure() -> None:
         Finding(node="gpu01", status="pass", text="in"),
     ]
     log = (LOGS / "ray_start_worker_fail_invalid_auth_token.log").read_text()
-    found, other = ray_judges.explain_logs(waits, {"gpu02": Answer(node="gpu02", code=0, out=log)})
+    findings, other = ray_judges.explain_logs(
+        waits, {"gpu02": Answer(node="gpu02", code=0, out=log)}
+    )
 
-    assert found.text == "has not joined: this node has another Ray token than the head"
-    assert "InvalidAuthToken" in found.evidence
-    assert "vlaunch down" in found.fix
+    assert findings.text == "has not joined: this node has another Ray token than the head"
+    assert "InvalidAuthToken" in findings.evidence
+    assert "vlaunch down" in findings.fix
     assert other == waits[1]
 
 
 def test_an_unknown_log_is_shown_by_its_end() -> None:
     """And the finding keeps its own fix."""
-    (found,) = ray_judges.explain_logs(
+    (findings,) = ray_judges.explain_logs(
         [Finding(node="a", status="fail", text="ended", fix="look")],
         {"a": Answer(node="a", code=0, out="1\n2\n3\n4\n5\n6\n")},
     )
 
-    assert (found.text, found.evidence, found.fix) == ("ended", "2\n3\n4\n5\n6", "look")
+    assert (findings.text, findings.evidence, findings.fix) == ("ended", "2\n3\n4\n5\n6", "look")
 
 
 def test_a_container_removed_between_two_questions_is_gone() -> None:
@@ -313,15 +318,15 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
         text="its container ended with exit code 137 (0 restarts)",
         fix="look",
     )
-    said = "Error response from daemon: No such container: vlaunch-lab-node1"
+    output = "Error response from daemon: No such container: vlaunch-lab-node1"
     # both streams come as one
-    (found,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=1, out=said)})
+    (findings,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=1, out=output)})
     # a log that speaks of another
-    (other,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=0, out=said)})
+    (other,) = ray_judges.explain_logs([state], {"a": Answer(node="a", code=0, out=output)})
 
-    assert (found.text, found.evidence, found.fix) == (
+    assert (findings.text, findings.evidence, findings.fix) == (
         "its container is gone",
-        said,
+        output,
         "run `vlaunch up` again",
     )
     assert other.text == state.text

@@ -8,6 +8,6 @@ from tests.served import desired, kept, request
 
 def test_a_server_of_this_version_is_read_back() -> None:
     """What `serve` writes is what the others read."""
-    (found,) = servers.parse_servers({"servers": [kept(request("mp"))]}).servers
+    (server,) = servers.parse_servers({"servers": [kept(request("mp"))]}).servers
 
-    assert found.desired == desired(request("mp"))
+    assert server.desired == desired(request("mp"))

@@ -30,13 +30,13 @@ HEAD = Node(name="n1", host="n1", ip="10.0.0.1", gpus=4, head=True)
 SERVER = GpuUser(label="the server of m", gpus=3, stop_command="vlaunch stop")
 JOB = GpuUser(label="batch job `b`", gpus=0, stop_command="vlaunch stop b")
 NAMES = {"n1": "vlaunch-c-n1", "n2": "vlaunch-c-n2"}
-THERE = ModelScan(where="there", digest="a")
+COMPLETE = ModelScan(where="there", digest="a")
 NOT_CACHED = ModelScan(where="not cached")
 LACKS = ModelScan(where="lacks", missing_file="b.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("said", "busy"),
+    ("payload", "busy"),
     [
         ({}, 0),
         ({"groups": table()}, 0),
@@ -53,9 +53,9 @@ LACKS = ModelScan(where="lacks", missing_file="b.safetensors")
         ({"actors": table(rank("10.77.0.11", required_resources=None))}, 0),
     ],
 )
-def test_busy_gpus(said: dict[str, Any], busy: float) -> None:
+def test_busy_gpus(payload: dict[str, Any], busy: float) -> None:
     """What living placement groups reserve counts once, and actors outside of any count too."""
-    assert busy == serving_judges.busy_gpus(said)
+    assert busy == serving_judges.busy_gpus(payload)
 
 
 def test_busy_gpus_of_a_recorded_cluster() -> None:
@@ -83,10 +83,10 @@ def test_free_gpus() -> None:
     )
 
 
-def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
+def test_a_server_waits_for_a_job_that_has_just_started() -> None:
     """It holds nothing yet."""
     of_four = replace(INVENTORY, nodes=(replace(NODES[0], gpus=4),))
-    said = {
+    payload = {
         "jobs": [
             {
                 "submission_id": "b-1",
@@ -95,12 +95,15 @@ def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
             }
         ]
     }
-    (found,) = serving_judges.judge_free_gpus(
-        of_four, 4, "TP 4 × PP 1", said, serving_judges.job_gpu_users(said)
+    (finding,) = serving_judges.judge_free_gpus(
+        of_four, 4, "TP 4 × PP 1", payload, serving_judges.job_gpu_users(payload)
     )
 
-    assert (found.status, found.text.partition(",")[0]) == ("fail", "1 of 4 GPUs are free in Ray")
-    assert "`vlaunch stop b`" in found.fix
+    assert (finding.status, finding.text.partition(",")[0]) == (
+        "fail",
+        "1 of 4 GPUs are free in Ray",
+    )
+    assert "`vlaunch stop b`" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -126,16 +129,16 @@ def test_a_server_waits_for_a_job_that_has_just_begun() -> None:
 )
 def test_the_gpus_of_a_node(holders: list[GpuUser], in_ray: float, text: str) -> None:
     """Whoever holds them is named, with what ends it or shows it."""
-    found = serving_judges.judge_node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
+    finding = serving_judges.judge_node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
 
-    assert (found.status, found.text) == ("fail" if text else "pass", text)
-    assert ("vlaunch stop chat" in found.fix or "ray list" in found.fix) is bool(text)
+    assert (finding.status, finding.text) == ("fail" if text else "pass", text)
+    assert ("vlaunch stop chat" in finding.fix or "ray list" in finding.fix) is bool(text)
 
 
-def test_where_ray_has_given_gpus_away() -> None:
+def test_gpus_reserved_in_ray_by_node() -> None:
     """By the address of the node, from placement groups and from actors outside of any."""
     bundle = {"unit_resources": {"GPU": 1.0}, "node_id": "id-10.77.0.12"}
-    said = {
+    payload = {
         "nodes": ray_nodes("10.77.0.11", "10.77.0.12"),
         "groups": table(
             {"state": "CREATED", "bundles": [bundle, bundle]},
@@ -144,7 +147,7 @@ def test_where_ray_has_given_gpus_away() -> None:
         "actors": table(rank("10.77.0.11", required_resources={"GPU": 1.0})),
     }
 
-    assert serving_judges.busy_gpus_by_node(said) == {"10.77.0.11": 1, "10.77.0.12": 2}
+    assert serving_judges.busy_gpus_by_node(payload) == {"10.77.0.11": 1, "10.77.0.12": 2}
     assert serving_judges.busy_gpus_by_node({}) == {}
 
 
@@ -155,7 +158,7 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
 
 
 @pytest.mark.parametrize(
-    ("said", "holders", "status", "text"),
+    ("payload", "users", "status", "text"),
     [
         ({}, [], "pass", "4 of 4 GPUs are free in Ray"),
         (
@@ -182,15 +185,15 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
         ),
     ],
 )
-def test_room(said: dict[str, Any], holders: list[GpuUser], status: str, text: str) -> None:
+def test_room(payload: dict[str, Any], users: list[GpuUser], status: str, text: str) -> None:
     """What is reserved in Ray is taken, and so is what has been promised to somebody who begins."""
-    (found,) = serving_judges.judge_job_room(inventory(), 2, 4, said, holders, queue=False)
+    (finding,) = serving_judges.judge_job_room(inventory(), 2, 4, payload, users, queue=False)
 
-    assert found.status == status
-    assert text in found.text
+    assert finding.status == status
+    assert text in finding.text
 
 
-def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
+def test_gpu_users_are_listed_with_stop_commands() -> None:
     """Each of them; where nobody is known, with how to see who it is."""
     (named,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
     (unknown,) = serving_judges.judge_job_room(
@@ -200,14 +203,14 @@ def test_who_is_in_the_way_is_told_with_how_to_end_it() -> None:
     assert "`vlaunch stop`, `vlaunch stop b`" in named.fix
     assert "ray list placement-groups" in unknown.fix
     assert unknown.text.startswith("0 of 4 slots")
-    assert all("`--queue`" in each.fix for each in (named, unknown))
+    assert all("`--queue`" in finding.fix for finding in (named, unknown))
 
 
 def test_a_job_that_may_wait_is_let_through() -> None:
     """With a warning that says why nothing happens."""
-    (found,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
+    (finding,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
 
-    assert (found.status, found.text.endswith("it waits for them")) == ("warn", True)
+    assert (finding.status, finding.text.endswith("it waits for them")) == ("warn", True)
 
 
 @pytest.mark.parametrize(
@@ -215,38 +218,39 @@ def test_a_job_that_may_wait_is_let_through() -> None:
 )
 def test_disk(free: int | None, status: str) -> None:
     """What is sent, as much output again, and some to spare."""
-    (found,) = serving_judges.judge_job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
+    (finding,) = serving_judges.judge_job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
 
-    assert found.status == status
+    assert finding.status == status
 
 
-@pytest.mark.parametrize(("said", "gpus"), [("2", 2.0), ("0.5", 0.5), ("many", 0.0), ("-1", 0.0)])
-def test_claims(said: str, gpus: float) -> None:
+@pytest.mark.parametrize(("amount", "gpus"), [("2", 2.0), ("0.5", 0.5), ("many", 0.0), ("-1", 0.0)])
+def test_claims(amount: str, gpus: float) -> None:
     """Metadata is text, and anybody's."""
-    assert serving_judges.claimed_gpus({"metadata": {"vlaunch.gpus": said}}) == gpus
+    assert serving_judges.claimed_gpus({"metadata": {"vlaunch.gpus": amount}}) == gpus
 
 
 def site(**status: str) -> Site:
-    found = {
+    containers = {
         name: HostFacts(
             containers=(container(NAMES[name], status=status[name]),) if name in status else (),
             listening=frozenset(),
         )
         for name in NAMES
     }
-    return Site(INVENTORY, found)
+    return Site(INVENTORY, containers)
 
 
 def texts(findings: list[Finding]) -> list[tuple[str, str, str]]:
-    return [(each.node, each.status, each.text) for each in findings]
+    return [(finding.node, finding.status, finding.text) for finding in findings]
 
 
 def test_a_whole_cluster() -> None:
     """Every container runs and every address is in Ray."""
-    said = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
+    payload = {"nodes": ray_nodes("10.77.0.11", "10.77.0.12")}
 
     assert (
-        worst_status(serving_judges.judge_members(site(n1="running", n2="running"), said)) == "pass"
+        worst_status(serving_judges.judge_members(site(n1="running", n2="running"), payload))
+        == "pass"
     )
 
 
@@ -264,7 +268,7 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "expected"),
+    ("status", "payload", "expected"),
     [
         ({"n1": "running"}, {}, ("n2", "fail", "has no container of this cluster")),
         ({"n1": "running", "n2": "exited"}, {}, ("n2", "fail", "its container is exited")),
@@ -281,11 +285,13 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
     ],
 )
 def test_a_cluster_that_is_not_whole(
-    status: dict[str, str], said: dict[str, Any], expected: tuple[str, str, str]
+    status: dict[str, str], payload: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
     """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
     bad = [
-        each for each in serving_judges.judge_members(site(**status), said) if each.status != "pass"
+        finding
+        for finding in serving_judges.judge_members(site(**status), payload)
+        if finding.status != "pass"
     ]
 
     assert texts(bad) == [expected]
@@ -293,37 +299,39 @@ def test_a_cluster_that_is_not_whole(
 
 
 @pytest.mark.parametrize(
-    ("seen", "offline", "expected"),
+    ("scans", "offline", "expected"),
     [
-        ({"n1": THERE, "n2": THERE}, False, ["pass", "pass"]),
-        ({"n1": THERE, "n2": ModelScan(where="missing")}, False, ["pass", "fail"]),
-        ({"n1": THERE, "n2": ModelScan(where="there", digest="b")}, False, ["fail", "fail"]),
+        ({"n1": COMPLETE, "n2": COMPLETE}, False, ["pass", "pass"]),
+        ({"n1": COMPLETE, "n2": ModelScan(where="missing")}, False, ["pass", "fail"]),
+        ({"n1": COMPLETE, "n2": ModelScan(where="there", digest="b")}, False, ["fail", "fail"]),
         # a GGUF file has no config.json
-        ({"n1": THERE, "n2": ModelScan(where="there")}, False, ["pass", "pass"]),
+        ({"n1": COMPLETE, "n2": ModelScan(where="there")}, False, ["pass", "pass"]),
         ({"n1": NOT_CACHED, "n2": NOT_CACHED}, False, ["pass", "pass"]),
-        ({"n1": THERE, "n2": NOT_CACHED}, False, ["pass", "warn"]),
-        ({"n1": THERE, "n2": NOT_CACHED}, True, ["pass", "fail"]),
-        ({"n1": THERE, "n2": ModelScan(where="begun")}, False, ["pass", "fail"]),
-        ({"n1": THERE, "n2": LACKS}, False, ["pass", "warn"]),
+        ({"n1": COMPLETE, "n2": NOT_CACHED}, False, ["pass", "warn"]),
+        ({"n1": COMPLETE, "n2": NOT_CACHED}, True, ["pass", "fail"]),
+        ({"n1": COMPLETE, "n2": ModelScan(where="begun")}, False, ["pass", "fail"]),
+        ({"n1": COMPLETE, "n2": LACKS}, False, ["pass", "warn"]),
         ({"n1": LACKS, "n2": LACKS}, False, ["warn", "warn"]),
-        ({"n1": THERE, "n2": LACKS}, True, ["pass", "fail"]),
-        ({"n1": THERE}, False, ["pass", "skip"]),
-        ({"n1": THERE, "n2": ModelScan(where="unknown")}, False, ["pass", "skip"]),
+        ({"n1": COMPLETE, "n2": LACKS}, True, ["pass", "fail"]),
+        ({"n1": COMPLETE}, False, ["pass", "skip"]),
+        ({"n1": COMPLETE, "n2": ModelScan(where="unknown")}, False, ["pass", "skip"]),
     ],
 )
-def test_model(seen: dict[str, ModelScan], offline: bool, expected: list[str]) -> None:
+def test_model(scans: dict[str, ModelScan], offline: bool, expected: list[str]) -> None:
     """Half of a copy, different on two, or not to be downloaded: refused.
 
     Not known: said to be.
     """
     assert expected == [
-        each.status
-        for each in serving_judges.judge_model(NODES, "org/m", seen, dict.fromkeys(NAMES, offline))
+        finding.status
+        for finding in serving_judges.judge_model(
+            NODES, "org/m", scans, dict.fromkeys(NAMES, offline)
+        )
     ]
 
 
 @pytest.mark.parametrize(
-    ("model", "there", "fix"),
+    ("model", "complete", "fix"),
     [
         ("org/m", True, "copy it from n1: `vlaunch model copy org/m`, or add `--fetch`"),
         ("org/m", False, "download it once for all nodes: `vlaunch model pull org/m`, or add"),
@@ -331,14 +339,14 @@ def test_model(seen: dict[str, ModelScan], offline: bool, expected: list[str]) -
         ("/hf/m", False, "`vlaunch model copy ./FOLDER --as /hf/m`"),
     ],
 )
-def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) -> None:
+def test_the_command_that_finishes_a_model(model: str, complete: bool, fix: str) -> None:
     """A copy of a node that has it, else a download, else from here."""
-    begun = ModelScan(where="begun")
-    seen = {"n1": THERE if there else begun, "n2": begun}
-    found = serving_judges.judge_model(NODES, model, seen, dict.fromkeys(NAMES, False))
+    unfinished = ModelScan(where="begun")
+    scans = {"n1": COMPLETE if complete else unfinished, "n2": unfinished}
+    findings = serving_judges.judge_model(NODES, model, scans, dict.fromkeys(NAMES, False))
 
-    assert found[1].status == "fail"
-    assert fix in found[1].fix
+    assert findings[1].status == "fail"
+    assert fix in findings[1].fix
 
 
 @pytest.mark.parametrize(
@@ -351,13 +359,13 @@ def test_the_command_that_finishes_a_model(model: str, there: bool, fix: str) ->
 )
 def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None:
     """A listener on any address has the port; without `ss` it is not known."""
-    found = serving_judges.judge_port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
+    finding = serving_judges.judge_port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
 
-    assert status == found.status
+    assert status == finding.status
 
 
 @pytest.mark.parametrize(
-    ("heard", "text"),
+    ("age", "text"),
     [
         (59.0, ""),
         (61.0, "its agent was last heard 61s ago"),
@@ -365,14 +373,14 @@ def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None
         (math.inf, "its agent was never heard"),
     ],
 )
-def test_agents(heard: float | None, text: str) -> None:
+def test_agents(age: float | None, text: str) -> None:
     """Nothing can be started where none is connected."""
-    there = {"n1": HostFacts(containers=(container(NAMES["n1"]),))}
-    at = {} if heard is None else {"n1": heard}
-    (found,) = serving_judges.judge_agents(Site(INVENTORY, there), NODES[:1], at)
+    facts = {"n1": HostFacts(containers=(container(NAMES["n1"]),))}
+    at = {} if age is None else {"n1": age}
+    (finding,) = serving_judges.judge_agents(Site(INVENTORY, facts), NODES[:1], at)
 
-    assert (found.status, found.text.partition(", so")[0]) == ("fail" if text else "pass", text)
-    assert bool(found.fix) is bool(text)
+    assert (finding.status, finding.text.partition(", so")[0]) == ("fail" if text else "pass", text)
+    assert bool(finding.fix) is bool(text)
 
 
 def test_batch_jobs_that_are_not_over() -> None:

@@ -14,9 +14,9 @@ from tests.served import IMAGE, INVENTORY, container
 HEAD, OTHER = INVENTORY.nodes
 
 
-def seen(node: Node, **of_its_container: str) -> Site:
+def site_with(node: Node, **container_fields: str) -> Site:
     """Return a site of which one node was looked at, which has a container."""
-    own = container(node.name, **of_its_container)
+    own = container(node.name, **container_fields)
     facts = HostFacts(home="/home/me", containers=(own,), images={"base:1": IMAGE})
     return Site(INVENTORY, {node.name: facts})
 
@@ -27,18 +27,18 @@ def test_names_follow_from_the_inventory_alone() -> None:
 
 
 @pytest.mark.parametrize(("status", "runs"), [("running", True), ("exited", False)])
-def test_a_container_is_there_whether_it_runs_or_not(status: str, runs: bool) -> None:
+def test_a_stopped_container_is_listed(status: str, runs: bool) -> None:
     """Only one that runs can be asked."""
-    site = seen(HEAD, status=status)
+    site = site_with(HEAD, status=status)
 
     assert site.container(HEAD) is not None
     assert (site.running_container(HEAD) is not None, site.head_runs) == (runs, runs)
-    assert not seen(OTHER).head_runs
+    assert not site_with(OTHER).head_runs
 
 
-def test_of_a_node_that_was_not_looked_at_nothing_is_there() -> None:
+def test_a_node_without_a_probe_has_nothing() -> None:
     """Which is no error: some commands look at the head alone."""
-    site = seen(HEAD)
+    site = site_with(HEAD)
 
     assert (site.observed_nodes, site.facts_of(OTHER)) == ((HEAD,), None)
     assert (site.container(OTHER), site.running_container(OTHER), site.image(OTHER, "base:1")) == (
@@ -59,11 +59,11 @@ def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
     node: Node, folder: str
 ) -> None:
     """Each cluster's by itself."""
-    assert seen(HEAD).cache_dir(node) == folder
+    assert site_with(HEAD).cache_dir(node) == folder
 
 
 @pytest.mark.parametrize(
-    ("node", "assumed", "known"),
+    ("node", "assumed", "observed"),
     [
         (HEAD, "/root/.vlaunch/c", "/home/me/.vlaunch/c"),
         (replace(HEAD, ssh=Ssh(user="ops")), "/home/ops/.vlaunch/c", "/home/me/.vlaunch/c"),
@@ -71,13 +71,13 @@ def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
     ],
 )
 def test_the_state_directory_is_the_nodes_or_below_its_home(
-    node: Node, assumed: str, known: str
+    node: Node, assumed: str, observed: str
 ) -> None:
     """Assumed from the login when nobody was asked."""
-    assert (Site(INVENTORY).state_dir(node), seen(HEAD).state_dir(node)) == (assumed, known)
+    assert (Site(INVENTORY).state_dir(node), site_with(HEAD).state_dir(node)) == (assumed, observed)
 
 
-def test_a_command_inside_a_container_gets_standard_input_when_there_is_some() -> None:
+def test_commands_in_containers_get_standard_input() -> None:
     """It is `docker exec`, with the node's own words for Docker."""
     node = replace(HEAD, docker=("sudo", "-n", "docker"))
     plain = Site(INVENTORY).in_container(node, ("ls", "/"))

@@ -31,9 +31,9 @@ PARTS = [
 
 def survey(name: str) -> Survey:
     """Return what a recorded or written answer says."""
-    found = host_read.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
-    assert found is not None
-    return found
+    result = host_read.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
+    assert result is not None
+    return result
 
 
 def parts(**texts: str) -> str:
@@ -44,36 +44,36 @@ def parts(**texts: str) -> str:
 
 def test_a_practice_host_is_read_as_recorded() -> None:
     """Debian 12 without GPU, ethtool or nvidia-smi."""
-    found = survey("lab")
+    result = survey("lab")
 
-    assert (found.system, found.uid, found.python) == (
+    assert (result.system, result.uid, result.python) == (
         "Debian GNU/Linux 12 (bookworm)",
         0,
         "3.11.2",
     )
-    assert found.own_names == ("10.91.0.11",)
-    assert found.default_nic == "eth0"
-    assert found.nics is not None
-    assert [(nic.name, nic.mtu, nic.up, nic.physical) for nic in found.nics] == [
+    assert result.own_names == ("10.91.0.11",)
+    assert result.default_nic == "eth0"
+    assert result.nics is not None
+    assert [(nic.name, nic.mtu, nic.up, nic.physical) for nic in result.nics] == [
         ("lo", 65536, True, False),
         ("eth0", 1500, True, False),
     ]
-    assert found.nics[1].addresses[0] == "10.91.0.11/24"
-    assert found.skew is not None
-    assert 0 <= found.skew < 1
-    assert (found.docker_storage, found.docker_cgroup, found.docker_root) == (
+    assert result.nics[1].addresses[0] == "10.91.0.11/24"
+    assert result.skew is not None
+    assert 0 <= result.skew < 1
+    assert (result.docker_storage, result.docker_cgroup, result.docker_root) == (
         "overlay2",
         "cgroupfs v1",
         "/var/lib/docker",
     )
-    assert (found.rdma, found.gpus) == ((), ())
-    assert (found.next_kernel, found.next_kernel_has_driver) == ("", None)
+    assert (result.rdma, result.gpus) == ((), ())
+    assert (result.next_kernel, result.next_kernel_has_driver) == ("", None)
 
 
 def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None:
     """Eight H100, a port each."""
-    found = survey("h100-infiniband")
-    ports = {device.name: device.ports[0] for device in found.rdma}
+    result = survey("h100-infiniband")
+    ports = {device.name: device.ports[0] for device in result.rdma}
 
     assert list(ports) == [f"mlx5_{n}" for n in (0, 1, 2, 3, 4, 5, 6, 9, 10, 11)]
     assert [
@@ -82,13 +82,13 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
         if (port.link_layer, port.state, port.rate) == ("InfiniBand", "ACTIVE", 400.0)
     ] == [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)]
     assert (ports["mlx5_2"].state, ports["mlx5_2"].physical) == ("DOWN", "Disabled")
-    assert [name for gpu in found.gpus for name, near in gpu.affinity.items() if near == "PIX"] == [
-        f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)
-    ]
-    assert {found.gpus[0].peers[f"GPU{n}"] for n in range(1, 8)} == {"NV18"}
-    assert [gpu.ecc_errors for gpu in found.gpus] == [0, 0, 0, 0, 0, 0, 3, 0]
-    assert found.rdma[1].netdevs == ("ens6f0np0",)
-    assert "nvidia_peermem" in found.modules
+    assert [
+        name for gpu in result.gpus for name, near in gpu.affinity.items() if near == "PIX"
+    ] == [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)]
+    assert {result.gpus[0].peers[f"GPU{n}"] for n in range(1, 8)} == {"NV18"}
+    assert [gpu.ecc_errors for gpu in result.gpus] == [0, 0, 0, 0, 0, 0, 3, 0]
+    assert result.rdma[1].netdevs == ("ens6f0np0",)
+    assert "nvidia_peermem" in result.modules
 
 
 def test_recorded_h100() -> None:
@@ -119,37 +119,37 @@ def test_trouble_on_a_node_is_read() -> None:
     driver.
     """
     facts = host_read.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
-    found = facts.survey
-    assert found is not None
+    result = facts.survey
+    assert result is not None
     assert facts.gpu_processes is not None
-    assert found.xid is not None
+    assert result.xid is not None
     worker, stranger = facts.gpu_processes
 
     assert (worker.user, worker.container, worker.memory) == ("ray", "4f1c" * 16, 71232)
     assert (stranger.user, stranger.container, stranger.name) == ("alice", "", "python, train.py")
-    assert "Xid (PCI:0000:5d:00): 79" in found.xid[0]
-    assert found.own_names == ("127.0.1.1",)
-    assert (found.next_kernel, found.next_kernel_has_driver) == ("5.15.0-130-generic", False)
-    assert (found.remove_ipc, found.linger, found.synced) == (True, False, True)
-    assert found.skew == pytest.approx(0.0625)
+    assert "Xid (PCI:0000:5d:00): 79" in result.xid[0]
+    assert result.own_names == ("127.0.1.1",)
+    assert (result.next_kernel, result.next_kernel_has_driver) == ("5.15.0-130-generic", False)
+    assert (result.remove_ipc, result.linger, result.synced) == (True, False, True)
+    assert result.skew == pytest.approx(0.0625)
 
 
 def test_a_roce_node_shows_its_gid_table() -> None:
     """The index of the routable RoCE v2 entry is what NCCL_IB_GID_INDEX is about."""
-    found = survey("h200-roce")
+    result = survey("h200-roce")
 
-    assert found.rdma[0].ports[0].gids[3] == Gid(
+    assert result.rdma[0].ports[0].gids[3] == Gid(
         index=3, value="0000:0000:0000:0000:0000:ffff:c0a8:1015", kind="RoCE v2", netdev="eth2"
     )
-    assert (found.skew, found.synced, found.xid, found.linger) == (
+    assert (result.skew, result.synced, result.xid, result.linger) == (
         pytest.approx(-2.5),
         False,
         None,
         True,
     )
-    assert (found.default_nic, found.next_kernel_has_driver) == ("bond0", True)
-    assert found.nics is not None
-    assert [nic.name for nic in found.nics if nic.physical] == [
+    assert (result.default_nic, result.next_kernel_has_driver) == ("bond0", True)
+    assert result.nics is not None
+    assert [nic.name for nic in result.nics if nic.physical] == [
         "eth0",
         "eth2",
         "eth3",
@@ -160,15 +160,15 @@ def test_a_roce_node_shows_its_gid_table() -> None:
 
 def test_a_gb10_has_no_ecc_and_no_numa() -> None:
     """No count and no place."""
-    found = survey("gb10")
+    result = survey("gb10")
 
-    assert [gpu.ecc_errors for gpu in found.gpus] == [None]
-    assert [device.name for device in found.rdma if device.ports[0].state == "ACTIVE"] == [
+    assert [gpu.ecc_errors for gpu in result.gpus] == [None]
+    assert [device.name for device in result.rdma if device.ports[0].state == "ACTIVE"] == [
         "roceP2p1s0f0",
         "rocep1s0f0",
     ]
-    assert {device.numa for device in found.rdma} == {None}
-    assert (found.remove_ipc, found.linger, found.own_names) == (None, None, ())
+    assert {device.numa for device in result.rdma} == {None}
+    assert (result.remove_ipc, result.linger, result.own_names) == (None, None, ())
 
 
 @pytest.mark.parametrize(
@@ -207,20 +207,20 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
         ),
     ],
 )
-def test_tools_say_it_in_their_own_ways(name: str, text: str, field: str, value: object) -> None:
+def test_tools_have_different_formats(name: str, text: str, field: str, value: object) -> None:
     """Another daemon, an older version, a file that says nothing."""
-    found = host_read.parse_probe(parts(**{name: text})).survey
+    result = host_read.parse_probe(parts(**{name: text})).survey
 
-    assert getattr(found, field) == value
+    assert getattr(result, field) == value
 
 
-def test_without_a_survey_nothing_is_asked_and_nothing_told() -> None:
+def test_without_a_survey_nothing_is_queried() -> None:
     """The plain probe stays as cheap as it was."""
     plain = host.probe(
         ("docker",), cluster="c", state_dir="", hf_home="/", accelerator="cpu", images=()
     )
 
-    assert not any(word in plain[2] for word in ("@@vlaunch clock", "topo -m", "sys/class/net"))
+    assert not any(text in plain[2] for text in ("@@vlaunch clock", "topo -m", "sys/class/net"))
     assert host_read.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
 
 
@@ -248,26 +248,26 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
         images=(),
         survey=True,
     )
-    told = f"{time.time():.6f}\nnever read\n"
+    stdin = f"{time.time():.6f}\nnever read\n"
     done = subprocess.run(
         argv,
         check=True,
-        input=told,
+        input=stdin,
         env={"HOME": str(tmp_path), "PATH": path},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    found = host_read.parse_probe(done.stdout).survey
+    result = host_read.parse_probe(done.stdout).survey
 
-    assert found is not None
-    assert found.skew is not None
-    assert abs(found.skew) < 5
-    assert found.kernel == os.uname().release
+    assert result is not None
+    assert result.skew is not None
+    assert abs(result.skew) < 5
+    assert result.kernel == os.uname().release
     if not bare:
-        assert found.memory
-        assert found.port_range
-        assert found.nics
+        assert result.memory
+        assert result.port_range
+        assert result.nics
 
 
 def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
@@ -296,20 +296,20 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
         timeout=60,
     )
     took = time.monotonic() - began
-    found = host_read.parse_probe(parts(names=done.stdout)).survey
+    result = host_read.parse_probe(parts(names=done.stdout)).survey
 
-    assert found is not None
-    assert found.lookups is not None
-    assert [(each.kind, each.subject, each.answered) for each in found.lookups] == [
+    assert result is not None
+    assert result.lookups is not None
+    assert [(lookup.kind, lookup.subject, lookup.answered) for lookup in result.lookups] == [
         ("reverse", "10.0.0.2", True),
         ("reverse", "10.0.0.3", False),
         ("reverse", "10.0.0.4", False),
         ("forward", "node2", True),
         ("own", os.uname().nodename, True),
     ]
-    assert found.own_names == ("10.0.0.9",)
+    assert result.own_names == ("10.0.0.9",)
     assert took < 2 * LOOKUP_DEADLINE
-    assert [round(each.seconds) for each in found.lookups if not each.answered] == [5, 5]
+    assert [round(lookup.seconds) for lookup in result.lookups if not lookup.answered] == [5, 5]
 
 
 def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:

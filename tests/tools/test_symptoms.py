@@ -242,7 +242,7 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
     assert [
-        each for line in text.splitlines() if (each := symptoms.first_match(line)) and each.fatal
+        match for line in text.splitlines() if (match := symptoms.first_match(line)) and match.fatal
     ] == []
 
 
@@ -262,21 +262,21 @@ def test_failures_give_their_cause(name: str, cause: str) -> None:
     """The cause stands before its consequences, is fatal, and shows its line without colour
     codes.
     """
-    found = symptoms.first_match(log(name))
+    match = symptoms.first_match(log(name))
 
-    assert found is not None
-    assert (cause, True) == (found.cause, found.fatal)
-    assert "\x1b" not in found.line
-    assert found.fix
+    assert match is not None
+    assert (cause, True) == (match.cause, match.fatal)
+    assert "\x1b" not in match.line
+    assert match.fix
 
 
-def test_a_placement_group_that_waits_is_told_and_not_fatal() -> None:
+def test_a_waiting_placement_group_is_not_fatal() -> None:
     """A node may still come: thirty seconds of waiting are worth a word, less is not."""
-    found = symptoms.first_match(log("pending_placement_group_ok"))
+    match = symptoms.first_match(log("pending_placement_group_ok"))
 
-    assert found is not None
-    assert not found.fatal
-    assert "too few free GPUs" in found.cause
+    assert match is not None
+    assert not match.fatal
+    assert "too few free GPUs" in match.cause
     assert (
         symptoms.first_match(
             "Waiting for creating a placement group of specs for 10 seconds. specs=[]"
@@ -296,10 +296,10 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
     """An optional file may be missing, the next port may be free: a server that needs them ends by
     itself.
     """
-    found = symptoms.first_match(line)
+    match = symptoms.first_match(line)
 
-    assert found is not None
-    assert not found.fatal
+    assert match is not None
+    assert not match.fatal
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
 )
 def test_lines(line: str, cause: str | None) -> None:
     """Single lines as they are met."""
-    found = symptoms.first_match(line)
+    match = symptoms.first_match(line)
 
-    assert cause == (found.cause if found else None)
+    assert cause == (match.cause if match else None)
 
 
 @pytest.mark.parametrize("id_", [each.id for each in symptoms.TABLE])
@@ -352,29 +352,29 @@ def test_every_entry_knows_its_line(id_: str) -> None:
     """And no entry before it takes the line away; lines that mean something with RDMA only are left
     to those who know.
     """
-    symptom = next(each for each in symptoms.TABLE if each.id == id_)
-    found = symptoms.first_match(LINES[id_])
+    symptom = next(entry for entry in symptoms.TABLE if entry.id == id_)
+    match = symptoms.first_match(LINES[id_])
 
     assert re.search(symptom.pattern, LINES[id_])
-    assert (found.id if found else "") == ("" if symptom.rdma else id_)
+    assert (match.id if match else "") == ("" if symptom.rdma else id_)
 
 
 def test_every_entry_has_a_name_of_its_own_and_a_source() -> None:
     """Names are headings of the documentation."""
-    ids = [each.id for each in symptoms.TABLE]
+    ids = [symptom.id for symptom in symptoms.TABLE]
 
     assert len(set(ids)) == len(ids) == len(LINES)
-    assert [each for each in ids if not re.fullmatch(r"[a-z]+(-[a-z]+)*", each)] == []
-    assert [each.id for each in symptoms.TABLE if not each.source] == []
+    assert [symptom for symptom in ids if not re.fullmatch(r"[a-z]+(-[a-z]+)*", symptom)] == []
+    assert [symptom.id for symptom in symptoms.TABLE if not symptom.source] == []
 
 
 def test_what_follows_stands_behind_its_causes() -> None:
     """The first entry that matches is the one that is told."""
-    after = [each.after for each in symptoms.TABLE]
+    after = [symptom.after for symptom in symptoms.TABLE]
     last_cause = max(
         place
-        for place, each in enumerate(symptoms.TABLE)
-        if not each.after and each.id != "engine-killed"
+        for place, symptom in enumerate(symptoms.TABLE)
+        if not symptom.after and symptom.id != "engine-killed"
     )
 
     assert True not in after[:last_cause]
@@ -382,7 +382,7 @@ def test_what_follows_stands_behind_its_causes() -> None:
 
 def test_patterns_are_sound() -> None:
     """Every entry compiles, says what it means and what to do."""
-    for each in symptoms.TABLE:
-        re.compile(each.pattern)
-        assert each.cause and each.fix
-        assert not each.cause.endswith(".")
+    for symptom in symptoms.TABLE:
+        re.compile(symptom.pattern)
+        assert symptom.cause and symptom.fix
+        assert not symptom.cause.endswith(".")

@@ -23,7 +23,7 @@ def command(model: str, *, multi_node: Argv = (), **spec: Any) -> Argv:
 
 
 def without(*phases: str) -> list[str]:
-    return [each for each in ALL if each not in phases]
+    return [phase for phase in ALL if phase not in phases]
 
 
 def test_serve_under_ray() -> None:
@@ -57,7 +57,7 @@ def test_serve_under_ray() -> None:
     )
 
 
-def test_one_rank_needs_no_executor() -> None:
+def test_a_single_rank_needs_no_executor() -> None:
     """One process on one GPU: vLLM chooses how to run it."""
     assert "--distributed-executor-backend" not in command(
         "m", tp=1, pp=1, backend="mp", host="::", port=1
@@ -100,7 +100,7 @@ def test_replicas_say_so() -> None:
         multi_node=("--data-parallel-size-local", "2"),
     )
 
-    assert not any("data-parallel" in word for word in plain)
+    assert not any("data-parallel" in argument for argument in plain)
     assert two[7:] == (
         "--distributed-executor-backend",
         "ray",
@@ -158,12 +158,12 @@ def test_ray_hands_variables_on_to_replicas() -> None:
 @pytest.mark.parametrize(
     "count", [("--api-server-count", "4"), ("--api_server_count=4",), ("-asc", "4")]
 )
-def test_a_process_without_an_api_is_not_told_how_many(count: tuple[str, ...]) -> None:
+def test_a_process_without_an_api_gets_no_count(count: tuple[str, ...]) -> None:
     """vLLM refuses the two together; the node that has the API keeps it."""
     args = ("--seed", "1", *count, "--dtype", "auto")
-    given = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
-    first = command("m", **given, multi_node=vllm.replica_options(1, 0, "10.0.0.1", 1))
-    second = command("m", **given, multi_node=vllm.replica_options(1, 1, "10.0.0.1", 1))
+    options = {"tp": 1, "pp": 1, "dp": 2, "backend": "mp", "host": "::", "port": 1, "args": args}
+    first = command("m", **options, multi_node=vllm.replica_options(1, 0, "10.0.0.1", 1))
+    second = command("m", **options, multi_node=vllm.replica_options(1, 1, "10.0.0.1", 1))
 
     assert first[3 : 3 + len(args)] == args
     assert second[3:7] == ("--seed", "1", "--dtype", "auto")
@@ -196,10 +196,10 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
     """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are
     never repeated.
     """
-    said = vllm.describe_collisions(args)
+    messages = vllm.describe_collisions(args)
 
-    assert named == [each.split("`")[1] for each in said]
-    assert not any("sk-1" in each or "hf_1" in each for each in said)
+    assert named == [message.split("`")[1] for message in messages]
+    assert not any("sk-1" in message or "hf_1" in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ def test_phases_only_move_forward() -> None:
 
 def test_a_log_in_pieces_has_the_same_phases() -> None:
     """Reading line by line, as watching does, finds what reading at once finds."""
-    phase, begun = "start", []
+    phase, phases = "start", []
     for line in log("serve_ray_pp2_ok").splitlines():
-        begun += vllm.later_phases(phase, [line])
-        phase = begun[-1] if begun else phase
+        phases += vllm.later_phases(phase, [line])
+        phase = phases[-1] if phases else phase
 
-    assert begun == ALL
+    assert phases == ALL
 
 
 def test_shards() -> None:
@@ -269,9 +269,9 @@ def test_capacity(
     labels: dict[str, str], name: str, tokens: int | None, concurrency: float | None
 ) -> None:
     """The metric counts first; an older vLLM is read by its blocks or its log."""
-    found = vllm.parse_capacity(labels, log(name) if name else "")
+    capacity = vllm.parse_capacity(labels, log(name) if name else "")
 
-    assert (tokens, concurrency) == (found.tokens, found.concurrency)
+    assert (tokens, concurrency) == (capacity.tokens, capacity.concurrency)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(site: Path, program: str) -> object:
+def run_json(site: Path, program: str) -> object:
     """Run a program with the folder on its path; return what it printed, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.cpu_platform.conftest import said
+from tests.lab.cpu_platform.conftest import run_json
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ group = communicator.RayCpuCommunicator()
 group.world_size, group.names_agree = 2, {names_agree}
 print(json.dumps(group._all_group_ranks_share_shm_group_name()))
 """
-    assert said(site, program) is shared
+    assert run_json(site, program) is shared
 
 
 def test_other_groups_leave_the_experts_alone(site: Path) -> None:
@@ -54,4 +54,4 @@ from vlaunch_cpu_ray import communicator
 communicator.RayCpuCommunicator("tp:0")
 print(json.dumps([name for name in sys.modules if name.endswith("cpu_moe")]))
 """
-    assert said(site, program) == []
+    assert run_json(site, program) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.tools import derived
-from tests.lab.cpu_platform.conftest import said
+from tests.lab.cpu_platform.conftest import run_json
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +21,7 @@ import json, vllm.platforms, vlaunch_cpu_ray
 vllm.platforms.CHOICE = None
 print(json.dumps(vlaunch_cpu_ray.register()))
 """
-    assert said(site, program) is None
+    assert run_json(site, program) is None
 
 
 def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
         " sys.modules))"
     )
 
-    assert said(site, program) is False
+    assert run_json(site, program) is False
 
 
 def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.cpu_platform.conftest import said
+from tests.lab.cpu_platform.conftest import run_json
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
     ],
     ids=["all experts here", "half of them here", "weighed before"],
 )
-def test_the_kernel_is_asked_for_local_experts_only(
+def test_the_kernel_gets_local_experts_only(
     site: Path,
     expert_map: list[int] | None,
     weighed: bool,
@@ -42,4 +42,4 @@ shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(given) if given else No
 experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighed})
 print(json.dumps([experts.asked, out]))
 """
-    assert said(site, program) == [asked, output]
+    assert run_json(site, program) == [asked, output]

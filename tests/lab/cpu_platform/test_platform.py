@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.cpu_platform.conftest import said
+from tests.lab.cpu_platform.conftest import run_json
 
 pytestmark = pytest.mark.processes
 
@@ -23,4 +23,4 @@ platform = getattr(__import__(module, fromlist=[name]), name)
 print(json.dumps([platform.ray_device_key, platform.get_device_communicator_cls(),
                   platform.device_control_id_to_physical_device_id("3")]))
 """
-    assert said(site, program) == ["GPU", "vlaunch_cpu_ray.communicator.RayCpuCommunicator", 3]
+    assert run_json(site, program) == ["GPU", "vlaunch_cpu_ray.communicator.RayCpuCommunicator", 3]
