@@ -34,9 +34,9 @@ class Batch:
     dies: Callable[[dict[str, Any]], None] | None = None
     per_file: int = 4
 
-    def run(self, *words: str) -> Ran:
+    def run(self, *argv: str) -> Ran:
         """Run `vlaunch batch job.yaml` with more words."""
-        return self.cluster.run("batch", "job.yaml", *words)
+        return self.cluster.run("batch", "job.yaml", *argv)
 
     @property
     def work(self) -> Path:
@@ -70,18 +70,18 @@ class Batch:
     def driver(self, job: dict[str, Any]) -> None:
         """Answer every row that has no answer yet, as the driver in the container would."""
         work = Path(job["argv"][-1])
-        asked = json.loads((work / "job.json").read_text())
-        out = Path(asked["out"])
+        content = json.loads((work / "job.json").read_text())
+        out = Path(content["out"])
         rows = [
             line
-            for source in asked["read"]["sources"]
+            for source in content["read"]["sources"]
             for line in Path(source).read_text().splitlines()
         ]
-        done = self._there(out, "rows")
-        if asked["retry_errors"]:
+        done = self._committed(out, "rows")
+        if content["retry_errors"]:
             for path in (out / "errors").glob("*"):
                 path.unlink()
-        failed = self._there(out, "errors")
+        failed = self._committed(out, "errors")
         pending = [row for row in range(len(rows)) if row not in {*done, *failed}]
         for kind, numbers in (
             ("rows", [row for row in pending if row not in self.errors]),
@@ -96,8 +96,8 @@ class Batch:
             "rows": len(rows),
             "started": 100.0,
             "updated": 104.0,
-            "done": len(self._there(out, "rows")),
-            "errors": len(self._there(out, "errors")),
+            "done": len(self._committed(out, "rows")),
+            "errors": len(self._committed(out, "errors")),
             "before": len(done) + len(failed),
             "tokens_in": 40,
             "tokens_out": 80,
@@ -105,14 +105,14 @@ class Batch:
         if self.dies is None:
             progress["state"], job["status"] = "done", "SUCCEEDED"
             (out / "summary.json").write_text(
-                json.dumps({"job": asked["name"], "done": progress["done"]})
+                json.dumps({"job": content["name"], "done": progress["done"]})
             )
         else:
             self.dies(progress)
             job["status"] = progress.pop("status", "FAILED")
         (work / "progress.json").write_text(json.dumps(progress))
 
-    def _there(self, out: Path, kind: str) -> list[int]:
+    def _committed(self, out: Path, kind: str) -> list[int]:
         lines = [
             line for path in (out / kind).glob("part-*") for line in path.read_text().splitlines()
         ]
@@ -121,8 +121,10 @@ class Batch:
     def _commit(self, out: Path, kind: str, numbers: Sequence[int], rows: Sequence[str]) -> None:
         for name in (kind, "ledger"):
             (out / name).mkdir(parents=True, exist_ok=True)
-        taken = [int(path.stem.removeprefix("part-")) for path in (out / "ledger").glob("part-*")]
-        name = f"part-{max(taken, default=0) + 1:06d}"
+        first_rows = [
+            int(path.stem.removeprefix("part-")) for path in (out / "ledger").glob("part-*")
+        ]
+        name = f"part-{max(first_rows, default=0) + 1:06d}"
         lines = "".join(
             f"{json.dumps({'row': row, **json.loads(rows[row]), 'answer': 'x' * 9})}\n"
             for row in numbers
@@ -152,10 +154,10 @@ def bring_up(cluster: Cluster) -> Batch:
     ran = cluster.run("up")
     assert ran.code == 0, ran.err
     cluster.world.changes.clear()
-    made = Batch(cluster=cluster, folder=folder)
-    cluster.world.driver = made.driver
+    batch = Batch(cluster=cluster, folder=folder)
+    cluster.world.driver = batch.driver
     (folder / "job.yaml").write_text(JOB)
     (folder / "prompts.jsonl").write_text(
         "".join(f'{{"id": {at}, "prompt": "Say {at}"}}\n' for at in range(10))
     )
-    return made
+    return batch

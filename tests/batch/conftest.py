@@ -43,9 +43,9 @@ def load_text(folder: Path) -> Load:
     where they are given.
     """
 
-    def load(more: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
+    def load(extra: str = "", *, allow: tuple[Path, ...] = (), **top: str | None) -> Job:
         lines = [line for key, line in (_TOP | top).items() if line is not None]
-        text = "\n".join([*lines, textwrap.dedent(more).strip("\n")])
+        text = "\n".join([*lines, textwrap.dedent(extra).strip("\n")])
         path = folder / "test.yaml"
         path.write_text(text, encoding="utf-8")
         return job_from_file(path, {}, allow=allow)
@@ -59,9 +59,9 @@ def mistakes(load_text: Load, folder: Path) -> Mistakes:
     empty list.
     """
 
-    def find(more: str = "", **options: str | None) -> list[str]:
+    def find(extra: str = "", **options: str | None) -> list[str]:
         try:
-            load_text(more, **options)
+            load_text(extra, **options)
         except JobError as error:
             return [
                 line.removeprefix(f"{folder / 'test.yaml'}:").replace(str(folder), "HERE")

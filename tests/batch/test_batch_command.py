@@ -32,16 +32,16 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
         defaults = function.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
         monkeypatch.setitem(defaults, "sleep", lambda _: None)
-    made = bring_up(cluster)
+    result = bring_up(cluster)
 
     def driver(job: dict[str, Any]) -> None:
-        made.driver(job)
-        if (mark := made.work / "output/ledger/job.json").exists():
+        result.driver(job)
+        if (mark := result.work / "output/ledger/job.json").exists():
             # as the real one does
             mark.write_text(json.dumps({"job": "job", "cluster": "c", "meaning": {}}))
 
     cluster.world.driver = driver
-    return made
+    return result
 
 
 def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
@@ -106,14 +106,14 @@ def test_what_is_submitted(batch: Batch) -> None:
 def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
     """It says so, in few questions, and changes nothing."""
     batch.run()
-    before, asked = batch.gathered(), len(batch.cluster.commands)
+    before, command_count = batch.gathered(), len(batch.cluster.commands)
     batch.verbs()
     ran = batch.run()
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
     assert "every row was done before" in ran.err
     assert "all 4 files are there" in ran.err
-    assert len(batch.cluster.commands) - asked <= 2 * 2 + 4
+    assert len(batch.cluster.commands) - command_count <= 2 * 2 + 4
 
 
 def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
@@ -186,11 +186,11 @@ def test_a_name_that_an_old_run_had_is_not_given_again(batch: Batch) -> None:
     assert batch.cluster.world.jobs[-1]["submission_id"] == "batch-job-2"
 
 
-@pytest.mark.parametrize(("more", "said"), [((), "`vlaunch"), (("--json",), "")])
-def test_a_driver_that_was_killed(batch: Batch, more: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("extra", "expected"), [((), "`vlaunch"), (("--json",), "")])
+def test_a_driver_that_was_killed(batch: Batch, extra: tuple[str, ...], expected: str) -> None:
     """Is no loss: the same command goes on."""
     batch.dies = lambda progress: progress.update(done=4)
-    ran = batch.run(*more)
+    ran = batch.run(*extra)
 
     assert ran.code == 1
     assert (
@@ -460,28 +460,28 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         at_fsync(patch, interrupt)
         ran = batch.run()
-    left = list(batch.gathered())
+    remaining = list(batch.gathered())
     again = batch.run()
 
-    assert (ran.code, left, again.code) == (130, [".vlaunch-batch.json"], 0)
+    assert (ran.code, remaining, again.code) == (130, [".vlaunch-batch.json"], 0)
     assert "the same command fetches what is missing" in ran.err
     assert len(batch.answers()) == 10
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "expected"),
     [
         (("--discard-results",), "batch job `job` runs"),
         (("--retry-errors",), "its error rows can be tried again when it is over"),
     ],
 )
-def test_a_job_that_runs_is_left_alone(batch: Batch, words: tuple[str, ...], said: str) -> None:
+def test_a_job_that_runs_is_left_alone(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
     """It must be stopped first."""
     running(batch)
-    ran = batch.run(*words)
+    ran = batch.run(*argv)
 
     assert (ran.code, batch.verbs()) == (2, [])
-    assert said in ran.err
+    assert expected in ran.err
 
 
 def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
@@ -573,7 +573,7 @@ def test_no_room_on_the_heads_disk(batch: Batch, monkeypatch: pytest.MonkeyPatch
     """Told before anything is sent."""
     real = batch.cluster.world.probe
     monkeypatch.setattr(
-        batch.cluster.world, "probe", lambda *words: real(*words).replace(" 999999999 ", " 1000 ")
+        batch.cluster.world, "probe", lambda *argv: real(*argv).replace(" 999999999 ", " 1000 ")
     )
     ran = batch.run()
 
@@ -604,7 +604,7 @@ def test_a_model_that_no_node_may_download(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "expected"),
     [
         (["rows/mine.txt"], "holds files that are no output of vlaunch"),
         (["errors/notes"], "holds files that are no output of vlaunch"),
@@ -614,7 +614,7 @@ def test_a_model_that_no_node_may_download(batch: Batch) -> None:
     ],
 )
 def test_an_output_folder_that_holds_something_else(
-    batch: Batch, names: list[str], said: str
+    batch: Batch, names: list[str], expected: str
 ) -> None:
     """Is refused before anything is touched."""
     for name in names:
@@ -625,7 +625,7 @@ def test_an_output_folder_that_holds_something_else(
     ran = batch.run()
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (2, [], before)
-    assert said in ran.err
+    assert expected in ran.err
 
 
 def test_an_output_folder_of_another_job(batch: Batch) -> None:
@@ -662,9 +662,9 @@ def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None
 
     batch.cluster.world.driver = meanwhile
     ran = batch.run()
-    kept = batch.gathered()
+    remaining = batch.gathered()
 
-    assert (ran.code, json.loads(kept[".vlaunch-batch.json"])["job"]) == (2, "other")
+    assert (ran.code, json.loads(remaining[".vlaunch-batch.json"])["job"]) == (2, "other")
     assert "out holds the output of batch job `other`" in ran.err
     (batch.folder / "job.yaml").write_text(JOB.replace("path: out", "path: out2"))
     assert batch.run().code == 0
@@ -713,10 +713,10 @@ def test_this_machines_disk_is_full(batch: Batch, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         at_fsync(patch, full)
         ran = batch.run()
-    left = list(batch.gathered())
+    remaining = list(batch.gathered())
     again = batch.run()
 
-    assert (ran.code, again.code, left) == (1, 0, [".vlaunch-batch.json"])
+    assert (ran.code, again.code, remaining) == (1, 0, [".vlaunch-batch.json"])
     assert "this machine’s disk is full" in ran.err
     assert len(batch.answers()) == 10
 
@@ -747,10 +747,12 @@ def test_a_dry_run_prints_what_the_run_sends(
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected"),
     [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")],
 )
-def test_a_dry_run_says_why_there_is_nothing_to_send(batch: Batch, state: str, said: str) -> None:
+def test_a_dry_run_says_why_there_is_nothing_to_send(
+    batch: Batch, state: str, expected: str
+) -> None:
     """An empty script alone would look like a mistake."""
     batch.dies = (lambda progress: progress.update(status=state)) if state else None
     batch.run(*(["--detach"] if state else []))
@@ -758,7 +760,7 @@ def test_a_dry_run_says_why_there_is_nothing_to_send(batch: Batch, state: str, s
 
     assert ran.code == 0, ran.err
     assert "# vlaunch batch: cluster c" in ran.out
-    assert f"# note: {'this job ' if state else ''}{said}" in ran.out
+    assert f"# note: {'this job ' if state else ''}{expected}" in ran.out
 
 
 def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
@@ -777,12 +779,12 @@ def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
 
 def test_an_offline_dry_run_reaches_nobody(batch: Batch) -> None:
     """It assumes that nothing is there yet."""
-    asked = len(batch.cluster.commands)
+    command_count = len(batch.cluster.commands)
     ran = batch.run("--dry-run", "--offline")
 
     assert ran.code == 0
     assert "batch.pyz put" in ran.out
-    assert len(batch.cluster.commands) == asked
+    assert len(batch.cluster.commands) == command_count
 
 
 def test_json_events(batch: Batch) -> None:
@@ -801,7 +803,7 @@ def test_json_events(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "expected"),
     [
         ((), "name a job file, or say what to answer"),
         (("job.yaml", "--offline"), "--offline goes with --dry-run"),
@@ -816,18 +818,18 @@ def test_json_events(batch: Batch) -> None:
         (("job.yaml", "--replicas", "17"), "17 GPUs"),
     ],
 )
-def test_wrong_requests(batch: Batch, words: tuple[str, ...], said: str) -> None:
+def test_wrong_requests(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
     """Exit code 2, and no node was asked."""
-    asked = len(batch.cluster.commands)
-    ran = batch.cluster.run("batch", *words)
+    command_count = len(batch.cluster.commands)
+    ran = batch.cluster.run("batch", *argv)
 
-    assert (ran.code, len(batch.cluster.commands)) == (2, asked)
-    assert said in ran.err
+    assert (ran.code, len(batch.cluster.commands)) == (2, command_count)
+    assert expected in ran.err
 
 
 def test_flags_alone(batch: Batch) -> None:
     """The common case needs no file; the same flags are the same job."""
-    words = (
+    argv = (
         "--model",
         "org/m",
         "--input",
@@ -837,9 +839,9 @@ def test_flags_alone(batch: Batch) -> None:
         "--output-format",
         "jsonl",
     )
-    first = batch.cluster.run("batch", *words)
+    first = batch.cluster.run("batch", *argv)
     batch.verbs()
-    second = batch.cluster.run("batch", *words)
+    second = batch.cluster.run("batch", *argv)
 
     assert (first.code, second.code, batch.verbs()) == (0, 0, []), first.err
     assert len(batch.answers()) == 10

@@ -36,7 +36,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 Load = Callable[..., Inventory]
 JOB = "model: org/m\nread: in.txt\nwrite: out\n"
 DATA = bytes(range(250))
-_ONE, _TWO = "1" * 64, "2" * 64
+_FIRST, _SECOND = "1" * 64, "2" * 64
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def ask(inventory: Inventory, job: Job) -> BatchRequest:
     return BatchRequest(job=job, spec=job_spec(job, files, inventory), files=files)
 
 
-def there(request: BatchRequest, state: str = "", **more: Any) -> JobEntry:
+def entry_of(request: BatchRequest, state: str = "", **changes: Any) -> JobEntry:
     """The job's folder as an earlier run of the same job left it."""
-    progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **more)
+    progress = Progress(state=state, updated=1.0 if state else 0.0, rows=2, **changes)
     return JobEntry(
         name="j",
         job=dict(request.spec),
         progress=progress,
-        inputs={each.to: each.bytes for each in request.files},
+        inputs={item.to: item.bytes for item in request.files},
     )
 
 
@@ -79,26 +79,26 @@ def decide(
     load: Load,
     request: BatchRequest,
     entry: JobEntry | None = None,
-    said: dict[str, Any] | None = None,
+    payload: dict[str, Any] | None = None,
     **how: bool,
 ) -> BatchStart:
-    seen = BatchSnapshot(
-        cluster=ClusterSnapshot(site=Site(load()), payload=said or {}),
+    snapshot = BatchSnapshot(
+        cluster=ClusterSnapshot(site=Site(load()), payload=payload or {}),
         entry=entry or JobEntry(absent=True),
     )
-    return plan_batch(seen, request, BatchOptions(**how))
+    return plan_batch(snapshot, request, BatchOptions(**how))
 
 
 def stages(start: BatchStart) -> list[str]:
     return [stage.id for stage in start.plan.stages]
 
 
-def told(start: BatchStart, stage: str) -> dict[str, Any]:
+def stdin_payload(start: BatchStart, stage: str) -> dict[str, Any]:
     """What the only step of a stage sends."""
-    stdin = next(each.steps[0].command.stdin for each in start.plan.stages if each.id == stage)
+    stdin = next(item.steps[0].command.stdin for item in start.plan.stages if item.id == stage)
     assert stdin is not None
-    said: dict[str, Any] = json.loads(stdin())
-    return said
+    payload: dict[str, Any] = json.loads(stdin())
+    return payload
 
 
 def test_a_new_job(load: Load, request_: BatchRequest) -> None:
@@ -113,8 +113,8 @@ def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> N
 
     def gates(request: BatchRequest) -> list[str]:
         site = Site(load(), {node.name: HostFacts() for node in load().nodes})
-        seen = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=JobEntry(absent=True))
-        stages = plan_batch(seen, request, BatchOptions()).plan.stages
+        snapshot = BatchSnapshot(cluster=ClusterSnapshot(site=site), entry=JobEntry(absent=True))
+        stages = plan_batch(snapshot, request, BatchOptions()).plan.stages
         return [gate.id for stage in stages for gate in stage.gates]
 
     assert gates(request_) == ["cluster", "model", "room", "disk"]
@@ -129,7 +129,7 @@ def test_gates_of_a_job(load: Load, request_: BatchRequest, tmp_path: Path) -> N
 def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, state: str) -> None:
     """However it ended; nothing is sent twice."""
     start = decide(
-        load, request_, there(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
+        load, request_, entry_of(request_, state, done=1, submission="batch-j-3"), ray("FAILED")
     )
 
     assert (stages(start), start.job) == (["prepare", "submit"], "batch-j-4")
@@ -138,7 +138,7 @@ def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, st
 
 def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
     """There is nothing to do, until error rows are to be tried again."""
-    done, failed = there(request_, "done", done=2), there(request_, "done", done=1, errors=1)
+    done, failed = entry_of(request_, "done", done=2), entry_of(request_, "done", done=1, errors=1)
 
     assert decide(load, request_, done).finished
     assert decide(load, request_, done, retry_errors=True).finished
@@ -151,7 +151,9 @@ def test_error_rows_are_tried_again_only_when_asked(
     load: Load, request_: BatchRequest, retry: bool
 ) -> None:
     """The driver reads it in job.json."""
-    start = decide(load, request_, there(request_, "failed", done=1, errors=1), retry_errors=retry)
+    start = decide(
+        load, request_, entry_of(request_, "failed", done=1, errors=1), retry_errors=retry
+    )
     stdin = start.plan.steps[0].command.stdin
 
     assert stdin is not None
@@ -162,7 +164,7 @@ def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: BatchReque
     """A driver that ended early counted nothing; that they are to be tried again is not
     forgotten.
     """
-    start = decide(load, request_, there(request_, "failed"), retry_errors=True)
+    start = decide(load, request_, entry_of(request_, "failed"), retry_errors=True)
     stdin = start.plan.steps[0].command.stdin
 
     assert stdin is not None
@@ -173,14 +175,14 @@ def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: BatchReque
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 def test_a_job_that_runs(load: Load, request_: BatchRequest, state: str) -> None:
     """Is watched."""
-    start = decide(load, request_, there(request_, "running"), ray("FAILED", state))
+    start = decide(load, request_, entry_of(request_, "running"), ray("FAILED", state))
 
     assert (start.attached, start.job, stages(start)) == (True, "batch-j-2", [])
 
 
 def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> None:
     """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
-    entry = there(request_, "running")
+    entry = entry_of(request_, "running")
     ending = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="is still ending"):
         decide(load, request_, ending, ray("STOPPED"))
@@ -188,7 +190,7 @@ def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> No
 
 def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequest) -> None:
     """Nothing is begun beside it."""
-    entry = there(request_, "running")
+    entry = entry_of(request_, "running")
     lives = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
         decide(load, request_, lives, {"error": "timed out"})
@@ -196,19 +198,19 @@ def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequ
 
 def test_begin_anew(load: Load, request_: BatchRequest) -> None:
     """What was there is removed, and everything is sent."""
-    start = decide(load, request_, there(request_, "done", done=2), restart=True)
+    start = decide(load, request_, entry_of(request_, "done", done=2), restart=True)
 
     assert (stages(start), start.fresh) == (["clear", "prepare", "ship", "submit"], True)
-    assert told(start, "prepare")["restart"] is True
+    assert stdin_payload(start, "prepare")["restart"] is True
     assert "begins anew; what was done (2 of 2 rows) is removed" in start.plan.notes
-    assert len(decide(load, request_, there(request_, "failed"), restart=True).plan.notes) == 1
+    assert len(decide(load, request_, entry_of(request_, "failed"), restart=True).plan.notes) == 1
 
 
 def test_files_of_another_job_are_not_taken_for_this_ones(
     load: Load, request_: BatchRequest, tmp_path: Path
 ) -> None:
     """They may have the same size."""
-    entry = there(request_)
+    entry = entry_of(request_)
     (tmp_path / "in.txt").write_text("c\nd\n")
     start = decide(load, ask(load(), request_.job), replace(entry, written=False))
 
@@ -219,7 +221,7 @@ def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: 
     """Is refused with what differs."""
     (tmp_path / "in.txt").write_text("c\n")
     with pytest.raises(RequestError) as raised:
-        decide(load, ask(load(), request_.job), there(request_, "failed", done=1))
+        decide(load, ask(load(), request_.job), entry_of(request_, "failed", done=1))
 
     assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
     assert "`--discard-results`, which deletes what is done (1 of 2 rows)" in raised.value.hint
@@ -235,7 +237,7 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
     What is in a store, which nobody looked at, stays.
     """
     (tmp_path / "in.txt").write_text("c\n")
-    entry = there(request_, state, done=1)
+    entry = entry_of(request_, state, done=1)
     start = decide(
         load, ask(load(), request_.job), replace(entry, written=False), retry_errors=retry
     )
@@ -245,7 +247,10 @@ def test_a_job_of_which_no_row_is_written_may_be_another_one(
         True,
         False,
     )
-    assert (told(start, "prepare")["restart"], told(start, "prepare")["retry_errors"]) == (
+    assert (
+        stdin_payload(start, "prepare")["restart"],
+        stdin_payload(start, "prepare")["retry_errors"],
+    ) == (
         False,
         False,
     )
@@ -290,11 +295,11 @@ def test_only_what_is_missing_is_sent(
     """From where it stopped, to the end."""
     steps = batch_plan.ship_steps(Site(load()), "/w", have, [file])
     sent = [step.command.stdin() if step.command.stdin else b"" for step in steps]
-    words = [step.command.argv for step in steps]
+    arguments = [step.command.argv for step in steps]
 
-    assert [int(argv[argv.index("--offset") + 1]) for argv in words] == offsets
+    assert [int(argv[argv.index("--offset") + 1]) for argv in arguments] == offsets
     assert b"".join(sent) == DATA[offsets[0] if offsets else 250 :]
-    assert ["--last" in argv for argv in words] == [at == offsets[-1] for at in offsets]
+    assert ["--last" in argv for argv in arguments] == [at == offsets[-1] for at in offsets]
 
 
 @pytest.mark.parametrize("have", [{}, {"input/.0000-rows.part": 130}])
@@ -336,7 +341,7 @@ def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ({"model": "m"}, {"model": "m"}, []),
         ({"prompt.template": "a"}, {"prompt.template": "b"}, ['prompt.template: "a" → "b"']),
@@ -344,27 +349,29 @@ def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None
         ({}, {"read.limit": 5}, ["read.limit: nothing → 5"]),
         ({"keep": ["a", "b: text"]}, {"keep": ["a"]}, ["keep: a, b: text → a"]),
         (
-            {"input x.jsonl": f"{_ONE}, 1234 bytes"},
-            {"input x.jsonl": f"{_TWO}, 1240 bytes"},
+            {"input x.jsonl": f"{_FIRST}, 1234 bytes"},
+            {"input x.jsonl": f"{_SECOND}, 1240 bytes"},
             ["input x.jsonl: changed (1,234 → 1,240 bytes)"],
         ),
         (
-            {"input x.jsonl": f"{_ONE}, 1234 bytes"},
-            {"input x.jsonl": f"{_TWO}, 1234 bytes"},
+            {"input x.jsonl": f"{_FIRST}, 1234 bytes"},
+            {"input x.jsonl": f"{_SECOND}, 1234 bytes"},
             ["input x.jsonl: changed (still 1,234 bytes)"],
         ),
         (
-            {"input x": f"{_ONE}, 1 bytes", "input order": ["x"]},
-            {"input y": f"{_ONE}, 1 bytes", "input order": ["y"]},
+            {"input x": f"{_FIRST}, 1 bytes", "input order": ["x"]},
+            {"input y": f"{_FIRST}, 1 bytes", "input order": ["y"]},
             ["input y: new", "input x: gone"],
         ),
         ({"input order": ["x", "y"]}, {"input order": ["y", "x"]}, ["input order: x, y → y, x"]),
-        ({"code a.py": "?"}, {"code a.py": f"{_ONE}, 1 bytes"}, ["code a.py: changed"]),
+        ({"code a.py": "?"}, {"code a.py": f"{_FIRST}, 1 bytes"}, ["code a.py: changed"]),
     ],
 )
-def test_each_change_is_one_line(old: dict[str, Any], new: dict[str, Any], told: list[str]) -> None:
+def test_each_change_is_one_line(
+    old: dict[str, Any], new: dict[str, Any], expected: list[str]
+) -> None:
     """In the words of the job file."""
-    assert diff_identity(old, new) == told
+    assert diff_identity(old, new) == expected
 
 
 def test_a_long_value_is_shown_around_the_change() -> None:

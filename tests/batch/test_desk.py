@@ -64,7 +64,7 @@ def ask(*argv: str | Path, stdin: bytes = b"") -> dict[str, Any]:
     return answered(code, out.getvalue(), err.getvalue())
 
 
-def ask_there(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
+def run_program(*argv: str | Path, stdin: bytes = b"", **environment: str) -> dict[str, Any]:
     """Ask it in a process of its own, as on a head."""
     done = subprocess.run(
         [sys.executable, mounted(), *map(str, argv)],
@@ -85,16 +85,16 @@ def answered(code: int, out: str | bytes, err: str | bytes) -> dict[str, Any]:
     return answer  # type: ignore[no-any-return]
 
 
-def prepared(work: Path, **more: Any) -> dict[str, Any]:
-    said = {
+def prepared(work: Path, **changes: Any) -> dict[str, Any]:
+    payload = {
         "version": 1,
         "name": "demo",
         "cluster": "lab",
         "work": str(work),
         "out": str(work / "output"),
-        **more,
+        **changes,
     }
-    data = json.dumps(said).encode()
+    data = json.dumps(payload).encode()
     return ask("put", work, "job.json", "--offset", "0", "--last", sha(data), stdin=data)
 
 
@@ -104,13 +104,17 @@ def sha(data: bytes) -> str:
 
 def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
     """What is not there is absent; what is there is told whole."""
-    assert ask_there("look", work) == {"absent": True}
+    assert run_program("look", work) == {"absent": True}
     prepared(work)
     (work / "progress.json").write_text('{"state": "running"}')
-    found = ask_there("look", work)
+    result = run_program("look", work)
 
-    assert (found["name"], found["job"]["out"]) == ("demo", str(work / "output"))
-    assert (found["progress"], found["alive"], found["inputs"]) == ({"state": "running"}, False, {})
+    assert (result["name"], result["job"]["out"]) == ("demo", str(work / "output"))
+    assert (result["progress"], result["alive"], result["inputs"]) == (
+        {"state": "running"},
+        False,
+        {},
+    )
     assert prepared(work, digest="new") == {"bytes": len((work / "job.json").read_bytes())}
     assert ask("look", work)["job"]["digest"] == "new"
 
@@ -132,11 +136,11 @@ def test_a_hundred_jobs_are_listed_in_half_a_second(work: Path) -> None:
     (work.parent / "A file").touch()
     (work.parent / "link").symlink_to(work.parent / "job-000")
     started = os.times()
-    found = ask("list", work.parent)["jobs"]
+    result = ask("list", work.parent)["jobs"]
     used = sum(os.times()[2:4]) - sum(started[2:4])
 
-    assert [each["name"] for each in found] == [f"job-{number:03}" for number in range(100)]
-    assert found[7] == {"name": "job-007", "progress": {}, "alive": False}
+    assert [row["name"] for row in result] == [f"job-{number:03}" for number in range(100)]
+    assert result[7] == {"name": "job-007", "progress": {}, "alive": False}
     assert used < 0.5
 
 
@@ -156,7 +160,7 @@ def test_files_come_in_pieces(work: Path) -> None:
     """
     prepared(work)
     data = os.urandom(100_000)
-    assert ask_there("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {
+    assert run_program("put", work, "input/0000-a.jsonl", "--offset", "0", stdin=data[:40_000]) == {
         "bytes": 40_000
     }
     assert ask("look", work)["inputs"] == {"input/.0000-a.jsonl.part": 40_000}
@@ -176,10 +180,10 @@ def test_files_come_in_pieces(work: Path) -> None:
 def test_a_file_that_arrives_otherwise_than_it_was_sent_is_not_taken(work: Path) -> None:
     """It must be sent again from its beginning."""
     prepared(work)
-    found = ask(
+    result = ask(
         "put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b"good"), stdin=b"bad"
     )
-    assert f"code/deep/m.py arrived with sha256 {sha(b'bad')}" in found["error"]
+    assert f"code/deep/m.py arrived with sha256 {sha(b'bad')}" in result["error"]
     assert not (work / "code" / "deep" / "m.py").exists()
 
     assert ask("put", work, "code/deep/m.py", "--offset", "0", "--last", sha(b""), stdin=b"") == {
@@ -243,15 +247,15 @@ def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
     """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
-    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
-    told = []
+    spec = job(tmp_path, tmp_path / "in.jsonl", work=str(work), out=str(work / "output"))
+    messages = []
     prepared(work)
-    told.append(ask("look", work)["written"])
-    manifest = surveyed(asked)
-    told.append(ask("look", work)["written"])
-    run(asked, manifest)
-    told.append(ask("look", work)["written"])
-    assert told == [False, False, True]
+    messages.append(ask("look", work)["written"])
+    manifest = surveyed(spec)
+    messages.append(ask("look", work)["written"])
+    run(spec, manifest)
+    messages.append(ask("look", work)["written"])
+    assert messages == [False, False, True]
 
     prepared(work, name="other")
     assert ask("look", work)["written"] is False
@@ -275,7 +279,7 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
     """
     work.parent.mkdir(parents=True)
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
-    asked = job(
+    spec = job(
         tmp_path,
         tmp_path / "in.jsonl",
         work=str(work),
@@ -283,7 +287,7 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
         write={"rows_per_file": 5},
     )
     prepared(work)
-    run(asked, surveyed(asked))
+    run(spec, surveyed(spec))
     out = work / "output"
     (out / "summary.json").write_text("{}")
     (out / "rows" / "part-000099.jsonl").touch()
@@ -295,9 +299,9 @@ def test_outputs_are_those_that_are_committed(tmp_path: Path, work: Path) -> Non
         "rows/part-000002.jsonl",
         "summary.json",
     ]
-    for path, each in files.items():
+    for path, item in files.items():
         data = (out / path).read_bytes()
-        assert (len(data), sha(data)) == (each["bytes"], each["sha256"])
+        assert (len(data), sha(data)) == (item["bytes"], item["sha256"])
     (out / "rows" / "part-000001.jsonl").write_text("cut")
     assert len(listed(work)) == 3
 
@@ -307,8 +311,8 @@ def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, wo
     work.parent.mkdir(parents=True)
     out = tmp_path / "out"
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 12)
-    asked = job(tmp_path, tmp_path / "in.jsonl", work=str(work))
-    run(asked, surveyed(asked))
+    spec = job(tmp_path, tmp_path / "in.jsonl", work=str(work))
+    run(spec, surveyed(spec))
     (out / "rows" / "notes.txt").touch()
     prepared(work, out=str(out), name="other")
     assert ask("remove", work) == {"removed": [str(work)]}
@@ -331,8 +335,8 @@ def dashboard() -> Iterator[int]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = self.path == "/api/jobs/batch-demo-1"
-            self.send_response(200 if known else 404)
+            expected = self.path == "/api/jobs/batch-demo-1"
+            self.send_response(200 if expected else 404)
             self.end_headers()
             self.wfile.write(
                 json.dumps(
@@ -358,15 +362,15 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
     (work / "progress.json").write_text(json.dumps({"state": "running", "updated": time.time()}))
     (tmp_path / "job-driver-batch-demo-1.log").write_bytes(b"old\nnew \xff line\nhalf")
     argv = ("follow", work, "--job", "batch-demo-1", "--offset", "4", "--dashboard", str(dashboard))
-    found = ask_there(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
+    result = run_program(*argv, VLAUNCH_RAY_LOGS=str(tmp_path))
 
-    assert (found["job"]["status"], found["log"], found["offset"]) == (
+    assert (result["job"]["status"], result["log"], result["offset"]) == (
         "RUNNING",
         "new � line\n",
         15,
     )
-    assert found["progress"]["state"] == "running"
-    gone = ask_there(
+    assert result["progress"]["state"] == "running"
+    gone = run_program(
         "follow",
         work,
         "--job",
@@ -386,16 +390,16 @@ def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboa
     log = tmp_path / "job-driver-batch-demo-1.log"
 
     def say(state: str, submission: str = "batch-demo-1") -> None:
-        said = {"state": state, "submission": submission}
-        (work / "new.json").write_text(json.dumps(said))
+        payload = {"state": state, "submission": submission}
+        (work / "new.json").write_text(json.dumps(payload))
         (work / "new.json").replace(work / "progress.json")
 
-    def follow(known: str, patience: float) -> tuple[float, Any]:
-        words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", known)
+    def follow(expected: str, patience: float) -> tuple[float, Any]:
+        argv = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", expected)
         began = time.monotonic()
-        there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
-        found = ask_there("follow", work, *words, "--patience", str(patience), **there)
-        return time.monotonic() - began, found
+        environment = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+        result = run_program("follow", work, *argv, "--patience", str(patience), **environment)
+        return time.monotonic() - began, result
 
     say("done", "batch-demo-0")
     assert follow("", 1.0)[0] >= 1.0
@@ -405,13 +409,13 @@ def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboa
         "running": lambda: say("finishing"),
         "finishing": lambda: log.write_text("a line\n"),
     }
-    for known, new in news.items():
+    for expected, new in news.items():
         timer = threading.Timer(0.5, new)
         timer.start()
-        took, found = follow(known, 30.0)
+        took, result = follow(expected, 30.0)
         timer.join()
         assert took < 20
-    assert (found["progress"]["state"], found["log"]) == ("finishing", "a line\n")
+    assert (result["progress"]["state"], result["log"]) == ("finishing", "a line\n")
 
 
 def test_a_driver_that_says_its_last_word_is_followed_to_its_end(
@@ -419,20 +423,20 @@ def test_a_driver_that_says_its_last_word_is_followed_to_its_end(
 ) -> None:
     """Ray sees a moment later that the process is gone: this is no question of its own."""
     prepared(work)
-    said = {"state": "done", "submission": "batch-demo-1"}
-    (work / "progress.json").write_text(json.dumps(said))
-    words = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", "running")
+    payload = {"state": "done", "submission": "batch-demo-1"}
+    (work / "progress.json").write_text(json.dumps(payload))
+    argv = ("--job", "batch-demo-1", "--dashboard", str(dashboard), "--known", "running")
     began = time.monotonic()
-    there = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
-    found = ask_there("follow", work, *words, "--patience", "1", **there)
+    environment = {"VLAUNCH_RAY_LOGS": str(tmp_path)}
+    result = run_program("follow", work, *argv, "--patience", "1", **environment)
 
-    assert found["job"]["status"] == "RUNNING"
+    assert result["job"]["status"] == "RUNNING"
     assert time.monotonic() - began >= 1.0
 
 
 def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
     """The error says what did not answer."""
-    assert "refused" in ask_there("follow", work, "--job", "j", "--dashboard", "1")["error"]
+    assert "refused" in run_program("follow", work, "--job", "j", "--dashboard", "1")["error"]
 
 
 def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:
@@ -452,5 +456,5 @@ def test_what_is_no_json_file_says_nothing(work: Path) -> None:
     (work / "job.json").unlink()
     os.mkfifo(work / "job.json")
     (work / "progress.json").write_text("[" * 200_000)
-    said = ask("look", work)
-    assert (said["progress"], said["job"]) == ({}, {})
+    message = ask("look", work)
+    assert (message["progress"], message["job"]) == ({}, {})

@@ -33,7 +33,7 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ("none.py:Mine", "names no file: there is no HERE/none.py"),
         ("mine.py:Mien", '"mine.py" has no `Mien`; did you mean `Mine`?'),
@@ -48,14 +48,16 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_imported_there_is_told_here(folder: Path, written: str, told: str) -> None:
+def test_what_cannot_be_imported_there_is_told_here(
+    folder: Path, written: str, expected: str
+) -> None:
     """Before anything is shipped."""
     for name in ("my-file.py", "json.py", "torch.py"):
         (folder / name).write_text("class Mine: ...\n")
 
     with pytest.raises(PathError) as caught:
         _target(folder, written)
-    assert str(caught.value).replace(str(folder), "HERE") == told
+    assert str(caught.value).replace(str(folder), "HERE") == expected
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_reference_tells_the_defaults() -> None:
     }
     file, _ = validate_parts(document.data, JobFile, lambda where: None)
 
-    told = 0
+    count = 0
     for where, line in document.lines.items():
         if line in called and where and not isinstance(where[-1], int):
             section: Any = file
@@ -101,8 +101,8 @@ def test_the_reference_tells_the_defaults() -> None:
                 section = getattr(section, str(step))
             default = fields_of(type(section))[str(where[-1])].default
             assert (where, getattr(section, str(where[-1]))) == (where, default)
-            told += 1
-    assert told == len(called) >= 12
+            count += 1
+    assert count == len(called) >= 12
 
 
 def _keys(section: type[Any]) -> Iterator[tuple[str, ...]]:

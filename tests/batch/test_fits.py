@@ -14,7 +14,7 @@ from tests.batch.conftest import Load
 
 
 @pytest.mark.parametrize(
-    ("more", "top"),
+    ("extra", "top"),
     [
         ("", {}),
         ("engine: {tp: 2, replicas: [1, 8]}", {}),
@@ -27,14 +27,14 @@ from tests.batch.conftest import Load
     ],
 )
 def test_what_fits_is_let_through(
-    load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None]
+    load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None]
 ) -> None:
     """The least that it needs is there; the most may be more than there is."""
-    fits.check_fit(load_text(more, **top), inventory)
+    fits.check_fit(load_text(extra, **top), inventory)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("extra", "expected"),
     [
         ("engine: {replicas: [5, 6]}", "it takes 5 GPUs at least, and the nodes have 4"),
         (
@@ -57,13 +57,13 @@ def test_what_fits_is_let_through(
     ],
 )
 def test_what_never_fits_is_told_before_anything_is_touched(
-    load_text: Load, inventory: Inventory, more: str, told: str
+    load_text: Load, inventory: Inventory, extra: str, expected: str
 ) -> None:
     """Instead of waiting for ever."""
     with pytest.raises(PlacementError) as caught:
-        fits.check_fit(load_text(more), inventory)
+        fits.check_fit(load_text(extra), inventory)
 
-    assert str(caught.value) == f"`test` does not fit `pair`: {told}"
+    assert str(caught.value) == f"`test` does not fit `pair`: {expected}"
     assert caught.value.hint
 
 
@@ -96,7 +96,7 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
 
 
 @pytest.mark.parametrize(
-    ("more", "top", "what"),
+    ("extra", "top", "what"),
     [
         ("data_parallel: 3\nengine: {tp: 2}", {}, "3 ranks"),
         ("engine: {tp: 2, replicas: 3, placement: strict-pack}", {}, "3 replicas"),
@@ -108,11 +108,11 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
     ],
 )
 def test_gpus_that_are_left_over_on_each_node_are_no_room(
-    load_text: Load, inventory: Inventory, more: str, top: dict[str, str | None], what: str
+    load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None], what: str
 ) -> None:
     """There are six, and pairs of them only twice."""
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
     text = f"it takes {what} with 2 GPUs on one node each, and the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):
-        fits.check_fit(load_text(more, **top), three)
-    fits.check_fit(load_text(more.replace(": 3", ": 2"), **top), three)
+        fits.check_fit(load_text(extra, **top), three)
+    fits.check_fit(load_text(extra.replace(": 3", ": 2"), **top), three)

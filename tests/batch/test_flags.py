@@ -43,13 +43,13 @@ data_parallel: {timeout: 0}
 """
 
 
-def _job(folder: Path, **said: Any) -> Job:
-    return flags.job_from_flags(_LEAST | said, folder)
+def _job(folder: Path, **options: Any) -> Job:
+    return flags.job_from_flags(_LEAST | options, folder)
 
 
-def _told(folder: Path, **said: Any) -> list[str]:
+def _flag_mistakes(folder: Path, **options: Any) -> list[str]:
     with pytest.raises(JobError) as caught:
-        _job(folder, **said)
+        _job(folder, **options)
     return list(caught.value.mistakes)
 
 
@@ -127,7 +127,7 @@ def test_ranks_by_flag(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "messages"),
+    ("payload", "messages"),
     [
         (
             {"system": "S"},
@@ -140,10 +140,10 @@ def test_ranks_by_flag(folder: Path) -> None:
     ],
 )
 def test_a_prompt_becomes_a_chat(
-    folder: Path, said: dict[str, Any], messages: tuple[Message, ...]
+    folder: Path, payload: dict[str, Any], messages: tuple[Message, ...]
 ) -> None:
     """With a system message, or without one."""
-    prompt = _job(folder, **said).prompt
+    prompt = _job(folder, **payload).prompt
 
     assert prompt is not None
     assert (prompt.chat, prompt.column, prompt.template) == (messages, None, None)
@@ -188,7 +188,7 @@ def test_what_is_missing_is_told_by_its_flag(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("payload", "expected"),
     [
         (
             {"model": "m;x"},
@@ -263,15 +263,17 @@ def test_what_is_missing_is_told_by_its_flag(folder: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_names_the_flag(folder: Path, said: dict[str, Any], told: str) -> None:
+def test_a_mistake_names_the_flag(folder: Path, payload: dict[str, Any], expected: str) -> None:
     """And nothing of files and lines, for there are none."""
-    assert [line.replace(str(folder), "HERE") for line in _told(folder, **said)] == [told]
+    assert [line.replace(str(folder), "HERE") for line in _flag_mistakes(folder, **payload)] == [
+        expected
+    ]
 
 
-def _over(folder: Path, more: str = "", **said: Any) -> Job:
+def _over(folder: Path, extra: str = "", **options: Any) -> Job:
     path = folder / "job.yaml"
-    path.write_text(f"model: m\nread: data/chat.jsonl\nwrite: out\n{more}\n")
-    return flags.job_from_file(path, said)
+    path.write_text(f"model: m\nread: data/chat.jsonl\nwrite: out\n{extra}\n")
+    return flags.job_from_file(path, options)
 
 
 def test_flags_over_a_file_say_how_it_runs(folder: Path) -> None:
@@ -377,7 +379,7 @@ def test_a_good_file_becomes_a_job_named_after_it(folder: Path) -> None:
 
     assert isinstance(job, Job)
     assert (job.name, job.mode, job.path, job.model) == ("my-chat", "engine", path, "Qwen/Qwen3-8B")
-    assert [(one.where, one.text, one.shown) for one in job.sources] == [
+    assert [(source.where, source.text, source.shown) for source in job.sources] == [
         ("control", str(folder / "data" / "chat.jsonl"), "data/chat.jsonl")
     ]
     assert (job.read.format, job.read.row_bytes, job.keep) == ("jsonl", 16 * 2**20, {"id": None})
@@ -504,7 +506,7 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "1: the file is empty; `examples/reference.yaml` shows what to write"),
         (b"- a", "1: should be a mapping that starts with `read:`, not a list"),
@@ -520,14 +522,14 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
     ],
 )
 def test_what_is_no_job_file_at_all_is_told_in_one_line(
-    folder: Path, content: bytes, told: str
+    folder: Path, content: bytes, expected: str
 ) -> None:
     """Before anything in it is believed."""
     path = folder / "job.yaml"
     path.write_bytes(content)
 
     (line,) = _mistakes(path)
-    assert line.startswith(f"{path}:{told[:40]}")
+    assert line.startswith(f"{path}:{expected[:40]}")
 
 
 def test_a_file_that_is_not_there_is_told(folder: Path) -> None:

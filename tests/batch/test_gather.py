@@ -76,18 +76,18 @@ def run(
 
 def test_a_connection_may_break(tmp_path: Path) -> None:
     """The file is read again, from its beginning."""
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def breaking(path: str) -> Iterator[bytes]:
-        asked.append(path)
+        prompts.append(path)
         for number, block in enumerate(read(path)):
-            if len(asked) in (1, 3) and number == (0 if len(asked) == 1 else 2):
+            if len(prompts) in (1, 3) and number == (0 if len(prompts) == 1 else 2):
                 raise NodeError("n1", "the connection was lost")
             yield block
 
     run(tmp_path, breaking)
 
-    assert len(asked) == 4
+    assert len(prompts) == 4
     assert (tmp_path / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
@@ -106,16 +106,16 @@ def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
 
 def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
     """It would come again."""
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def nonsense(path: str) -> Iterator[bytes]:
-        asked.append(path)
+        prompts.append(path)
         yield b"{}"
 
     with pytest.raises(BatchError):
         run(tmp_path, nonsense)
 
-    assert asked == ["/w/j/outputs.json"]
+    assert prompts == ["/w/j/outputs.json"]
 
 
 def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:

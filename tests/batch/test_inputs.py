@@ -17,10 +17,10 @@ from tests.batch.conftest import Load, Mistakes
 
 def _labels(folder: Path, text: str) -> list[str]:
     within = Bounds(folder=folder, inside=(folder,))
-    return [one.label for one in inputs.list_files(places.parse_source(text, within), within)]
+    return [first.label for first in inputs.list_files(places.parse_source(text, within), within)]
 
 
-def _told(folder: Path, text: str) -> str:
+def _path_error(folder: Path, text: str) -> str:
     with pytest.raises(PathError) as caught:
         _labels(folder, text)
     return str(caught.value)
@@ -50,7 +50,7 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
     assert _labels(folder, "a[1]/x[2].jsonl") == ["x[2].jsonl"]
     assert _labels(folder, "a[1]/*.jsonl") == ["x[2].jsonl"]
     assert (
-        _told(folder, "a[1]/none.jsonl")
+        _path_error(folder, "a[1]/none.jsonl")
         == f"names no file: there is no '{folder / 'a[1]' / 'none.jsonl'}'"
     )
 
@@ -60,20 +60,23 @@ def test_nothing_found_is_told_with_the_place(folder: Path) -> None:
     (folder / "empty").mkdir()
 
     assert (
-        _told(folder, "a*/../x.csv")
+        _path_error(folder, "a*/../x.csv")
         == 'should be a pattern without `..` behind it, not "a*/../x.csv"'
     )
-    assert _told(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
+    assert _path_error(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
     assert (
-        _told(folder, "data/none.jsonl")
+        _path_error(folder, "data/none.jsonl")
         == f"names no file: there is no {folder / 'data' / 'none.jsonl'}"
     )
     assert (
-        _told(folder, "data/*.csv")
+        _path_error(folder, "data/*.csv")
         == f'names no file: nothing matches "data/*.csv" in {folder / "data"}'
     )
-    assert _told(folder, "none/*.csv") == f"names no file: there is no {folder / 'none'}"
-    assert _told(folder, "empty") == f'names no file: nothing matches "empty" in {folder / "empty"}'
+    assert _path_error(folder, "none/*.csv") == f"names no file: there is no {folder / 'none'}"
+    assert (
+        _path_error(folder, "empty")
+        == f'names no file: nothing matches "empty" in {folder / "empty"}'
+    )
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
@@ -85,24 +88,24 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
     (folder / "tree").mkdir()
     (folder / "tree" / "loop").symlink_to(folder)
 
-    assert _told(folder, "pipe") == '"pipe" is not a regular file'
-    assert _told(folder, "broken") == f"names no file: there is no {folder / 'nothing'}"
+    assert _path_error(folder, "pipe") == '"pipe" is not a regular file'
+    assert _path_error(folder, "broken") == f"names no file: there is no {folder / 'nothing'}"
     assert (
-        _told(folder, "tree/*")
+        _path_error(folder, "tree/*")
         == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
     )
     assert (
-        _told(folder, "tree")
+        _path_error(folder, "tree")
         == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
     )
-    assert "outside the job's folder" in _told(folder, "/dev/zero")
+    assert "outside the job's folder" in _path_error(folder, "/dev/zero")
 
 
 def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before they are all looked at."""
     monkeypatch.setattr(inputs, "MAX_FILES", 1)
 
-    assert _told(folder, "data") == '"data" names more than 1 files'
+    assert _path_error(folder, "data") == '"data" names more than 1 files'
 
 
 def test_a_file_is_read_once(mistakes: Mistakes, folder: Path) -> None:
@@ -127,21 +130,21 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
         "predict: mine.py:Mine", read="read: [data/more.jsonl, odd, data/chat.jsonl]", model=None
     )
 
-    told: list[int] = []
-    shipped = inputs.read_shipped(job, told.append)
+    messages: list[int] = []
+    shipped = inputs.read_shipped(job, messages.append)
 
-    assert [(one.to, one.label, one.source) for one in shipped] == [
+    assert [(first.to, first.label, first.source) for first in shipped] == [
         ("input/0000-more.jsonl", "more.jsonl", 0),
         ("input/0001-a_b_c.jsonl", "a b;c.jsonl", 1),
         ("input/0002-chat.jsonl", "chat.jsonl", 1),
         ("input/0003-chat.jsonl", "chat.jsonl (2)", 2),
         ("code/mine.py", "mine.py", None),
     ]
-    for one in shipped:
-        content = one.path.read_bytes()
-        assert (one.bytes, one.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert sum(told) == sum(one.bytes for one in shipped)
-    assert len(told) > len(shipped) - 1
+    for item in shipped:
+        content = item.path.read_bytes()
+        assert (item.bytes, item.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert sum(messages) == sum(first.bytes for first in shipped)
+    assert len(messages) > len(shipped) - 1
 
 
 def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
@@ -189,8 +192,8 @@ def test_line_ends_are_left_as_they_are(load_text: Load, folder: Path) -> None:
     content = textwrap.dedent("""{"text": "a"}\r\n{"text": "b"}\r\n""").encode()
     (folder / "data" / "chat.jsonl").write_bytes(content)
 
-    (one,) = inputs.read_shipped(load_text())
-    assert one.sha256 == hashlib.sha256(content).hexdigest()
+    (first,) = inputs.read_shipped(load_text())
+    assert first.sha256 == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -34,30 +34,34 @@ def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) ->
         read="read: [data, 'nodes:/data/in/*.jsonl']",
     )
 
-    told = _described(job, inventory)
+    payload = _described(job, inventory)
 
     work = "/data/huggingface/vlaunch/pair/batch/test"
-    assert (told["version"], told["name"], told["cluster"], told["mode"]) == (
+    assert (payload["version"], payload["name"], payload["cluster"], payload["mode"]) == (
         1,
         "test",
         "pair",
         "engine",
     )
-    assert (told["work"], told["out"]) == (work, f"{work}/output")
-    assert told["read"]["sources"] == [
+    assert (payload["work"], payload["out"]) == (work, f"{work}/output")
+    assert payload["read"]["sources"] == [
         f"{work}/input/0000-chat.jsonl",
         f"{work}/input/0001-more.jsonl",
         "/data/in/*.jsonl",
     ]
-    assert told["prompt"] == {
+    assert payload["prompt"] == {
         "column": None,
         "template": None,
         "chat": [{"role": "user", "content": "{{ text }}"}],
         "chat_args": {"thinking": False},
     }
-    assert told["engine"]["placement"] == "STRICT_PACK"
-    assert (told["keep"], told["predict"], told["data_parallel"]) == ({"id": "integer"}, None, None)
-    assert json.loads(json.dumps(told)) == told
+    assert payload["engine"]["placement"] == "STRICT_PACK"
+    assert (payload["keep"], payload["predict"], payload["data_parallel"]) == (
+        {"id": "integer"},
+        None,
+        None,
+    )
+    assert json.loads(json.dumps(payload)) == payload
 
 
 def test_what_is_made_of_rows_belongs_to_the_identity(
@@ -71,7 +75,7 @@ def test_what_is_made_of_rows_belongs_to_the_identity(
 
 
 @pytest.mark.parametrize(
-    ("more", "model"),
+    ("extra", "model"),
     [
         (_CHAT, "model: m"),
         (
@@ -88,33 +92,33 @@ def test_what_is_made_of_rows_belongs_to_the_identity(
     ],
 )
 def test_the_driver_reads_what_is_written(
-    load_text: Load, inventory: Inventory, tmp_path: Path, more: str, model: str | None
+    load_text: Load, inventory: Inventory, tmp_path: Path, extra: str, model: str | None
 ) -> None:
     """Both sides mean the same by each word."""
-    told = {**_described(load_text(more, model=model), inventory), "retry_errors": True}
-    (tmp_path / "job.json").write_text(json.dumps(told))
+    payload = {**_described(load_text(extra, model=model), inventory), "retry_errors": True}
+    (tmp_path / "job.json").write_text(json.dumps(payload))
 
     read = driver.read_job(str(tmp_path))
 
     assert (read.name, read.mode, read.digest, read.retry_errors) == (
         "test",
-        told["mode"],
-        told["digest"],
+        payload["mode"],
+        payload["digest"],
         True,
     )
-    assert list(read.read.sources) == told["read"]["sources"]
-    assert driver.to_json(read) | {"work": told["work"]} == told
+    assert list(read.read.sources) == payload["read"]["sources"]
+    assert driver.to_json(read) | {"work": payload["work"]} == payload
     for part in ("predict", "preprocess", "data_parallel", "prompt"):
-        assert (getattr(read, part) is None) is (told[part] is None)
+        assert (getattr(read, part) is None) is (payload[part] is None)
 
 
 def test_ranks_are_told_the_nodes_with_the_head_first(
     load_text: Load, inventory: Inventory
 ) -> None:
     """Rank 0 is where they meet."""
-    told = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
+    payload = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
 
-    assert told == {
+    assert payload == {
         "size": 4,
         "expert_parallel": None,
         "timeout": 600.0,
@@ -125,7 +129,7 @@ def test_ranks_are_told_the_nodes_with_the_head_first(
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         "engine: {tp: 2}",
         "engine: {replicas: 2}",
@@ -138,15 +142,15 @@ def test_ranks_are_told_the_nodes_with_the_head_first(
         "limits: {restarts: 1, stall: 5, errors: 2}",
     ],
 )
-def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, more: str) -> None:
+def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, extra: str) -> None:
     """It gives the same answers."""
-    assert _digest(load_text(more), inventory) == _digest(load_text(), inventory)
+    assert _digest(load_text(extra), inventory) == _digest(load_text(), inventory)
     other = load_text(write="write: {path: elsewhere, rows_per_file: 5, seconds: 5}")
     assert _digest(other, inventory) == _digest(load_text(), inventory)
 
 
 @pytest.mark.parametrize(
-    ("more", "top"),
+    ("extra", "top"),
     [
         ("", {"model": "model: n"}),
         ("prompt: {column: text}", {}),
@@ -171,10 +175,10 @@ def test_how_fast_a_job_runs_may_change(load_text: Load, inventory: Inventory, m
     ],
 )
 def test_what_a_job_means_may_not_change(
-    load_text: Load, inventory: Inventory, more: str, top: dict[str, str]
+    load_text: Load, inventory: Inventory, extra: str, top: dict[str, str]
 ) -> None:
     """Half of its answers would be others."""
-    assert _digest(load_text(more, **top), inventory) != _digest(load_text(), inventory)
+    assert _digest(load_text(extra, **top), inventory) != _digest(load_text(), inventory)
 
 
 def test_contents_count_and_folders_do_not(
@@ -203,10 +207,10 @@ def test_contents_count_and_folders_do_not(
 
 def test_the_order_of_input_counts(load_text: Load, inventory: Inventory) -> None:
     """Rows are known by their numbers."""
-    one = load_text(read="read: [data/chat.jsonl, data/more.jsonl]")
+    spec = load_text(read="read: [data/chat.jsonl, data/more.jsonl]")
     other = load_text(read="read: [data/more.jsonl, data/chat.jsonl]")
 
-    assert _digest(one, inventory) != _digest(other, inventory)
+    assert _digest(spec, inventory) != _digest(other, inventory)
 
 
 @pytest.mark.parametrize("length", [8, 80])
@@ -231,13 +235,13 @@ def test_a_job_of_too_many_files_is_refused(
             for at, name in enumerate(names)
         ]
         return job_spec.job_spec(load_text(), files, inventory), {
-            each.to: each.bytes for each in files
+            file.to: file.bytes for file in files
         }
 
-    each = len(json.dumps(told(10_000)[0])) / 10_000
-    answer = json.dumps(told(int(0.97 * job_spec.MAX_BYTES / each)))
+    item = len(json.dumps(told(10_000)[0])) / 10_000
+    answer = json.dumps(told(int(0.97 * job_spec.MAX_BYTES / item)))
     with pytest.raises(RequestError, match="the description of `test` is too long") as caught:
-        told(int(1.03 * job_spec.MAX_BYTES / each))
+        told(int(1.03 * job_spec.MAX_BYTES / item))
 
     assert job_spec.MAX_BYTES < len(answer) < 0.9 * output.LIMIT
     assert "at most 5,242,880" in caught.value.evidence
@@ -247,8 +251,8 @@ def test_a_job_of_too_many_files_is_refused(
 def test_an_input_of_any_name_counts(load_text: Load, inventory: Inventory, folder: Path) -> None:
     """Also one whose name is a word of ours."""
     (folder / "data" / "order").write_text('{"text": "a"}\n')
-    told = "read: {paths: data/order, format: jsonl}"
-    before = _digest(load_text(read=told), inventory)
+    text = "read: {paths: data/order, format: jsonl}"
+    before = _digest(load_text(read=text), inventory)
     (folder / "data" / "order").write_text('{"text": "b"}\n')
 
-    assert _digest(load_text(read=told), inventory) != before
+    assert _digest(load_text(read=text), inventory) != before

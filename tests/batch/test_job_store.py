@@ -17,8 +17,10 @@ WORK = "/data/huggingface/vlaunch/c/batch/j"
 SHA = "a" * 64
 
 
-def answer(said: object, *, code: int = 0) -> Answer:
-    return Answer(node="gpu01", code=code, out=said if isinstance(said, str) else json.dumps(said))
+def answer(payload: object, *, code: int = 0) -> Answer:
+    return Answer(
+        node="gpu01", code=code, out=payload if isinstance(payload, str) else json.dumps(payload)
+    )
 
 
 def test_commands() -> None:
@@ -38,7 +40,7 @@ def test_a_job_that_is_not_there() -> None:
 
 def test_a_job() -> None:
     """Everything that decides what the same command means now."""
-    said = {
+    payload = {
         "name": "j",
         "job": {"name": "j", "digest": "d", "meaning": {"model": "m"}},
         "alive": True,
@@ -51,7 +53,7 @@ def test_a_job() -> None:
         },
         "inputs": {"input/0000-x": 5, "input/.0001-y.part": 2},
     }
-    entry = job_store.parse_entry(answer(said))
+    entry = job_store.parse_entry(answer(payload))
 
     assert (entry.name, entry.digest, entry.identity, entry.alive) == (
         "j",
@@ -130,47 +132,48 @@ def test_output_files() -> None:
         "errors/part-000002.jsonl",
         "summary.json",
     ]
-    said = [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]
+    message = [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]
 
-    assert outputs(said) == tuple(
+    assert outputs(message) == tuple(
         Output(path=path, bytes=at, sha256=SHA) for at, path in enumerate(paths)
     )
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999]
+    "expected",
+    ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999],
 )
-def test_no_answer(said: str) -> None:
+def test_no_answer(expected: str) -> None:
     """Its own error is told in its own words; anything else is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
-        job_store.parse_answer(answer(said, code=1))
+        job_store.parse_answer(answer(expected, code=1))
 
-    assert ("no such job" in raised.value.message) == ("error" in said)
+    assert ("no such job" in raised.value.message) == ("error" in expected)
 
 
 def test_a_look_at_a_running_job() -> None:
     """Ray's word, the driver's, and the lines of the log, in which progress bars use carriage
     returns.
     """
-    said = {
+    payload = {
         "job": {"status": "FAILED", "message": "exit code -9", "driver_exit_code": -9},
         "log": "a\r50%\r\n\nb\n",
         "offset": 12,
         "progress": {"state": "running", "submission": "batch-j-1"},
     }
-    seen = job_store.parse_follow(answer(said))
+    update = job_store.parse_follow(answer(payload))
 
-    assert (seen.status, seen.exit_code, seen.lines, seen.offset) == (
+    assert (update.status, update.exit_code, update.lines, update.offset) == (
         "FAILED",
         -9,
         ("a", "50%", "b"),
         12,
     )
-    assert (seen.progress.state, seen.progress.over) == ("running", False)
+    assert (update.progress.state, update.progress.over) == ("running", False)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         {"job": {"error": "timed out"}, "offset": 0},
         {"job": {"status": "RUNNING"}},
@@ -178,14 +181,14 @@ def test_a_look_at_a_running_job() -> None:
         {"job": 7},
     ],
 )
-def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
+def test_a_look_that_says_nothing(payload: dict[str, Any]) -> None:
     """Silence is not taken for an end."""
     with pytest.raises(UnreadableAnswer):
-        job_store.parse_follow(answer(said))
+        job_store.parse_follow(answer(payload))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "expected",
     [
         None,
         [],
@@ -200,9 +203,9 @@ def test_a_look_that_says_nothing(said: dict[str, Any]) -> None:
         },
     ],
 )
-def test_progress_of_another_kind(said: object) -> None:
+def test_progress_of_another_kind(expected: object) -> None:
     """A number that is none counts as nothing; nobody falls over it."""
-    progress = parse_progress(said)
+    progress = parse_progress(expected)
 
     assert (progress.done, progress.warnings, progress.error) == (0, (), None)
 
@@ -220,6 +223,8 @@ def test_a_drivers_last_words_keep_their_lines() -> None:
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
 def test_numbers_that_no_job_has(number: str) -> None:
     """Are left out, and stop nobody from reading the rest."""
-    found = parse_progress(json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}'))
+    result = parse_progress(
+        json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
+    )
 
-    assert (found.state, found.done, found.eta) == ("running", 0, 0.0)
+    assert (result.state, result.done, result.eta) == ("running", 0, 0.0)

@@ -61,7 +61,7 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "shown", "said"),
+    ("state", "status", "shown", "expected"),
     [
         ("running", "FAILED", "interrupted", "the same `vlaunch batch` goes on"),
         ("running", "ABSENT", "interrupted", "the same `vlaunch batch` goes on"),
@@ -71,7 +71,7 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
         ("done", "RUNNING", "starting", ""),
     ],
 )
-def test_states(batch: Batch, state: str, status: str, shown: str, said: str) -> None:
+def test_states(batch: Batch, state: str, status: str, shown: str, expected: str) -> None:
     """A driver that ended without a word was interrupted; what an earlier run said is not this
     one's.
     """
@@ -82,7 +82,7 @@ def test_states(batch: Batch, state: str, status: str, shown: str, said: str) ->
     ran = batch.cluster.run("jobs")
 
     assert ran.out.splitlines()[1].split()[1] == shown
-    assert said in ran.out
+    assert expected in ran.out
 
 
 def test_jobs_as_json(running: Batch) -> None:
@@ -107,13 +107,13 @@ def test_only_the_head_is_asked(running: Batch) -> None:
     assert {command.node for command in running.cluster.commands} == {"gpu01"}
 
 
-@pytest.mark.parametrize("words", [("jobs",), ("stop", "job", "--dry-run")])
-def test_to_look_changes_nothing(running: Batch, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("argv", [("jobs",), ("stop", "job", "--dry-run")])
+def test_to_look_changes_nothing(running: Batch, argv: tuple[str, ...]) -> None:
     """It takes no lock: a helper program that is not there is for `up` to bring."""
     world = running.cluster.world
     del world.machines["gpu01"].files["payload/batch.pyz"]
     before = len(world.changes)
-    ran = running.cluster.run(*words)
+    ran = running.cluster.run(*argv)
 
     assert (ran.code, len(world.changes)) == (1, before)
     assert "gpu01: has no helper program that knows its batch jobs" in ran.err

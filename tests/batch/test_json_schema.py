@@ -34,7 +34,7 @@ def test_it_is_a_valid_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         {},
         {"read": ["a.csv", "b.csv"]},
@@ -53,13 +53,13 @@ def test_it_is_a_valid_schema() -> None:
         {"write": {"path": "c", "seconds": 1.5}},
     ],
 )
-def test_it_accepts_what_the_loader_accepts(more: dict[str, object]) -> None:
+def test_it_accepts_what_the_loader_accepts(extra: dict[str, object]) -> None:
     """Short forms included."""
-    assert _valid(GOOD | more)
+    assert _valid(GOOD | extra)
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra",
     [
         {"jobb": "a"},
         {"job": "A B"},
@@ -74,9 +74,9 @@ def test_it_accepts_what_the_loader_accepts(more: dict[str, object]) -> None:
         {"limits": {"errors": -1}},
     ],
 )
-def test_it_refuses_what_the_loader_refuses(more: dict[str, object]) -> None:
+def test_it_refuses_what_the_loader_refuses(extra: dict[str, object]) -> None:
     """As far as a schema can tell: rules between keys are the loader's."""
-    assert not _valid(GOOD | more)
+    assert not _valid(GOOD | extra)
 
 
 def test_every_key_is_explained() -> None:

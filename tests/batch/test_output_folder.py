@@ -8,7 +8,7 @@ from launcher.batch.output_folder import format_size
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "expected"),
     [
         (0, "0 bytes"),
         (999, "999 bytes"),
@@ -17,6 +17,6 @@ from launcher.batch.output_folder import format_size
         (3 * 10**9, "3.0 GB"),
     ],
 )
-def test_sizes(count: int, said: str) -> None:
+def test_sizes(count: int, expected: str) -> None:
     """As people write them."""
-    assert format_size(count) == said
+    assert format_size(count) == expected

@@ -11,7 +11,7 @@ from launcher.batch.places import Bounds, PathError
 from tests.batch.conftest import Load, Mistakes
 
 
-def _told(path: Path) -> str:
+def _path_error(path: Path) -> str:
     with pytest.raises(PathError) as caught:
         places.parse_source(str(path), Bounds(folder=path.parent, inside=(path.parent,)))
     return str(caught.value)
@@ -99,9 +99,9 @@ def test_a_name_with_control_characters_is_shown_in_one_line(folder: Path) -> No
     """A name on disk may hold anything."""
     (folder / "evil").symlink_to("/tmp/a\nhint: run `rm -rf`")
 
-    told = _told(folder / "evil")
-    assert len(told.splitlines()) == 1
-    assert r"\n" in told
+    text = _path_error(folder / "evil")
+    assert len(text.splitlines()) == 1
+    assert r"\n" in text
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_address_is_one_that_the_cluster_reads(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "out.parquet",
@@ -188,12 +188,12 @@ def test_an_address_is_one_that_the_cluster_reads(
         ),
     ],
 )
-def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, told: str) -> None:
+def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, expected: str) -> None:
     """Never over a file."""
     with pytest.raises(PathError) as caught:
         places.parse_target(text, Bounds(folder=folder))
 
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 def test_flags_may_name_any_path(folder: Path) -> None:

@@ -10,7 +10,7 @@ from launcher.core import sizes
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [
         (0.4, "0s"),
         (59.9, "59s"),
@@ -20,17 +20,17 @@ from launcher.core import sizes
         (90000, "1d 1h"),
     ],
 )
-def test_durations(seconds: float, said: str) -> None:
+def test_durations(seconds: float, expected: str) -> None:
     """Two units say enough."""
-    assert sizes.format_duration(seconds) == said
+    assert sizes.format_duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")]
+    ("value", "expected"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")]
 )
-def test_rates(value: float, said: str) -> None:
+def test_rates(value: float, expected: str) -> None:
     """As many digits as mean something."""
-    assert sizes.format_rate(value) == said
+    assert sizes.format_rate(value) == expected
 
 
 def test_rows_that_nobody_has_counted_yet() -> None:

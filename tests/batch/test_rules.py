@@ -20,7 +20,7 @@ def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("extra", "expected"),
     [
         ("mode: predict", "4: mode: should come with `predict`, which names the class"),
         (
@@ -59,26 +59,28 @@ def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
         ("mode: offline", '4: mode: should be engine, predict or data-parallel, not "offline"'),
     ],
 )
-def test_a_mode_takes_its_own_sections(mistakes: Mistakes, more: str, told: str) -> None:
+def test_a_mode_takes_its_own_sections(mistakes: Mistakes, extra: str, expected: str) -> None:
     """What would be ignored is refused."""
-    assert told in mistakes(more)
+    assert expected in mistakes(extra)
 
 
 def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
     """Its class knows its own model."""
-    told = mistakes(f"{_PREDICT}\nprompt: '{{{{ a }}}}'\nsampling: {{seed: 1}}\nengine: {{tp: 2}}")
+    message = mistakes(
+        f"{_PREDICT}\nprompt: '{{{{ a }}}}'\nsampling: {{seed: 1}}\nengine: {{tp: 2}}"
+    )
 
-    assert [line.split(":")[1].strip() for line in told] == [
+    assert [line.split(":")[1].strip() for line in message] == [
         "model",
         "prompt",
         "sampling",
         "engine",
     ]
-    assert all("should be left out with `predict`" in line for line in told)
+    assert all("should be left out with `predict`" in line for line in message)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("extra", "expected"),
     [
         (
             "task: embed\nsampling: {seed: 1}",
@@ -123,9 +125,9 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
         ),
     ],
 )
-def test_a_task_has_what_belongs_to_it(mistakes: Mistakes, more: str, told: str) -> None:
+def test_a_task_has_what_belongs_to_it(mistakes: Mistakes, extra: str, expected: str) -> None:
     """What a model that generates nothing cannot use is refused."""
-    assert told in mistakes(more)
+    assert expected in mistakes(extra)
 
 
 def test_a_score_is_of_two_texts(load_text: Load) -> None:
@@ -150,7 +152,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("prompt", "expected"),
     [
         (
             "{}",
@@ -196,9 +198,11 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         ("'{{ a }'", "4: prompt: is no template: unexpected '}'"),
     ],
 )
-def test_a_prompt_has_one_form_that_can_be_read(mistakes: Mistakes, prompt: str, told: str) -> None:
+def test_a_prompt_has_one_form_that_can_be_read(
+    mistakes: Mistakes, prompt: str, expected: str
+) -> None:
     """And that depends on the row."""
-    assert mistakes(f"prompt: {prompt}") == [told]
+    assert mistakes(f"prompt: {prompt}") == [expected]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, colum
 
 
 @pytest.mark.parametrize(
-    ("sampling", "told"),
+    ("sampling", "expected"),
     [
         (
             "{n: 1, min_tokens: 5, max_tokens: 4}",
@@ -246,9 +250,9 @@ def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, colum
         ("{tempereture: 1}", "4: sampling: unknown key `tempereture`; did you mean `temperature`?"),
     ],
 )
-def test_sampling_is_what_vllm_takes(mistakes: Mistakes, sampling: str, told: str) -> None:
+def test_sampling_is_what_vllm_takes(mistakes: Mistakes, sampling: str, expected: str) -> None:
     """Told here, instead of by a replica ten minutes later."""
-    assert told in mistakes(f"sampling: {sampling}")
+    assert expected in mistakes(f"sampling: {sampling}")
 
 
 def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
@@ -263,7 +267,7 @@ def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "expected"),
     [
         (
             "{pipeline-parallel-size: 2}",
@@ -293,10 +297,10 @@ def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
     ],
 )
 def test_an_engine_argument_is_one_that_is_free_to_choose(
-    mistakes: Mistakes, args: str, told: str
+    mistakes: Mistakes, args: str, expected: str
 ) -> None:
     """Those that the job sets are refused with what to write instead."""
-    assert mistakes(f"engine: {{args: {args}}}") == [f"4: {told}"]
+    assert mistakes(f"engine: {{args: {args}}}") == [f"4: {expected}"]
 
 
 def test_expert_parallel_is_an_argument_without_ranks_only(mistakes: Mistakes) -> None:
@@ -325,7 +329,7 @@ def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, 
 
 
 @pytest.mark.parametrize(
-    ("keep", "told"),
+    ("keep", "expected"),
     [
         (
             "[answer]",
@@ -353,9 +357,9 @@ def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, 
         ),
     ],
 )
-def test_kept_columns_are_the_inputs_own(mistakes: Mistakes, keep: str, told: str) -> None:
+def test_kept_columns_are_the_inputs_own(mistakes: Mistakes, keep: str, expected: str) -> None:
     """And each is named once."""
-    assert mistakes(f"keep: {keep}") == [told]
+    assert mistakes(f"keep: {keep}") == [expected]
 
 
 def test_a_class_may_return_a_column_called_answer(mistakes: Mistakes) -> None:
@@ -405,10 +409,10 @@ def test_answers_do_not_go_into_the_input(
     mistakes: Mistakes, read: str, write: str, fine: bool
 ) -> None:
     """A second run would read them."""
-    told = mistakes(read=f"read: {read}", write=f"write: {write}")
+    message = mistakes(read=f"read: {read}", write=f"write: {write}")
 
-    assert (told == []) is fine
-    assert all("would read the answers again" in line for line in told)
+    assert (message == []) is fine
+    assert all("would read the answers again" in line for line in message)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +430,7 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "expected"),
     [
         (
             "{{ text",
@@ -451,9 +455,9 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
         ("{{ a is nmber }}", "names no test `nmber`; did you mean `number`?"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(template: str, told: str) -> None:
+def test_what_is_wrong_is_told_with_its_line(template: str, expected: str) -> None:
     """In Jinja's words where they are about syntax."""
-    assert told in rules.template_mistakes(template)
+    assert expected in rules.template_mistakes(template)
 
 
 def test_all_mistakes_of_a_template_are_told_at_once() -> None:
@@ -479,9 +483,9 @@ def test_nothing_is_computed(template: str) -> None:
 )
 def test_a_template_that_is_too_deep_is_told(template: str) -> None:
     """Python's stack and its longest number have an end."""
-    (told,) = rules.template_mistakes(template)
+    (message,) = rules.template_mistakes(template)
 
-    assert told.startswith("is n")
+    assert message.startswith("is n")
     assert rules.template_columns(template) == set()
 
 

@@ -33,26 +33,26 @@ def test_a_file_says_what_the_driver_is_told(
     the same on both.
     """
     written = section.model_fields
-    told = {each.name: each for each in fields(shape)}
-    assert set(written) ^ set(told) == file | wire
-    for name in set(written) & set(told) - {"format", "chat", "pair", "placement"}:
-        assert written[name].is_required() is _required(told[name])
+    payload = {attribute.name: attribute for attribute in fields(shape)}
+    assert set(written) ^ set(payload) == file | wire
+    for name in set(written) & set(payload) - {"format", "chat", "pair", "placement"}:
+        assert written[name].is_required() is _required(payload[name])
         if not written[name].is_required():
-            assert written[name].get_default(call_default_factory=True) == _default(told[name])
+            assert written[name].get_default(call_default_factory=True) == _default(payload[name])
 
 
 def test_the_sections_of_a_job_are_those_of_its_file() -> None:
     """But for what only a cluster, or a command, knows."""
-    told = {each.name for each in fields(driver.Job)}
+    payload = {attribute.name for attribute in fields(driver.Job)}
     of_cluster = {"name", "cluster", "work", "out", "identity", "digest"}
-    assert told - of_cluster - {"retry_errors", "restart"} == set(schema.JobFile.model_fields) - {
-        "job"
-    }
+    assert payload - of_cluster - {"retry_errors", "restart"} == set(
+        schema.JobFile.model_fields
+    ) - {"job"}
 
 
-def _required(each: Any) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
+def _required(item: Any) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
 
 
-def _default(each: Any) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+def _default(item: Any) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()

@@ -29,7 +29,7 @@ def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"),
+    ("keep", "expected"),
     [
         ("[id, text]", {"id": None, "text": None}),
         ("{id: integer, text: }", {"id": "integer", "text": None}),
@@ -38,7 +38,7 @@ def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str
     ],
 )
 def test_columns_are_kept_by_name_with_a_type_or_without(
-    load_text: Load, keep: str, kept: dict[str, str] | None
+    load_text: Load, keep: str, expected: dict[str, str] | None
 ) -> None:
     """An empty list keeps none; nothing keeps all."""
-    assert load_text(f"keep: {keep}").keep == kept
+    assert load_text(f"keep: {keep}").keep == expected

@@ -37,12 +37,16 @@ class Head:
 
     looks: list[dict[str, Any] | Answer]
     now: float = 0.0
-    asked: list[Command] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
 
     def answer(self, command: Command) -> Answer:
-        self.asked.append(command)
-        said = self.looks[min(len(self.asked), len(self.looks)) - 1]
-        return said if isinstance(said, Answer) else Answer(node="n1", code=0, out=json.dumps(said))
+        self.commands.append(command)
+        message = self.looks[min(len(self.commands), len(self.looks)) - 1]
+        return (
+            message
+            if isinstance(message, Answer)
+            else Answer(node="n1", code=0, out=json.dumps(message))
+        )
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -56,7 +60,7 @@ def look(
     job: Any = None,
     **progress: Any,
 ) -> dict[str, Any]:
-    told = {
+    payload = {
         "state": state,
         "submission": "batch-j-2",
         "rows": 100,
@@ -68,7 +72,7 @@ def look(
         "job": {"status": status, **(job or {})},
         "log": log,
         "offset": len(log),
-        "progress": told,
+        "progress": payload,
     }
 
 
@@ -206,7 +210,7 @@ def test_the_log_is_read_on_from_where_it_was() -> None:
     head = Head([look(log="one\n"), look("done", "SUCCEEDED", log="two")])
     follow(head)
 
-    assert [command.argv[command.argv.index("--offset") + 1] for command in head.asked] == [
+    assert [command.argv[command.argv.index("--offset") + 1] for command in head.commands] == [
         "0",
         "4",
     ]
@@ -233,7 +237,7 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "said", "hint"),
+    ("last", "expected", "hint"),
     [
         (
             look(
@@ -301,12 +305,12 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
         ),
     ],
 )
-def test_ends_that_are_none(last: dict[str, Any], said: str, hint: str) -> None:
+def test_ends_that_are_none(last: dict[str, Any], expected: str, hint: str) -> None:
     """What happened, and what to do: mostly, the same command again."""
     with pytest.raises(BatchError) as raised:
         follow(Head([look(), last]))
 
-    assert said in raised.value.message
+    assert expected in raised.value.message
     assert hint in raised.value.hint
 
 

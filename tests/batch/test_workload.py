@@ -10,17 +10,19 @@ from launcher.batch.workload import judge_stopped
 from tests.ray_rows import group, table
 
 
-def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -> tuple[str, str]:
+def stopped(
+    status: str = "STOPPED", alive: tuple[str, ...] = (), **changes: Any
+) -> tuple[str, str]:
     jobs = [
         {"submission_id": "batch-b-1", "status": status, "job_id": "02"},
         {"submission_id": "serve-1", "status": "RUNNING"},
     ]
-    (found,) = judge_stopped(["batch-b-1"], {"jobs": jobs, **more}, alive)
-    return found.status, found.text
+    (result,) = judge_stopped(["batch-b-1"], {"jobs": jobs, **changes}, alive)
+    return result.status, result.text
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "text"),
+    ("extra", "status", "text"),
     [
         ({}, "pass", "what was done stays"),
         ({"status": "RUNNING"}, "wait", "job batch-b-1 is RUNNING"),
@@ -37,17 +39,17 @@ def stopped(status: str = "STOPPED", alive: tuple[str, ...] = (), **more: Any) -
     ],
 )
 def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
-    more: dict[str, Any], status: str, text: str
+    extra: dict[str, Any], status: str, text: str
 ) -> None:
     """Nothing of its own: what others hold is not waited for."""
-    found = stopped(**more)
+    result = stopped(**extra)
 
-    assert found[0] == status
-    assert text in found[1]
+    assert result[0] == status
+    assert text in result[1]
 
 
 def test_silence_is_no_end() -> None:
     """Nobody could say whether the job is over."""
-    (found,) = judge_stopped(["batch-b-1"], {"error": "timed out"}, ())
+    (result,) = judge_stopped(["batch-b-1"], {"error": "timed out"}, ())
 
-    assert found.status == "fail"
+    assert result.status == "fail"

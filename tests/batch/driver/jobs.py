@@ -27,7 +27,7 @@ def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
         "meaning": {"model": "tiny"},
         "digest": "d1",
         "model": "tiny",
-        "read": {"sources": [str(each) for each in sources], "format": "jsonl"},
+        "read": {"sources": [str(source) for source in sources], "format": "jsonl"},
         "prompt": {"column": "text"},
         "keep": {},
         "write": {"format": "jsonl"},
@@ -43,22 +43,22 @@ def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
     return jobs.parse_job(plain)
 
 
-def surveyed(asked: jobs.Job) -> survey.Manifest:
-    return survey.survey_input(asked, lambda _: None)
+def surveyed(spec: jobs.Job) -> survey.Manifest:
+    return survey.survey_input(spec, lambda _: None)
 
 
-def read_all(asked: jobs.Job) -> list[dict[str, Any]]:
+def read_all(spec: jobs.Job) -> list[dict[str, Any]]:
     """Every row of a job's input in order, with the pickles opened."""
-    manifest = surveyed(asked)
-    found = []
+    manifest = surveyed(spec)
+    results = []
     for split in manifest.splits:
-        for row in rows.read_split(asked, manifest, split, [(split.first, split.last)]):
+        for row in rows.read_split(spec, manifest, split, [(split.first, split.last)]):
             opened = {
                 name: pickle.loads(row[name]) if row[name] else None for name in ("_data", "_keep")
             }
-            found.append({**row, **opened})
-    assert [row["_row"] for row in found] == list(range(manifest.rows))
-    return found
+            results.append({**row, **opened})
+    assert [row["_row"] for row in results] == list(range(manifest.rows))
+    return results
 
 
 def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, Any]]:
@@ -68,20 +68,20 @@ def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, A
     return read_all(job(folder, path, **changes))
 
 
-def errors(found: list[dict[str, Any]]) -> list[str]:
+def errors(results: list[dict[str, Any]]) -> list[str]:
     """What is wrong with each row; empty where nothing is."""
-    return [row["_error"] for row in found]
+    return [row["_error"] for row in results]
 
 
 def answered(number: int, **columns: Any) -> dict[str, Any]:
     """A result row as a pipeline hands it over."""
-    made = {
+    row = {
         "answer": f"answer {number}",
         "finish_reason": "stop",
         "prompt_tokens": 3,
         "output_tokens": 2,
     }
-    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **made, **columns}
+    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **row, **columns}
 
 
 def failed(number: int, reason: str = "too bad", **columns: Any) -> dict[str, Any]:

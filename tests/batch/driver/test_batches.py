@@ -12,9 +12,9 @@ import pytest
 from launcher.batch.driver import batches
 
 
-def calling(bad: set[int], seen: list[int]) -> Any:
+def calling(bad: set[int], batch: list[int]) -> Any:
     def call(rows: Sequence[batches.Row]) -> list[batches.Answer]:
-        seen.append(len(rows))
+        batch.append(len(rows))
         if any(row["n"] in bad for row in rows):
             raise ValueError(f"first line\ncannot do {sorted(bad & {row['n'] for row in rows})}")
         return [{"twice": 2 * row["n"]} for row in rows]
@@ -28,13 +28,13 @@ def rows(count: int) -> list[dict[str, int]]:
 
 def test_a_good_batch_takes_one_call() -> None:
     """Nothing is tried twice."""
-    seen: list[int] = []
-    assert batches.bisect_failures(rows(3), calling(set(), seen), []) == [
+    calls: list[int] = []
+    assert batches.bisect_failures(rows(3), calling(set(), calls), []) == [
         {"twice": 0},
         {"twice": 2},
         {"twice": 4},
     ]
-    assert seen == [3]
+    assert calls == [3]
 
 
 def test_only_the_rows_at_fault_become_errors() -> None:
@@ -51,12 +51,12 @@ def test_finding_bad_rows_is_bounded() -> None:
     """When every row is bad, a batch of n takes 2n - 1 calls and no more; one bad row of 64 takes
     thirteen.
     """
-    seen: list[int] = []
-    batches.bisect_failures(rows(64), calling(set(range(64)), seen), [])
-    assert len(seen) == 127
-    seen.clear()
-    batches.bisect_failures(rows(64), calling({63}, seen), [])
-    assert len(seen) == 13
+    calls: list[int] = []
+    batches.bisect_failures(rows(64), calling(set(range(64)), calls), [])
+    assert len(calls) == 127
+    calls.clear()
+    batches.bisect_failures(rows(64), calling({63}, calls), [])
+    assert len(calls) == 13
 
 
 def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
@@ -129,12 +129,12 @@ def test_answers_are_taken_apart_row_by_row() -> None:
 
     expected = [{"a": 1}, {"a": 2}]
     assert [
-        batches.to_answers(made, 2) for made in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
+        batches.to_answers(item, 2) for item in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
     ] == [expected] * 4
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("batch", "expected"),
     [
         ({"a": [1]}, "the code returned 1 values of `a` for 2 rows"),
         ({"a": "xy"}, "the code returned str as `a`, not a value for each row"),
@@ -142,10 +142,10 @@ def test_answers_are_taken_apart_row_by_row() -> None:
         ({"a": {"x": 1, "y": 2}}, "the code returned dict as `a`, not a value for each row"),
     ],
 )
-def test_columns_that_do_not_fit_the_rows_say_so(made: Any, said: str) -> None:
+def test_columns_that_do_not_fit_the_rows_say_so(batch: Any, expected: str) -> None:
     """The reason names the column."""
-    with pytest.raises(ValueError, match="^" + said + "$"):
-        batches.to_answers(made, 2)
+    with pytest.raises(ValueError, match="^" + expected + "$"):
+        batches.to_answers(batch, 2)
 
 
 def test_no_columns_at_all_is_no_batch() -> None:
@@ -156,10 +156,10 @@ def test_no_columns_at_all_is_no_batch() -> None:
 
 def test_rows_become_arrays_as_the_guides_show() -> None:
     """Numbers of one shape are stacked; the ragged, the mixed and the missing are objects."""
-    made = batches.to_columns(
+    arrays = batches.to_columns(
         [{"v": [1.0, 2.0], "s": "a", "r": [1], "m": 1}, {"v": [3.0, 4.0], "s": "b", "r": [1, 2]}]
     )
-    assert made["v"].shape == (2, 2)
-    assert made["s"].tolist() == ["a", "b"]
-    assert made["r"].dtype == object
-    assert made["m"].tolist() == [1, None]
+    assert arrays["v"].shape == (2, 2)
+    assert arrays["s"].tolist() == ["a", "b"]
+    assert arrays["r"].dtype == object
+    assert arrays["m"].tolist() == [1, None]

@@ -40,7 +40,7 @@ def test_only_replicas_are_counted() -> None:
     """Not the actors of a preprocess stage or of Ray Data itself; a place that is all f is no
     place.
     """
-    found = budget.count_replicas(
+    result = budget.count_replicas(
         {
             "1": actor("ALIVE", restarts=1),
             "2": actor("PENDING_CREATION"),
@@ -51,8 +51,8 @@ def test_only_replicas_are_counted() -> None:
         },
         "Replica",
     )
-    assert (found.ready, found.placed, found.waiting, found.restarts) == (1, 1, 2, 6)
-    assert found.processes == {"1": ("a1", 7)}
+    assert (result.ready, result.placed, result.waiting, result.restarts) == (1, 1, 2, 6)
+    assert result.processes == {"1": ("a1", 7)}
 
 
 def test_restarts_without_a_finished_row_in_between_end_the_job() -> None:
@@ -147,7 +147,7 @@ def test_what_the_cluster_can_never_give_is_said() -> None:
     )
 
 
-class Told:
+class FakeTracker:
     """Stands for the progress: keeps what it is told."""
 
     def __init__(self) -> None:
@@ -156,14 +156,14 @@ class Told:
     def set(self, state: str, text: str = "") -> None:
         self.states.append((state, text))
 
-    def replicas(self, ready: int, wanted: int) -> None:
-        self.ready = (ready, wanted)
+    def replicas(self, ready: int, target: int) -> None:
+        self.ready = (ready, target)
 
     def restarted(self, restarts: int) -> None:
         self.restarts = restarts
 
 
-class Asked:
+class JobStub:
     """Stands for the job: only its limits are looked at."""
 
     class limits:
@@ -173,21 +173,21 @@ class Asked:
 
 @pytest.fixture
 def watch() -> budget.ReplicaMonitor:
-    return budget.ReplicaMonitor(Asked(), Told(), "Replica", (1, 2), {"GPU": 1.0})
+    return budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (1, 2), {"GPU": 1.0})
 
 
 def test_states_are_said_once_when_they_change(watch: budget.ReplicaMonitor) -> None:
     """Loading, waiting for the first rows, running."""
-    for found in (
+    for item in (
         ReplicaCounts(placed=1),
         ReplicaCounts(placed=1),
         ReplicaCounts(ready=1),
         ReplicaCounts(ready=1),
     ):
-        watch.update(found)
+        watch.update(item)
     watch.finished(3)
     watch.update(ReplicaCounts(ready=2))
-    assert watch.progress.state_limit == [
+    assert watch.progress.states == [
         ("loading", "0 of 1 replicas are ready"),
         ("running", "waiting for the first rows"),
         ("running", ""),
@@ -198,11 +198,11 @@ def test_states_are_said_once_when_they_change(watch: budget.ReplicaMonitor) -> 
 def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says for what, although another one is loaded."""
     monkeypatch.setattr(budget, "query_shortage", lambda needs, replicas: "waiting for 1 GPU")
-    watch = budget.ReplicaMonitor(Asked(), Told(), "Replica", (2, 2), {"GPU": 1.0})
+    watch = budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (2, 2), {"GPU": 1.0})
     watch.update(ReplicaCounts(placed=1, waiting=1))
     watch.update(ReplicaCounts(placed=2))
 
-    assert watch.progress.state_limit == [
+    assert watch.progress.states == [
         ("waiting", "waiting for 1 GPU"),
         ("loading", "0 of 2 replicas are ready"),
     ]
@@ -216,7 +216,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
     def actors() -> dict[str, Any]:
         raise ConnectionError("no answer")
 
-    monkeypatch.setattr(watch.table, "ask", actors)
+    monkeypatch.setattr(watch.table, "query", actors)
     monkeypatch.setattr(budget, "INTERVAL", 0.01)
     watch.last, watch.budget.stall = ReplicaCounts(ready=1), 0.0
     with watch:
@@ -234,14 +234,14 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
     """The clock goes on without news; the question is not asked a second time, and counts when it
     is answered after all.
     """
-    answered, asked = threading.Event(), list[int]()
+    answered, prompts = threading.Event(), list[int]()
 
     def actors() -> dict[str, Any]:
-        asked.append(1)
+        prompts.append(1)
         answered.wait(20)
         return {"1": actor("ALIVE")}
 
-    monkeypatch.setattr(watch.table, "ask", actors)
+    monkeypatch.setattr(watch.table, "query", actors)
     monkeypatch.setattr(budget, "INTERVAL", 0.01)
     monkeypatch.setattr(budget, "QUERY_TIMEOUT", 0.05)
     watch.last, watch.budget.stall = ReplicaCounts(ready=2), 0.3
@@ -249,7 +249,7 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
         until = time.monotonic() + 10
         while watch.verdict is None and time.monotonic() < until:
             time.sleep(0.01)
-        silent, times = watch.last, len(asked)
+        silent, times = watch.last, len(prompts)
         answered.set()
         while watch.last == silent and time.monotonic() < until:
             time.sleep(0.01)
@@ -271,13 +271,15 @@ def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.ReplicaMoni
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "expected"),
     [
         ("INFO x\n(EngineCore pid=5) ERROR x\n(EngineCore pid=5) KeyError: 1\nINFO y\n", 1),
         (":job_id:01\nINFO x\nINFO y\n", 0),
     ],
 )
-def test_the_log_of_a_dead_replica(monkeypatch: pytest.MonkeyPatch, out: str, told: int) -> None:
+def test_the_log_of_a_dead_replica(
+    monkeypatch: pytest.MonkeyPatch, out: str, expected: int
+) -> None:
     """Its exception, else its last lines."""
     state = ModuleType("ray.util.state")
     state.get_log = lambda suffix, **_: [out if suffix == "out" else ""]  # type: ignore[attr-defined]
@@ -286,5 +288,5 @@ def test_the_log_of_a_dead_replica(monkeypatch: pytest.MonkeyPatch, out: str, to
     monkeypatch.setitem(sys.modules, "ray.util.state", state)
 
     assert budget.read_log_end("node", 7) == (
-        ["EngineCore pid=5: KeyError: 1"] if told else ["INFO x", "INFO y"]
+        ["EngineCore pid=5: KeyError: 1"] if expected else ["INFO x", "INFO y"]
     )

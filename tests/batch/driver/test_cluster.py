@@ -16,19 +16,19 @@ def test_replicas_wait_for_each_other_and_a_late_one_for_nobody() -> None:
     """The gate opens when the least number has arrived, and stays open."""
 
     async def arrivals() -> list[str]:
-        gate, seen = cluster.StartGate(2), list[str]()
+        gate, calls = cluster.StartGate(2), list[str]()
 
         async def replica(name: str) -> None:
             await gate.arrive()
-            seen.append(name)
+            calls.append(name)
 
         first = asyncio.create_task(replica("first"))
         await asyncio.sleep(0)
-        assert seen == []
+        assert calls == []
         await replica("second")
         await first
         await replica("again")
-        return seen
+        return calls
 
     assert sorted(asyncio.run(asyncio.wait_for(arrivals(), 10))) == ["again", "first", "second"]
 
@@ -42,7 +42,7 @@ def test_a_replica_that_nobody_joins_goes_on_alone() -> None:
         gate = cluster.StartGate(3, patience=0.1)
         waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
         await asyncio.sleep(0)
-        early = [each.done() for each in waiting]
+        early = [item.done() for item in waiting]
         await asyncio.gather(*waiting)
         return early, gate.open.is_set()
 

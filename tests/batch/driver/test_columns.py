@@ -17,20 +17,20 @@ def test_kept_values_must_fit_their_columns(tmp_path: Path) -> None:
         b"".join(b'{"score": %d}\n' % n for n in range(1100))
         + b'{"score": "high"}\n{"score": null}\n{}\n{"score": 2.5}\n'
     )
-    found = of(tmp_path, "a.jsonl", data, keep={"score": None}, write={"format": "parquet"})
+    rows = of(tmp_path, "a.jsonl", data, keep={"score": None}, write={"format": "parquet"})
 
-    said = "column score holds text, the rows before it whole numbers; say `keep: {score: text}`"
-    assert errors(found)[1100:] == [
-        said,
+    text = "column score holds text, the rows before it whole numbers; say `keep: {score: text}`"
+    assert errors(rows)[1100:] == [
+        text,
         "",
         "",
         "column score holds numbers, the rows before it whole numbers; say `keep: {score: text}`",
     ]
-    assert found[1101]["_keep"] == {"score": None}
+    assert rows[1101]["_keep"] == {"score": None}
 
 
 @pytest.mark.parametrize(
-    ("declared", "value", "kept"),
+    ("declared", "value", "expected"),
     [
         ("text", 5, "5"),
         ("text", {"a": 1}, '{"a": 1}'),
@@ -47,10 +47,10 @@ def test_kept_values_must_fit_their_columns(tmp_path: Path) -> None:
     ],
 )
 def test_declared_types_change_what_can_be_changed(
-    tmp_path: Path, declared: str, value: Any, kept: Any
+    tmp_path: Path, declared: str, value: Any, expected: Any
 ) -> None:
     """A cell of a CSV is text: it becomes a number where one is declared."""
-    found = of(
+    rows = of(
         tmp_path,
         "a.jsonl",
         json.dumps({"c": value}).encode(),
@@ -58,9 +58,9 @@ def test_declared_types_change_what_can_be_changed(
         write={"format": "parquet"},
     )
 
-    assert (found[0]["_error"], found[0]["_keep"]) == ("", {"c": kept})
-    assert type(found[0]["_keep"]["c"]) is type(kept)
-    assert found[0]["_data"] == {"c": value}
+    assert (rows[0]["_error"], rows[0]["_keep"]) == ("", {"c": expected})
+    assert type(rows[0]["_keep"]["c"]) is type(expected)
+    assert rows[0]["_data"] == {"c": value}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_declared_types_change_what_can_be_changed(
 )
 def test_declared_types_refuse_the_rest(tmp_path: Path, declared: str, value: Any) -> None:
     """The reason names the column, what it holds and what was declared."""
-    found = of(tmp_path, "a.jsonl", json.dumps({"c": value}).encode(), keep={"c": declared})
+    rows = of(tmp_path, "a.jsonl", json.dumps({"c": value}).encode(), keep={"c": declared})
 
-    assert found[0]["_error"].startswith("column c holds ")
-    assert ", is declared as " in found[0]["_error"]
+    assert rows[0]["_error"].startswith("column c holds ")
+    assert ", is declared as " in rows[0]["_error"]

@@ -33,33 +33,33 @@ def test_an_id_nested_too_deep_for_json_costs_no_file(
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    asked = job(tmp_path, read={"id": "n"})
+    spec = job(tmp_path, read={"id": "n"})
     monkeypatch.setattr(encode, "unpack_keep", lambda row: {"n": deep})
-    (line,) = encode.error_lines(asked, [failed(3)]).splitlines()
+    (line,) = encode.error_lines(spec, [failed(3)]).splitlines()
     assert json.loads(line)["row"] == 3
     assert json.loads(line)["n"] == "(nested too deep to be shown)"
 
 
 def embedded(number: int, *vector: float) -> dict[str, Any]:
     """A row with its vector, as a replica hands it over."""
-    made = {"embedding": array.array("f", vector).tobytes(), "prompt_tokens": 3}
-    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **made}
+    columns = {"embedding": array.array("f", vector).tobytes(), "prompt_tokens": 3}
+    return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **columns}
 
 
 def encoder(folder: Path, form: str) -> encode.Encoder:
-    asked = job(folder, task="embed", write={"format": form})
+    spec = job(folder, task="embed", write={"format": form})
     (folder / "out" / "ledger").mkdir(parents=True, exist_ok=True)
     manifest = Manifest(files=(), splits=(), rows=9, digest="d1")
-    return encode.Encoder(asked, manifest, open_location(asked.out))
+    return encode.Encoder(spec, manifest, open_location(spec.out))
 
 
 def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:
     """Of 32 bits; the length is that of the first one, also for a later run; one of another length
     is told apart.
     """
-    made = encoder(tmp_path, "parquet").encode([embedded(1, 0.5, -2), embedded(0, 1, 2)])
+    encoded = encoder(tmp_path, "parquet").encode([embedded(1, 0.5, -2), embedded(0, 1, 2)])
     again = encoder(tmp_path, "parquet").encode([embedded(2, 1, 2, 3), embedded(3, 7, 8)])
-    table = pyarrow.parquet.read_table(io.BytesIO(made.data))
+    table = pyarrow.parquet.read_table(io.BytesIO(encoded.data))
 
     assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), 2)
     assert table.to_pylist() == [
@@ -74,6 +74,6 @@ def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:
 
 def test_vectors_are_lists_in_json(tmp_path: Path) -> None:
     """As they are, and no bytes."""
-    made = encoder(tmp_path, "jsonl").encode([embedded(1, 0.5, -2)])
+    encoded = encoder(tmp_path, "jsonl").encode([embedded(1, 0.5, -2)])
 
-    assert json.loads(made.data) == {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3}
+    assert json.loads(encoded.data) == {"row": 1, "embedding": [0.5, -2.0], "prompt_tokens": 3}

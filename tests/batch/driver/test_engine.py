@@ -22,7 +22,7 @@ CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
 
 
 @pytest.fixture(autouse=True)
-def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has made for one test's job is not there for the next one's."""
     monkeypatch.setattr(engine, "TOOLS", {})
 
@@ -42,7 +42,7 @@ def row(columns: dict[str, Any] | None, error: str = "", stage: str = "") -> dic
 class Tokenizer:
     """Puts messages together as a chat template would, and makes a token of each character."""
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **asked: Any) -> str:
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
         if "refuse" in messages[-1]["content"]:
             raise ValueError("no such role")
         return "<s>" + "".join(message["content"] for message in messages)
@@ -52,20 +52,20 @@ class Tokenizer:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
-def prepared(asked: Any, *columns: dict[str, Any] | None, **given: str) -> list[dict[str, Any]]:
+def prepared(spec: Any, *columns: dict[str, Any] | None, **changes: str) -> list[dict[str, Any]]:
     """Rows as they come to a replica, in the order of their numbers, which are their places."""
     engine.TOOLS.clear()
-    if asked.prompt.chat:
-        engine.TOOLS[asked.digest] = (Prompter(asked), Tokenizer())
-    rows = [{**row(each, **given), "_row": place} for place, each in enumerate(columns)]
-    found: list[dict[str, Any]] = engine.Prepare(asked)(source.to_block(rows)).to_pylist()
-    return sorted(found, key=lambda each: int(each["_row"]))
+    if spec.prompt.chat:
+        engine.TOOLS[spec.digest] = (Prompter(spec), Tokenizer())
+    rows = [{**row(item, **changes), "_row": place} for place, item in enumerate(columns)]
+    prepared_rows: list[dict[str, Any]] = engine.Prepare(spec)(source.to_block(rows)).to_pylist()
+    return sorted(prepared_rows, key=lambda item: int(item["_row"]))
 
 
-def error(asked: Any, columns: dict[str, Any]) -> tuple[str, str]:
+def error(spec: Any, columns: dict[str, Any]) -> tuple[str, str]:
     """Why a row has no prompt, and where that was found."""
-    (found,) = prepared(asked, columns)
-    return found["_stage"], found["_error"]
+    (result,) = prepared(spec, columns)
+    return result["_stage"], result["_error"]
 
 
 def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
@@ -80,10 +80,10 @@ def test_an_engine_has_twice_the_rows_in_hand_that_it_runs_at_once() -> None:
 
 def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
     """Parallel sizes from the job; an engine of several GPUs has workers of Ray's."""
-    one = job(tmp_path, engine={"args": {"max_model_len": 512}})
+    spec = job(tmp_path, engine={"args": {"max_model_len": 512}})
     many = job(tmp_path, engine={"tp": 2, "pp": 3, "placement": "STRICT_PACK"})
 
-    assert engine.engine_arguments(one) == {
+    assert engine.engine_arguments(spec) == {
         "model": "tiny",
         "max_model_len": 512,
         "tensor_parallel_size": 1,
@@ -97,11 +97,11 @@ def test_replicas_are_built_as_the_job_says(tmp_path: Path) -> None:
 
 def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
     """One that has a group claims no GPU itself: its workers do."""
-    one = job(tmp_path)
+    spec = job(tmp_path)
     many = job(tmp_path, engine={"tp": 2, "placement": "STRICT_PACK"})
     claims = engine.replica_claims(many)
 
-    assert engine.replica_claims(one) == {"num_gpus": 1, "num_cpus": 1}
+    assert engine.replica_claims(spec) == {"num_gpus": 1, "num_cpus": 1}
     assert claims["num_gpus"] == 0
     assert claims["ray_remote_args_fn"].args == (2, "STRICT_PACK")
 
@@ -112,12 +112,12 @@ class Dataset:
     def __init__(self) -> None:
         self.stages: list[tuple[Any, Any]] = []
 
-    def map_batches(self, stage: Any, **asked: Any) -> Dataset:
-        self.stages.append((stage, asked))
+    def map_batches(self, stage: Any, **options: Any) -> Dataset:
+        self.stages.append((stage, options))
         return self
 
-    def repartition(self, **asked: Any) -> Dataset:
-        self.stages.append(("repartition", asked))
+    def repartition(self, **options: Any) -> Dataset:
+        self.stages.append(("repartition", options))
         return self
 
 
@@ -130,7 +130,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.data", data)
     monkeypatch.setattr(engine.cluster, "create_gate", lambda least: f"gate of {least}")
     monkeypatch.setattr(
-        engine, "set_claims", lambda made, *how, **what: made.stages.append((*how, what))
+        engine, "set_claims", lambda result, *how, **what: result.stages.append((*how, what))
     )
 
 
@@ -138,21 +138,21 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_job_leaves_batches_for_the_second_replica(tmp_path: Path) -> None:
     """Neither holds more than half, and no more run at once than it holds, each in a thread."""
     data = Dataset()
-    asked = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
-    engine.add_inference_stage(data, asked, 50, 200)
-    ((stage, made),) = data.stages
+    spec = job(tmp_path, engine={"replicas": [2, 2]}, sampling={"temperature": 0})
+    engine.add_inference_stage(data, spec, 50, 200)
+    ((stage, options),) = data.stages
 
     assert stage.__name__ == engine.ACTOR
-    assert made["compute"] == {
+    assert options["compute"] == {
         "min_size": 2,
         "max_size": 2,
         "max_tasks_in_flight_per_actor": 2,
         "max_concurrent_calls_per_actor": 2,
         "enable_true_multi_threading": True,
     }
-    assert made["fn_constructor_kwargs"]["gate"] == "gate of 2"
-    assert made["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
-    assert made["fn_constructor_kwargs"]["order"] == "prefix"
+    assert options["fn_constructor_kwargs"]["gate"] == "gate of 2"
+    assert options["fn_constructor_kwargs"]["sampling"] == {"temperature": 0}
+    assert options["fn_constructor_kwargs"]["order"] == "prefix"
 
 
 @pytest.mark.usefixtures("pools")
@@ -161,11 +161,11 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
     job's files.
     """
     data = Dataset()
-    asked = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
-    engine.add_prepare_stage(data, asked, 50, **engine.prepare_options(asked, 10**6, 4096))
-    (stage, made), cut, claimed = data.stages
+    spec = job(tmp_path, *(f"{n}.jsonl" for n in range(9)))
+    engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, 10**6, 4096))
+    (stage, options), cut, claimed = data.stages
 
-    assert (made["num_cpus"], made["compute"]) == (0, {"size": 2})
+    assert (options["num_cpus"], options["compute"]) == (0, {"size": 2})
     assert (stage.job.read.sources, stage.job.identity) == ((), {})
     assert cut == ("repartition", {"target_num_rows_per_block": 50})
     assert claimed == ({"size": 2}, {"num_cpus": 0})
@@ -174,11 +174,11 @@ def test_what_prepares_rows_claims_nothing(tmp_path: Path) -> None:
 def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_path: Path) -> None:
     """In their own order, and behind a stage that may take long over each, a batch is enough."""
     plain = job(tmp_path)
-    given = job(tmp_path, engine={"order": "given"})
+    in_input_order = job(tmp_path, engine={"order": "given"})
     slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
 
-    found = [engine.window_rows(each, 50, 10**6, 99.0) for each in (plain, given, slow)]
-    assert found == [order.WINDOW, 50, 50]
+    rows = [engine.window_rows(item, 50, 10**6, 99.0) for item in (plain, in_input_order, slow)]
+    assert rows == [order.WINDOW, 50, 50]
     assert engine.window_rows(slow, 50, 100, 99.0) == 50
 
 
@@ -187,18 +187,16 @@ def test_few_small_rows_are_read_and_prepared_at_once_by_one_process(tmp_path: P
     """What prepares them claims what reads them, so that Ray Data makes one stage of both; rows
     that are large documents are many.
     """
-    asked = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
+    spec = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
     data = Dataset()
-    engine.add_prepare_stage(
-        data, asked, 50, **engine.prepare_options(asked, source.FEW_ROWS, None)
-    )
-    (_, made), _, (pool, claims) = data.stages
+    engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, source.FEW_ROWS, None))
+    (_, options), _, (pool, claims) = data.stages
 
-    assert engine.window_rows(asked, 50, source.FEW_ROWS, 99.0) is None
-    assert engine.window_rows(asked, 50, source.FEW_ROWS, 99_000.0) is not None
-    assert made["compute"] == pool == {"size": 1}
-    assert claims == {"num_cpus": 0, **source.task_resources(asked.read.sources)}
-    assert made["resources"] == claims["resources"] == HEAD_RESOURCES
+    assert engine.window_rows(spec, 50, source.FEW_ROWS, 99.0) is None
+    assert engine.window_rows(spec, 50, source.FEW_ROWS, 99_000.0) is not None
+    assert options["compute"] == pool == {"size": 1}
+    assert claims == {"num_cpus": 0, **source.task_resources(spec.read.sources)}
+    assert options["resources"] == claims["resources"] == HEAD_RESOURCES
 
 
 @pytest.mark.usefixtures("pools")
@@ -210,21 +208,21 @@ def test_few_rows_are_prepared_by_few_processes(
 ) -> None:
     """Each takes seconds of a core to start, while engines load; one for each replica is needed."""
     data = Dataset()
-    asked = job(tmp_path, engine={"replicas": [replicas, replicas]})
-    engine.add_prepare_stage(data, asked, 50, **engine.prepare_options(asked, rows, 4096))
-    (_, made), _, (pool, _) = data.stages
+    spec = job(tmp_path, engine={"replicas": [replicas, replicas]})
+    engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, rows, 4096))
+    (_, options), _, (pool, _) = data.stages
 
-    assert made["compute"] == pool == {"size": processes}
+    assert options["compute"] == pool == {"size": processes}
 
 
 def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
     """It adds the special tokens, as it does for anybody's prompt; the input does not travel any
     further, but for what an error row shows of it.
     """
-    (made,) = prepared(job(tmp_path), {"text": "hello"})
-    assert (made["_prompt"], made["_tokens"], made["_error"]) == ("hello", b"", "")
-    assert made["_raw"] == "hello"
-    assert "_data" not in made
+    (result,) = prepared(job(tmp_path), {"text": "hello"})
+    assert (result["_prompt"], result["_tokens"], result["_error"]) == ("hello", b"", "")
+    assert result["_raw"] == "hello"
+    assert "_data" not in result
 
 
 @pytest.mark.parametrize("prompt", [{"column": "text"}, CHAT])
@@ -233,16 +231,16 @@ def test_rows_whose_prompts_begin_alike_leave_together(
 ) -> None:
     """Each with its number, by its text or its tokens; a row that has no prompt among them."""
     texts = ["b1", "a1", "", "b2", "a2"]
-    found: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for how in ("prefix", "given"):
-        asked = job(tmp_path, prompt=prompt, engine={"order": how})
-        engine.TOOLS[asked.digest] = (Prompter(asked), Tokenizer())
+        spec = job(tmp_path, prompt=prompt, engine={"order": how})
+        engine.TOOLS[spec.digest] = (Prompter(spec), Tokenizer())
         rows = [{**row({"text": text}), "_row": number} for number, text in enumerate(texts)]
-        made = engine.Prepare(asked)(source.to_block(rows)).to_pylist()
-        found[how] = [each["_row"] for each in made]
-        assert [each["_row"] for each in made if each["_error"]] == [2]
+        prepared_rows = engine.Prepare(spec)(source.to_block(rows)).to_pylist()
+        by_name[how] = [item["_row"] for item in prepared_rows]
+        assert [item["_row"] for item in prepared_rows if item["_error"]] == [2]
 
-    assert found == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
+    assert by_name == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
 
 
 def test_a_row_without_a_prompt_is_an_error_of_its_own(tmp_path: Path) -> None:
@@ -265,47 +263,47 @@ def test_a_reason_that_is_no_text_does_not_spoil_its_block(tmp_path: Path) -> No
     def refuse(columns: dict[str, Any]) -> str:
         raise ValueError(columns["text"])
 
-    asked = job(tmp_path)
-    engine.TOOLS[asked.digest] = (refuse, None)
-    (made,) = engine.Prepare(asked)(source.to_block([row({"text": "half \ud800"})])).to_pylist()
+    spec = job(tmp_path)
+    engine.TOOLS[spec.digest] = (refuse, None)
+    (result,) = engine.Prepare(spec)(source.to_block([row({"text": "half \ud800"})])).to_pylist()
 
-    assert made["_error"] == "ValueError: half \\ud800"
+    assert result["_error"] == "ValueError: half \\ud800"
 
 
 def test_a_row_that_failed_to_be_read_passes_by(tmp_path: Path) -> None:
     """With its reason and its stage."""
-    (made,) = prepared(job(tmp_path), None, error="not JSON", stage="read")
-    assert (made["_error"], made["_stage"], made["_raw"]) == ("not JSON", "read", "raw")
+    (result,) = prepared(job(tmp_path), None, error="not JSON", stage="read")
+    assert (result["_error"], result["_stage"], result["_raw"]) == ("not JSON", "read", "raw")
 
 
 def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would make an error of every row; and it is of the revision that the engine loads."""
-    asked = job(tmp_path, prompt=CHAT, engine={"args": {"revision": "v2"}})
-    said: list[str] = []
+    spec = job(tmp_path, prompt=CHAT, engine={"args": {"revision": "v2"}})
+    messages: list[str] = []
 
     class AutoTokenizer:
         @staticmethod
         def from_pretrained(name: str, *, revision: str, trust_remote_code: bool) -> None:
-            said.append(revision)
+            messages.append(revision)
             raise OSError("429 Too Many Requests")
 
     module = ModuleType("transformers")
     module.AutoTokenizer = AutoTokenizer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
     with pytest.raises(OSError, match="429"):
-        engine.Prepare(asked)(source.to_block([row({"text": "hi"})]))
-    assert said == ["v2"]
+        engine.Prepare(spec)(source.to_block([row({"text": "hi"})]))
+    assert messages == ["v2"]
 
 
 def test_a_process_makes_its_tokenizer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray Data unpickles a stage for every block; another job's is not taken for this one's."""
-    made: list[str] = []
+    options: list[str] = []
     monkeypatch.setattr(
-        engine, "load_tokenizer", lambda asked: made.append(asked.digest) or Tokenizer()
+        engine, "load_tokenizer", lambda spec: options.append(spec.digest) or Tokenizer()
     )
     for digest in ("one", "one", "two"):
         stage = pickle.loads(
@@ -313,4 +311,4 @@ def test_a_process_makes_its_tokenizer_once(
         )
         stage(source.to_block([row({"text": "hi"})]))
 
-    assert made == ["one", "two"]
+    assert options == ["one", "two"]

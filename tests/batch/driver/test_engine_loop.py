@@ -59,8 +59,8 @@ class Engine:
 
 
 @contextmanager
-def running(engine: Engine, **given: Any) -> Iterator[EngineLoop]:
-    loop = EngineLoop(engine, "the parameters", lambda prompt: prompt.lower(), **given)
+def running(engine: Engine, **changes: Any) -> Iterator[EngineLoop]:
+    loop = EngineLoop(engine, "the parameters", lambda prompt: prompt.lower(), **changes)
     try:
         yield loop
     finally:
@@ -70,7 +70,7 @@ def running(engine: Engine, **given: Any) -> Iterator[EngineLoop]:
 
 
 def texts(outputs: list[Any]) -> list[str]:
-    return [str(each) if isinstance(each, Exception) else each.text for each in outputs]
+    return [str(output) if isinstance(output, Exception) else output.text for output in outputs]
 
 
 def test_outputs_are_in_the_order_of_the_prompts() -> None:
@@ -85,23 +85,25 @@ def test_calls_of_many_threads_get_their_own_outputs() -> None:
     """Their requests are in the engine together, and only its own thread touches it."""
     engine = Engine()
     with running(engine) as loop, ThreadPoolExecutor(8) as threads:
-        asked = [[f"{call}-{row}" for row in range(50)] for call in range(40)]
-        answers = list(threads.map(loop.answer, asked))
+        requests = [[f"{call}-{row}" for row in range(50)] for call in range(40)]
+        answers = list(threads.map(loop.answer, requests))
 
-    assert [texts(each) for each in answers] == [[row[::-1] for row in rows] for rows in asked]
+    assert [texts(answer) for answer in answers] == [
+        [row[::-1] for row in rows] for rows in requests
+    ]
     assert engine.had > 1
     assert engine.threads == {"engine"}
 
 
 def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
     """Rows that begin alike would be torn apart again."""
-    seen: list[str] = []
-    begun, mixed = threading.Event(), threading.Event()
+    calls: list[str] = []
+    started, mixed = threading.Event(), threading.Event()
 
     def render(prompt: str) -> str:
-        seen.append(prompt)
+        calls.append(prompt)
         if prompt == "a1":
-            begun.set()
+            started.set()
             mixed.wait(0.2)  # the other call has the time to come in between
         elif prompt == "b1":
             mixed.set()
@@ -111,12 +113,12 @@ def test_what_a_call_asks_for_in_order_is_not_mixed_with_others() -> None:
     loop = EngineLoop(engine, "the parameters", render)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(loop.answer, ["a1", "a2", "a3"])
-        assert begun.wait(PATIENCE)
+        assert started.wait(PATIENCE)
         second = threads.submit(loop.answer, ["b1", "b2"])
         assert (texts(first.result()), texts(second.result())) == (["1a", "2a", "3a"], ["1b", "2b"])
     loop.close()
 
-    assert seen == ["a1", "a2", "a3", "b1", "b2"]
+    assert calls == ["a1", "a2", "a3", "b1", "b2"]
 
 
 def test_a_prompt_that_is_refused_is_an_exception_in_its_place() -> None:
@@ -160,16 +162,16 @@ def test_an_engine_that_was_killed_is_noticed_from_outside(
 
 def test_who_shares_the_tokenizer_waits_for_it() -> None:
     """An engine that needs it to take a request is not asked while a prompt is rendered."""
-    held: list[bool] = []
+    locked: list[bool] = []
 
     class Tokenizing(Engine):
         def add_request(self, request_id: str, prompt: str, params: object) -> None:
-            held.append(loop.tokenizer.locked())
+            locked.append(loop.tokenizer.locked())
             super().add_request(request_id, prompt, params)
 
     with running(Tokenizing(), tokenizing=True) as loop:
         assert texts(loop.answer(["ab"])) == ["ba"]
-    assert held == [True]
+    assert locked == [True]
 
 
 def test_only_a_dead_engine_is_fatal() -> None:

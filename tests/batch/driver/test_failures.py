@@ -157,14 +157,14 @@ def test_the_innermost_exception_is_the_message() -> None:
         " occurred:\n\nray::MapWorker(MapBatches(Mine)).__init__() (pid=7, ip=10.0.0.2)\n"
         "RuntimeError: no model"
     )
-    here = RuntimeError("outer")
-    here.__cause__ = ValueError("inner")
+    outer = RuntimeError("outer")
+    outer.__cause__ = ValueError("inner")
 
     assert (
         failures.explain(RuntimeError(remote), "predict").message
         == "KeyError: 'x' (MapWorker pid=7 on 10.0.0.2)"
     )
-    assert failures.explain(here, "predict").message == "ValueError: inner"
+    assert failures.explain(outer, "predict").message == "ValueError: inner"
 
 
 def test_a_failure_that_is_in_words_already_stays_as_it_is() -> None:

@@ -21,17 +21,17 @@ class VLLMValidationError(ValueError):
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling parameters that know a temperature."""
-    made, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    vllm_module, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
 
     def parameters(temperature: float = 1.0, structured_outputs: Any = None) -> SimpleNamespace:
         if temperature < 0:
             raise ValueError("temperature must be non-negative, got -1")
         return SimpleNamespace(temperature=temperature, structured_outputs=structured_outputs)
 
-    made.SamplingParams = parameters  # type: ignore[attr-defined]
-    sampling.StructuredOutputsParams = lambda **asked: ("structured", asked)  # type: ignore[attr-defined]
+    vllm_module.SamplingParams = parameters  # type: ignore[attr-defined]
+    sampling.StructuredOutputsParams = lambda **spec: ("structured", spec)  # type: ignore[attr-defined]
     sampling.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm", vllm_module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
 
 
@@ -40,10 +40,10 @@ def test_sampling_parameters_are_vllms() -> None:
     """Those that are objects there are made of what the job has; outputs come when they are
     whole.
     """
-    made = generation.sampling_params({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
+    params = generation.sampling_params({"temperature": 0.5, "structured_outputs": {"regex": "a"}})
 
-    assert (made.temperature, made.structured_outputs) == (0.5, ("structured", {"regex": "a"}))
-    assert (made.output_kind, made.skip_clone) == ("final", True)
+    assert (params.temperature, params.structured_outputs) == (0.5, ("structured", {"regex": "a"}))
+    assert (params.output_kind, params.skip_clone) == ("final", True)
     assert generation.sampling_params({}).structured_outputs is None
 
 
@@ -56,16 +56,16 @@ def test_sampling_parameters_that_vllm_refuses_fail_the_job() -> None:
     assert "must be non-negative" in raised.value.evidence
 
 
-def output(ended: str | None, **more: Any) -> SimpleNamespace:
+def output(ended: str | None, **changes: Any) -> SimpleNamespace:
     first = SimpleNamespace(text="ja", finish_reason=ended, token_ids=[1, 2])
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[first], **more)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[first], **changes)
 
 
 def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
     """Those of its prompt that vLLM had in its cache are counted beside them."""
-    found = generation.answer_columns(output("length", num_cached_tokens=2))
+    result = generation.answer_columns(output("length", num_cached_tokens=2))
 
-    assert found == {
+    assert result == {
         "answer": "ja",
         "finish_reason": "length",
         "prompt_tokens": 3,
@@ -83,7 +83,7 @@ def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "said"),
+    ("problem", "expected"),
     [
         (PromptError("the prompt is empty"), "the prompt is empty"),
         (NoAnswer("vLLM ended this request: abort"), "vLLM ended this request: abort"),
@@ -96,6 +96,6 @@ def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
         ),
     ],
 )
-def test_a_reason_is_a_sentence_or_names_its_exception(problem: Exception, said: str) -> None:
+def test_a_reason_is_a_sentence_or_names_its_exception(problem: Exception, expected: str) -> None:
     """What is meant for people is shown as it is."""
-    assert generation.error_reason(problem) == said
+    assert generation.error_reason(problem) == expected

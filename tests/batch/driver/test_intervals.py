@@ -18,19 +18,19 @@ pytestmark = pytest.mark.processes
 )
 @settings(max_examples=100, deadline=None)
 def test_intervals_are_a_set_of_numbers(
-    added: list[tuple[int, int]], first: int, more: int
+    added: list[tuple[int, int]], first: int, extra: int
 ) -> None:
     """Compared with a plain set."""
     plain: set[int] = set()
-    found = Intervals()
+    result = Intervals()
     for start, length in added:
-        found.add(start, start + length)
+        result.add(start, start + length)
         plain |= set(range(start, start + length + 1))
 
-    assert list(found) == to_runs(sorted(plain))
-    wanted = range(first, first + more + 1)
-    assert found.missing(first, first + more) == to_runs(
-        number for number in wanted if number not in plain
+    assert list(result) == to_runs(sorted(plain))
+    expected = range(first, first + extra + 1)
+    assert result.missing(first, first + extra) == to_runs(
+        number for number in expected if number not in plain
     )
-    assert found.overlaps(first, first + more) == any(number in plain for number in wanted)
-    assert (first in found) == (first in plain)
+    assert result.overlaps(first, first + extra) == any(number in plain for number in expected)
+    assert (first in result) == (first in plain)

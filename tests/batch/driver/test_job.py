@@ -66,51 +66,60 @@ WHOLE: dict[str, Any] = {
 def test_a_job_is_read_whole(tmp_path: Path) -> None:
     """Nested values have their types; it travels between processes; its folder is where it lies."""
     (tmp_path / "job.json").write_text(json.dumps(WHOLE))
-    found = jobs.read_job(str(tmp_path))
+    result = jobs.read_job(str(tmp_path))
 
-    assert found.work == str(tmp_path)
-    assert (found.read.sources, found.read.id, found.engine.replicas, found.engine.placement) == (
+    assert result.work == str(tmp_path)
+    assert (
+        result.read.sources,
+        result.read.id,
+        result.engine.replicas,
+        result.engine.placement,
+    ) == (
         ("/a",),
         "id",
         (1, 4),
         "SPREAD",
     )
-    assert found.prompt is not None and found.prompt.chat[0].content == "{{ q }}"
-    assert found.data_parallel is not None and found.data_parallel.nodes[1].ip == "10.0.0.2"
-    assert found.predict is not None and found.predict.replicas == (1, 2)
-    assert (found.write.rows_per_file, found.limits.errors, found.retry_errors) == (7, None, True)
-    assert pickle.loads(pickle.dumps(found)) == found
+    assert result.prompt is not None and result.prompt.chat[0].content == "{{ q }}"
+    assert result.data_parallel is not None and result.data_parallel.nodes[1].ip == "10.0.0.2"
+    assert result.predict is not None and result.predict.replicas == (1, 2)
+    assert (result.write.rows_per_file, result.limits.errors, result.retry_errors) == (
+        7,
+        None,
+        True,
+    )
+    assert pickle.loads(pickle.dumps(result)) == result
 
 
 def test_what_is_read_is_what_was_written() -> None:
     """In the same order: `job.json` stays the same to the byte as long as the job does."""
-    known = {name: value for name, value in WHOLE.items() if name != "later"}
-    found = jobs.parse_job(WHOLE)
-    asked = jobs.to_json(found)
+    expected = {name: value for name, value in WHOLE.items() if name != "later"}
+    result = jobs.parse_job(WHOLE)
+    spec = jobs.to_json(result)
 
-    assert json.dumps(asked) == json.dumps({**known, "restart": False})
-    assert jobs.parse_job(asked) == found
+    assert json.dumps(spec) == json.dumps({**expected, "restart": False})
+    assert jobs.parse_job(spec) == result
 
 
 def test_what_a_job_does_not_need_is_left_out() -> None:
     """Where it says nothing; else it travels as everything does."""
-    asked = jobs.parse_job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
-    told = jobs.to_json(asked)
+    spec = jobs.parse_job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
+    message = jobs.to_json(spec)
 
-    assert (told["task"], told["prompt"]["pair"]) == ("score", ["{{ a }}", "{{ b }}"])
-    assert jobs.parse_job(told) == asked
+    assert (message["task"], message["prompt"]["pair"]) == ("score", ["{{ a }}", "{{ b }}"])
+    assert jobs.parse_job(message) == spec
 
 
 def test_a_job_of_the_least_words_has_every_default() -> None:
     """Sections that another version left out, too."""
     least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}
-    found = jobs.parse_job({**least, "read": {"sources": [], "format": "text"}})
+    result = jobs.parse_job({**least, "read": {"sources": [], "format": "text"}})
 
-    assert found == jobs.Job(**least, read=jobs.Read(sources=(), format="text"))
+    assert result == jobs.Job(**least, read=jobs.Read(sources=(), format="text"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (None, "cannot be read"),
         ("{", "does not describe a job"),
@@ -122,12 +131,12 @@ def test_a_job_of_the_least_words_has_every_default() -> None:
         (json.dumps(WHOLE | {"data_parallel": {"size": 2}}), "does not describe a job"),
     ],
 )
-def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
     """With a hint: the same command writes it anew."""
     if text is not None:
         (tmp_path / "job.json").write_text(text)
 
-    with pytest.raises(Refused, match=said) as raised:
+    with pytest.raises(Refused, match=expected) as raised:
         jobs.read_job(str(tmp_path))
     assert "vlaunch batch" in raised.value.hint
 

@@ -32,18 +32,18 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
     """A job over twelve rows that writes four rows a file."""
     if not (folder / "in.jsonl").exists():
         (folder / "in.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(ROWS)))
-    asked = job(
+    spec = job(
         folder, folder / "in.jsonl", **{"write": {"format": "jsonl", "rows_per_file": 4}, **changes}
     )
-    return asked, surveyed(asked)
+    return spec, surveyed(spec)
 
 
-def run(asked: Job, manifest: Manifest) -> None:
+def run(spec: Job, manifest: Manifest) -> None:
     """What a driver does: every pending row is answered, every fifth fails."""
-    book = ledger.recover(asked, manifest, asked.retry_errors)
-    sink = Sink(asked, book, manifest, Tracker(asked))
-    for left in book.all_pending(manifest).values():
-        for first, last in left:
+    book = ledger.recover(spec, manifest, spec.retry_errors)
+    sink = Sink(spec, book, manifest, Tracker(spec))
+    for remaining in book.all_pending(manifest).values():
+        for first, last in remaining:
             for number in range(first, last + 1):
                 sink.add([failed(number) if number % 5 == 0 else answered(number)])
     sink.close()
@@ -63,9 +63,9 @@ def written(out: Path) -> dict[str, list[int]]:
 
 
 def complete(out: Path) -> None:
-    found = written(out)
-    assert found["errors"] == [number for number in range(ROWS) if number % 5 == 0]
-    assert found["rows"] == [number for number in range(ROWS) if number % 5]
+    result = written(out)
+    assert result["errors"] == [number for number in range(ROWS) if number % 5 == 0]
+    assert result["rows"] == [number for number in range(ROWS) if number % 5]
     hidden = [str(path) for path in out.rglob(".*")]
     assert hidden == []
 
@@ -90,9 +90,9 @@ def crashing(
     def around(before: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **named: Any) -> Any:
             step()
-            found = before(*args, **named)
+            result = before(*args, **named)
             step()
-            return found
+            return result
 
         return wrapped
 
@@ -127,23 +127,23 @@ def test_a_crash_at_any_step_loses_no_row_and_doubles_none(
     for at in count(1):
         folder = tmp_path / str(at)
         folder.mkdir()
-        asked, manifest = prepared(folder)
+        spec, manifest = prepared(folder)
         if retry:
-            run(asked, manifest)
-            asked, manifest = prepared(folder, retry_errors=True)
+            run(spec, manifest)
+            spec, manifest = prepared(folder, retry_errors=True)
         ended = True
         for _ in range(2):
             try:
                 with crashing(monkeypatch, at, crash):
-                    run(asked, manifest)
+                    run(spec, manifest)
             except Crash:
                 ended = False
-            for kind, found in written(folder / "out").items():
-                assert len(found) == len(set(found)), (at, kind)
-        asked, manifest = prepared(folder)
-        run(asked, manifest)
+            for kind, item in written(folder / "out").items():
+                assert len(item) == len(set(item)), (at, kind)
+        spec, manifest = prepared(folder)
+        run(spec, manifest)
         complete(folder / "out")
-        again = ledger.recover(asked, manifest)
+        again = ledger.recover(spec, manifest)
         assert (again.done, again.errors, again.all_pending(manifest)) == (9, 3, {})
         if ended:
             assert at > 25
@@ -181,13 +181,13 @@ def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
 
 def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
     """Not even those of error files that were deleted to be tried again."""
-    asked, manifest = prepared(tmp_path)
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    run(spec, manifest)
     before = {path.stem for path in (tmp_path / "out").glob("*/part-*.jsonl")}
-    book = ledger.recover(asked, manifest, retry_errors=True)
+    book = ledger.recover(spec, manifest, retry_errors=True)
     assert (book.done, book.errors) == (9, 0)
-    book = ledger.recover(asked, manifest)
-    run(asked, manifest)
+    book = ledger.recover(spec, manifest)
+    run(spec, manifest)
     after = {path.stem for path in (tmp_path / "out" / "errors").glob("part-*.jsonl")}
 
     assert min(after) > max(before)
@@ -198,8 +198,8 @@ def test_rows_are_taken_once(tmp_path: Path) -> None:
     """A row that comes again, in the same call or a later one, is dropped; so is one that does not
     exist.
     """
-    asked, manifest = prepared(tmp_path)
-    book = ledger.recover(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    book = ledger.recover(spec, manifest)
 
     assert book.add("rows", [3, 1, 2]) == [3, 1, 2]
     assert book.add("rows", [4, 4, 1, 5]) == [4, 5]
@@ -210,23 +210,23 @@ def test_rows_are_taken_once(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     """What lies there is named, and left alone."""
-    asked, manifest = prepared(tmp_path)
+    spec, manifest = prepared(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
 
     with pytest.raises(Refused, match="is not empty, and not this job's") as raised:
-        ledger.recover(asked, manifest)
+        ledger.recover(spec, manifest)
     assert raised.value.evidence == "thesis.tex"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
 def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     """With the system's word."""
-    asked, manifest = prepared(tmp_path)
+    spec, manifest = prepared(tmp_path)
     (tmp_path / "out").write_text("a file")
 
     with pytest.raises(Refused, match="out cannot be written") as raised:
-        ledger.recover(asked, manifest)
+        ledger.recover(spec, manifest)
     assert "ot a directory" in raised.value.evidence
 
 
@@ -254,57 +254,57 @@ def test_a_job_of_another_meaning_is_refused_with_the_difference(tmp_path: Path)
 
 def test_another_input_is_refused_even_when_the_work_folder_is_lost(tmp_path: Path) -> None:
     """Row numbers would mean other rows."""
-    asked, manifest = prepared(tmp_path)
-    ledger.recover(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    ledger.recover(spec, manifest)
     (tmp_path / "work" / "manifest.json").unlink()
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n')
 
     with pytest.raises(Refused, match="with another input"):
-        ledger.recover(asked, surveyed(asked))
+        ledger.recover(spec, surveyed(spec))
 
 
 def test_answers_without_a_ledger_entry_are_refused(tmp_path: Path) -> None:
     """Their rows could be written twice."""
-    asked, manifest = prepared(tmp_path)
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    run(spec, manifest)
     (tmp_path / "out" / "ledger" / "part-000001.json").unlink()
 
     with pytest.raises(Refused, match="files that the ledger does not know") as raised:
-        ledger.recover(asked, manifest)
+        ledger.recover(spec, manifest)
     assert "part-000001.jsonl" in raised.value.evidence
 
 
 def test_a_file_that_is_deleted_or_cut_is_done_again(tmp_path: Path) -> None:
     """Its rows are pending; a half file does not stay."""
-    asked, manifest = prepared(tmp_path)
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    run(spec, manifest)
     first, second = sorted((tmp_path / "out" / "rows").iterdir())[:2]
     first.unlink()
     second.write_bytes(b"{")
-    run(asked, manifest)
+    run(spec, manifest)
 
     complete(tmp_path / "out")
 
 
 def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     """Nothing is guessed."""
-    asked, manifest = prepared(tmp_path)
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path)
+    run(spec, manifest)
     (tmp_path / "out" / "ledger" / "part-000001.json").write_text(
         '{"part": "rows/part-000001.jsonl"'
     )
 
     with pytest.raises(Refused, match=r"part-000001\.json is damaged"):
-        ledger.recover(asked, manifest)
+        ledger.recover(spec, manifest)
 
 
 def test_to_begin_anew_deletes_what_the_job_wrote(tmp_path: Path) -> None:
     """Also when it means something else now; another job's folder stays as it is."""
     run(*prepared(tmp_path))
-    asked, manifest = prepared(
+    spec, manifest = prepared(
         tmp_path, meaning={"model": "huge"}, digest="d2", work=str(tmp_path / "work2"), restart=True
     )
-    assert ledger.recover(asked, manifest).done == 0
+    assert ledger.recover(spec, manifest).done == 0
     assert written(tmp_path / "out") == {"rows": [], "errors": []}
     other, manifest = prepared(tmp_path, name="other", work=str(tmp_path / "work3"), restart=True)
 
@@ -322,14 +322,14 @@ def test_a_remote_folder_keeps_the_same_books(
     store.mkdir()
     far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
     monkeypatch.setattr(places, "connect_filesystem", lambda _: (far, "bucket"))
-    asked, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
+    run(spec, manifest)
     complete(store / "bucket" / "out")
     (store / "bucket" / "out" / "rows" / "part-000001.jsonl").write_bytes(b"half")
-    run(asked, manifest)
+    run(spec, manifest)
     complete(store / "bucket" / "out")
     (store / "bucket" / "out" / "rows" / "mine.txt").touch()
-    ledger.erase_output(asked)
+    ledger.erase_output(spec)
 
     assert [path.name for path in (store / "bucket" / "out").rglob("*") if path.is_file()] == [
         "mine.txt"
@@ -338,10 +338,10 @@ def test_a_remote_folder_keeps_the_same_books(
 
 def test_a_mark_that_cannot_be_read_is_not_started_over(tmp_path: Path) -> None:
     """Whose folder it is nobody knows: nothing in it is deleted."""
-    asked, manifest = prepared(tmp_path, restart=True)
-    run(asked, manifest)
+    spec, manifest = prepared(tmp_path, restart=True)
+    run(spec, manifest)
     (tmp_path / "out" / "ledger" / "job.json").write_text("{")
     before = written(tmp_path / "out")
     with pytest.raises(Refused, match="is not this program's"):
-        ledger.recover(asked, manifest)
+        ledger.recover(spec, manifest)
     assert written(tmp_path / "out") == before

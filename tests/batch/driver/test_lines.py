@@ -13,28 +13,28 @@ from tests.batch.driver.jobs import of
 
 def test_text_lines_are_rows_whatever_ends_them(tmp_path: Path) -> None:
     """`\\r\\n`, a byte-order mark, and a last line without a newline change nothing."""
-    found = of(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\nthr\xc3\xa9e", read={"format": "text"})
+    rows = of(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\nthr\xc3\xa9e", read={"format": "text"})
 
-    assert [row["_data"] for row in found] == [{"text": "one"}, {"text": "two"}, {"text": "thrée"}]
+    assert [row["_data"] for row in rows] == [{"text": "one"}, {"text": "two"}, {"text": "thrée"}]
 
 
 def test_a_row_over_the_limit_is_an_error_row(tmp_path: Path) -> None:
     """Its size is told, and the beginning of it; what follows is read."""
-    found = of(
+    rows = of(
         tmp_path,
         "a.txt",
         b"x" * 100 + b"\nok\n" + b"y" * 101 + b"\nend",
         read={"format": "text", "row_bytes": 100},
     )
 
-    assert [row["_error"] for row in found] == [
+    assert [row["_error"] for row in rows] == [
         "",
         "",
         "the row is larger than 100 bytes: 101; see `row_bytes`",
         "",
     ]
-    assert found[2]["_raw"] == "y" * 101
-    assert found[3]["_data"] == {"text": "end"}
+    assert rows[2]["_raw"] == "y" * 101
+    assert rows[3]["_data"] == {"text": "end"}
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.jsonl.gz", "gzip"), ("a.jsonl.zst", "zstd")])
@@ -44,6 +44,6 @@ def test_compressed_files_are_read_as_streams(tmp_path: Path, name: str, codec: 
     packed = (
         gzip.compress(half) if codec == "gzip" else pa.compress(half, codec="zstd", asbytes=True)
     )
-    found = of(tmp_path, name, packed + packed)
+    rows = of(tmp_path, name, packed + packed)
 
-    assert [row["_data"]["n"] for row in found] == [*range(3000), *range(3000)]
+    assert [row["_data"]["n"] for row in rows] == [*range(3000), *range(3000)]

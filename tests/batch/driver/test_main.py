@@ -34,7 +34,7 @@ def work(tmp_path: Path) -> Path:
     source.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(10)))
     folder = tmp_path / "work"
     folder.mkdir()
-    asked = {
+    requests = {
         "version": 1,
         "name": "demo",
         "cluster": "lab",
@@ -49,7 +49,7 @@ def work(tmp_path: Path) -> Path:
         "keep": {},
         "write": {"format": "jsonl", "rows_per_file": 4, "seconds": 30},
     }
-    (folder / "job.json").write_text(json.dumps(asked))
+    (folder / "job.json").write_text(json.dumps(requests))
     return folder
 
 
@@ -68,7 +68,7 @@ def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipel
     signal.signal(signal.SIGTERM, before)
 
 
-def told(work: Path) -> dict[str, Any]:
+def read_progress(work: Path) -> dict[str, Any]:
     return json.loads((work / "progress.json").read_text())
 
 
@@ -104,8 +104,13 @@ def test_every_row_ends_as_an_answer_or_an_error(
     """The status is 0 although a row failed: it is accounted for."""
     assert run(everything) == 0
     assert written(work) == list(range(10))
-    said = told(work)
-    assert (said["state"], said["rows"], said["done"], said["errors"]) == ("done", 10, 9, 1)
+    message = read_progress(work)
+    assert (message["state"], message["rows"], message["done"], message["errors"]) == (
+        "done",
+        10,
+        9,
+        1,
+    )
     assert json.loads((work / "summary.json").read_text())["state"] == "done"
 
 
@@ -126,25 +131,25 @@ def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
     """The next run gets only the rows that are left."""
-    asked: list[list[int]] = []
+    prompts: list[list[int]] = []
 
     def breaks(
         job: Any, manifest: Any, pending: Any, progress: Any
     ) -> Iterator[list[dict[str, Any]]]:
         rows = pending_rows(pending)
-        asked.append(rows)
+        prompts.append(rows)
         yield [answered(row) for row in rows[:3]]
-        if len(asked) == 1:
+        if len(prompts) == 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
         yield [answered(row) for row in rows[3:]]
 
     assert run(breaks) == 1
-    said = told(work)
-    assert said["state"] == "failed"
-    assert said["error"]["message"] == "a GPU ran out of memory"
+    message = read_progress(work)
+    assert message["state"] == "failed"
+    assert message["error"]["message"] == "a GPU ran out of memory"
     assert written(work) == [0, 1, 2]
     assert run(breaks) == 0
-    assert asked[1] == [3, 4, 5, 6, 7, 8, 9]
+    assert prompts[1] == [3, 4, 5, 6, 7, 8, 9]
     assert written(work) == list(range(10))
 
 
@@ -157,7 +162,7 @@ def test_rows_that_never_come_back_fail_the_job(work: Path, run: Callable[[Pipel
         yield [answered(row) for row in pending_rows(pending)[:-2]]
 
     assert run(loses) == 1
-    assert told(work)["error"]["message"] == "2 rows never came back"
+    assert read_progress(work)["error"]["message"] == "2 rows never came back"
 
 
 def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], int]) -> None:
@@ -173,7 +178,7 @@ def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], in
 
     assert run(hangs) == 143
     release.set()
-    assert told(work)["state"] == "stopped"
+    assert read_progress(work)["state"] == "stopped"
     assert written(work) == [0, 1]
 
 
@@ -197,7 +202,7 @@ def test_the_watchdog_can_end_a_pipeline_that_hangs(
 
     assert run(hangs) == 1
     release.set()
-    assert told(work)["error"] == {
+    assert read_progress(work)["error"] == {
         "message": "no row was finished for 60 seconds",
         "evidence": "the worker's last line",
         "hint": "run it again",
@@ -213,8 +218,8 @@ def test_a_second_driver_of_a_job_is_refused(
 ) -> None:
     """And leaves the first one's progress alone."""
     monkeypatch.setattr(driver, "PATIENCE", 0.2)
-    with (work / "lock").open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (work / "lock").open("a") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         assert run(everything) == 1
     assert "another driver works in" in capsys.readouterr().err
     assert not (work / "progress.json").exists()
@@ -223,12 +228,12 @@ def test_a_second_driver_of_a_job_is_refused(
 def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int]) -> None:
     """With the state that says so; nothing is written."""
     assert run(everything) == 0
-    asked = json.loads((work / "job.json").read_text())
+    content = json.loads((work / "job.json").read_text())
     (work / "job.json").write_text(
-        json.dumps({**asked, "meaning": {"model": "other"}, "digest": "d2"})
+        json.dumps({**content, "meaning": {"model": "other"}, "digest": "d2"})
     )
     assert run(everything) == 1
-    assert told(work)["state"] == "refused"
+    assert read_progress(work)["state"] == "refused"
 
 
 def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
@@ -241,12 +246,15 @@ def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
         yield from everything(*args)
 
     assert run(taken) == 1
-    assert told(work)["state"] == "failed"
-    assert "summary.json" in told(work)["error"]["message"] + told(work)["error"]["evidence"]
+    assert read_progress(work)["state"] == "failed"
+    assert (
+        "summary.json"
+        in read_progress(work)["error"]["message"] + read_progress(work)["error"]["evidence"]
+    )
     (work.parent / "out" / "summary.json").rmdir()
     assert run(everything) == 0
     summary = json.loads((work / "summary.json").read_text())
-    assert [each["ended"] for each in summary["runs"]] == ["failed", "done"]
+    assert [item["ended"] for item in summary["runs"]] == ["failed", "done"]
 
 
 def test_a_failure_is_said_even_when_the_summary_cannot_be(
@@ -260,7 +268,7 @@ def test_a_failure_is_said_even_when_the_summary_cannot_be(
         raise RuntimeError("No space left on device")
 
     assert run(breaks) == 1
-    assert told(work)["error"]["message"] == "the disk is full"
+    assert read_progress(work)["error"]["message"] == "the disk is full"
     assert "summary.json cannot be written" in capsys.readouterr().err
 
 
@@ -274,8 +282,8 @@ def test_code_that_ends_its_process_does_not_silence_the_driver(
         sys.exit("enough")
 
     assert run(leaves) == 1
-    assert told(work)["state"] == "failed"
-    assert "enough" in told(work)["error"]["message"]
+    assert read_progress(work)["state"] == "failed"
+    assert "enough" in read_progress(work)["error"]["message"]
     assert written(work) == [0]
 
 
@@ -293,31 +301,31 @@ def test_only_the_first_signal_interrupts(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(driver.survey, "survey_input", twice)
-    said = driver.BatchRun.end
+    message = driver.BatchRun.end
 
     def signalled(*args: Any) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
-        return said(*args)
+        return message(*args)
 
     monkeypatch.setattr(driver.BatchRun, "end", signalled)
     assert run(everything) == 143
-    assert told(work)["state"] == "stopped"
+    assert read_progress(work)["state"] == "stopped"
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_none(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next driver would hold one of its own."""
-    taken, removed = fcntl.flock, []
+    numbers, removed = fcntl.flock, []
 
     def late(file: Any, how: int) -> None:
         if not removed:
             removed.append((work / "lock").unlink())
-        taken(file, how)
+        numbers(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with driver.lock_work(str(work)) as held:
-        assert os.path.samestat(os.fstat(held.fileno()), (work / "lock").stat())
+    with driver.lock_work(str(work)) as lock_file:
+        assert os.path.samestat(os.fstat(lock_file.fileno()), (work / "lock").stat())
 
 
 def test_a_folder_that_can_hold_no_lock_is_not_taken_for_a_second_driver(
@@ -333,6 +341,6 @@ def test_a_folder_that_can_hold_no_lock_is_not_taken_for_a_second_driver(
 
     monkeypatch.setattr(fcntl, "flock", unable)
     assert run(everything) == 1
-    said = capsys.readouterr().err
-    assert "lock cannot be locked" in said
-    assert "another driver" not in said
+    text = capsys.readouterr().err
+    assert "lock cannot be locked" in text
+    assert "another driver" not in text

@@ -20,9 +20,9 @@ def text(prompts: list[bytes]) -> list[bytes]:
     return [prompts[place] for place in order.query_order(prompts)]
 
 
-def times(words: list[bytes]) -> int:
+def times(argv: list[bytes]) -> int:
     """How often another word follows."""
-    return 1 + sum(one != other for one, other in pairwise(words))
+    return 1 + sum(first != other for first, other in pairwise(argv))
 
 
 def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
@@ -31,11 +31,11 @@ def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
     shared = [BEGIN + mix.randbytes(1200) for _ in range(20)]
     prompts = [shared[row % 20] + mix.randbytes(mix.randrange(100)) for row in range(400)]
     prompts[17] += b"x" * 500
-    found = text(prompts)
+    result = text(prompts)
 
-    assert times([each[:1200] for each in found]) == 20
-    assert found[0] == prompts[17]
-    lengths = [len(each) for each in found if each.startswith(prompts[17][:1200])]
+    assert times([item[:1200] for item in result]) == 20
+    assert result[0] == prompts[17]
+    lengths = [len(item) for item in result if item.startswith(prompts[17][:1200])]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -49,10 +49,10 @@ def test_what_is_shared_below_what_is_shared_stays_together() -> None:
             document = system + mix.randbytes(400)
             prompts += [document + mix.randbytes(mix.randrange(30)) for _ in range(6)]
     mix.shuffle(prompts)
-    found = text(prompts)
+    result = text(prompts)
 
-    assert times([each[:200] for each in found]) == 4
-    assert times([each[:600] for each in found]) == 20
+    assert times([row[:200] for row in result]) == 4
+    assert times([row[:600] for row in result]) == 20
 
 
 def test_prompts_that_share_nothing_come_by_their_length() -> None:
@@ -61,10 +61,10 @@ def test_prompts_that_share_nothing_come_by_their_length() -> None:
     """
     mix = random.Random(3)
     prompts = [BEGIN * 9 + mix.randbytes(mix.randrange(500)) for _ in range(200)]
-    lengths = [len(each) for each in text(prompts)]
+    lengths = [len(item) for item in text(prompts)]
     assert lengths == sorted(lengths, reverse=True)
 
-    with_stray = [len(each) for each in text([*prompts, b"\0stray"])]
+    with_stray = [len(item) for item in text([*prompts, b"\0stray"])]
     assert with_stray == [*lengths, 6]
 
 
@@ -91,28 +91,28 @@ def test_odd_prompts_are_put_in_some_order(prompts: list[bytes]) -> None:
 @given(st.lists(st.binary(max_size=6)), st.sampled_from(["prefix", "given"]))
 def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> None:
     """Whatever the order: each prompt is asked once, and its answer is in its place."""
-    seen: list[list[bytes]] = []
+    calls: list[list[bytes]] = []
 
-    def ask(asked: list[bytes]) -> list[bytes]:
-        seen.append(asked)
-        return [each[::-1] for each in asked]
+    def ask(queries: list[bytes]) -> list[bytes]:
+        calls.append(queries)
+        return [item[::-1] for item in queries]
 
-    found = order.ask_in_order(ask, prompts, how, lambda each: each)
+    result = order.ask_in_order(ask, prompts, how, lambda item: item)
 
-    assert found == [each[::-1] for each in prompts]
-    assert [sorted(each) for each in seen] == [sorted(prompts)]
+    assert result == [prompt[::-1] for prompt in prompts]
+    assert [sorted(item) for item in calls] == [sorted(prompts)]
 
 
 def test_the_order_of_the_input_is_kept_where_the_job_says_so() -> None:
     """Nothing is even compared."""
-    found = order.ask_in_order(list, [b"a", b"bbb"], "given", lambda each: pytest.fail("compared"))
-    assert found == [b"a", b"bbb"]
+    result = order.ask_in_order(list, [b"a", b"bbb"], "given", lambda item: pytest.fail("compared"))
+    assert result == [b"a", b"bbb"]
 
 
 def test_an_answer_too_few_is_nobodys() -> None:
     """Whose it would be is not known."""
     with pytest.raises(ValueError, match="shorter"):
-        order.ask_in_order(lambda asked: asked[1:], [b"a", b"b"], "prefix", lambda each: each)
+        order.ask_in_order(lambda spec: spec[1:], [b"a", b"b"], "prefix", lambda item: item)
 
 
 def test_a_row_is_compared_by_what_vllm_gets() -> None:

@@ -27,25 +27,25 @@ def test_parquet_values_are_pythons(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    asked = job(
+    spec = job(
         tmp_path,
         tmp_path / "a.parquet",
         read={"format": "parquet"},
         keep=None,
         write={"format": "parquet"},
     )
-    found = read_all(asked)
+    rows = read_all(spec)
 
-    first = found[0]["_data"]
+    first = rows[0]["_data"]
     assert first["nested"] == {"x": [1, 2]}
     assert first["when"].replace(tzinfo=timezone.utc) == datetime(
         2023, 11, 14, 22, 13, 20, 123456, timezone.utc
     )
     assert (first["price"], first["raw"]) == (Decimal("1.50"), b"\xff")
-    assert found[0]["_keep"]["nested"] == '{"x": [1, 2]}'
-    assert found[0]["_keep"]["price"] == "1.50"
-    assert found[1]["_keep"] == {"nested": None, "when": None, "price": None, "raw": b""}
-    assert surveyed(asked).types == {
+    assert rows[0]["_keep"]["nested"] == '{"x": [1, 2]}'
+    assert rows[0]["_keep"]["price"] == "1.50"
+    assert rows[1]["_keep"] == {"nested": None, "when": None, "price": None, "raw": b""}
+    assert surveyed(spec).types == {
         "nested": "json",
         "when": "any",
         "price": "any",
@@ -61,10 +61,10 @@ def test_a_parquet_row_that_python_cannot_hold_is_an_error_row(tmp_path: Path) -
         [None, pa.py_buffer(b"\x00\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0"), pa.py_buffer(b"a\xffb")],
     )
     pq.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
-    found = read_all(job(tmp_path, tmp_path / "a.parquet", read={"format": "parquet"}))
+    rows = read_all(job(tmp_path, tmp_path / "a.parquet", read={"format": "parquet"}))
 
-    assert [row["_data"] for row in found] == [{"text": "a"}, None, {"text": "b"}]
-    assert found[1]["_error"].startswith("not UTF-8")
+    assert [row["_data"] for row in rows] == [{"text": "a"}, None, {"text": "b"}]
+    assert rows[1]["_error"].startswith("not UTF-8")
 
 
 def test_rows_before_a_broken_page_are_read(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_a_broken_page_makes_error_rows_of_its_row_group(tmp_path: Path) -> None
         path,
         row_group_size=50,
     )
-    asked = job(tmp_path, path, read={"format": "parquet"})
+    spec = job(tmp_path, path, read={"format": "parquet"})
     where = pq.ParquetFile(path).metadata.row_group(1).column(1)
     with path.open("r+b") as file:
         file.seek(where.dictionary_page_offset or where.data_page_offset)
         file.write(b"\xff" * 40)
-    found = read_all(asked)
+    rows = read_all(spec)
 
-    assert errors(found)[:50] == [""] * 50
-    assert all("row group 1 of the file cannot be decoded" in said for said in errors(found)[50:])
+    assert errors(rows)[:50] == [""] * 50
+    assert all("row group 1 of the file cannot be decoded" in item for item in errors(rows)[50:])

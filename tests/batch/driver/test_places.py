@@ -32,7 +32,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "result"),
     [
         ("a.jsonl", ["a.jsonl"]),
         ("*.jsonl", ["a.jsonl", "e%20f.jsonl", "odd [1].jsonl"]),
@@ -48,13 +48,13 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         ("e%20f.jsonl", ["e%20f.jsonl"]),
     ],
 )
-def test_sources_name_files(root: str, pattern: str, found: list[str]) -> None:
+def test_sources_name_files(root: str, pattern: str, result: list[str]) -> None:
     """Each comes back by a path that opens it again."""
     listed = places.list_files(f"{root}/{pattern}")
 
-    assert [each.path.removeprefix(root + "/") for each in listed] == found
-    assert all(places.open_location(each.path).read() == b"x" for each in listed)
-    assert all(places.open_location(each.path).stat() == each for each in listed)
+    assert [item.path.removeprefix(root + "/") for item in listed] == result
+    assert all(places.open_location(item.path).read() == b"x" for item in listed)
+    assert all(places.open_location(item.path).stat() == item for item in listed)
 
 
 def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,16 +62,16 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.txt").touch()
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    asked = []
+    requests = []
     monkeypatch.setattr(
-        places, "connect_filesystem", lambda address: (asked.append(address), (far, "b"))[1]
+        places, "connect_filesystem", lambda address: (requests.append(address), (far, "b"))[1]
     )
 
-    assert [each.path for each in places.list_files("s3://b/*.txt?region=x")] == [
+    assert [item.path for item in places.list_files("s3://b/*.txt?region=x")] == [
         "s3://b/x.txt?region=x"
     ]
     assert places.open_location("s3://b/y?region=x").child("z").address == "s3://b/y/z?region=x"
-    assert set(asked) == {"s3://b?region=x"}
+    assert set(requests) == {"s3://b?region=x"}
 
 
 def test_files_are_written_whole_and_deleted(root: str) -> None:

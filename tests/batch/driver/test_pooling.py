@@ -22,9 +22,9 @@ class EngineDeadError(Exception):
 
 def tensor(values: Any) -> Any:
     """As much of a tensor as is used."""
-    made = SimpleNamespace(numpy=lambda: np.array(values, dtype=np.float32))
-    made.float = made.cpu = lambda: made
-    return made
+    result = SimpleNamespace(numpy=lambda: np.array(values, dtype=np.float32))
+    result.float = result.cpu = lambda: result
+    return result
 
 
 class LLM:
@@ -69,38 +69,38 @@ class LLM:
             raise EngineDeadError
         return [
             SimpleNamespace(
-                prompt_token_ids=list(one + other),
-                outputs=SimpleNamespace(score=len(one) / len(other)),
-                error=SimpleNamespace(message="no room") if one == "!" else None,
+                prompt_token_ids=list(item + other),
+                outputs=SimpleNamespace(score=len(item) / len(other)),
+                error=SimpleNamespace(message="no room") if item == "!" else None,
             )
-            for one, other in zip(first, second, strict=True)
+            for item, other in zip(first, second, strict=True)
         ]
 
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for vLLM."""
-    made = ModuleType("vllm")
-    made.LLM, made.PoolingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", made)
+    vllm_module = ModuleType("vllm")
+    vllm_module.LLM, vllm_module.PoolingParams = LLM, SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm_module)
 
 
-def made(asked: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+def answer_columns(spec: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
     """A replica, and what it makes of rows, as the sink takes them."""
-    rows = prepared(asked, *columns)
-    arguments = engine.engine_arguments(asked)
+    rows = prepared(spec, *columns)
+    arguments = engine.engine_arguments(spec)
     arguments = {name: arguments[name] for name in ("model", "runner")}
-    loaded = replica.Replica(arguments, asked.task, asked.sampling)
+    loaded = replica.Replica(arguments, spec.task, spec.sampling)
     table = loaded(source.to_block(rows, engine.PREPARED))
     return loaded, [engine.to_result(row) for row in table.to_pylist()]
 
 
 def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
     """What vLLM gives up is an error row, and so is a text for which the model has many vectors."""
-    asked = job(tmp_path, task="embed")
-    _, found = made(asked, {"text": "ab"}, {"text": "!"}, {"text": "many"}, {"none": 1})
+    spec = job(tmp_path, task="embed")
+    _, result = answer_columns(spec, {"text": "ab"}, {"text": "!"}, {"text": "many"}, {"none": 1})
 
-    assert found[0] == {
+    assert result[0] == {
         "_row": 0,
         "_error": "",
         "_stage": "",
@@ -110,7 +110,7 @@ def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
         "prompt_tokens": 2,
         "_cached": 0,
     }
-    assert [(row["_error"], row["_raw"]) for row in found[1:]] == [
+    assert [(row["_error"], row["_raw"]) for row in result[1:]] == [
         ("vLLM ended this request: no room", "!"),
         ("the model has a vector for each token, not one for the text", "many"),
         ("the prompt is column `text`, which this row lacks", '{"none": 1}'),
@@ -122,9 +122,9 @@ PAIR = {"column": None, "pair": ["{{ a }}", "{{ b }}"]}
 
 def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
     """A batch that vLLM refuses is halved down to the pair at fault."""
-    asked = job(tmp_path, task="score", prompt=PAIR)
-    loaded, found = made(
-        asked,
+    spec = job(tmp_path, task="score", prompt=PAIR)
+    loaded, result = answer_columns(
+        spec,
         {"a": "four", "b": "xx"},
         {"a": "!refused", "b": "x"},
         {"a": "!", "b": "x"},
@@ -132,8 +132,8 @@ def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
         {"a": "one"},
     )
 
-    assert (found[0]["score"], found[0]["prompt_tokens"]) == (2.0, 6)
-    assert [row["_error"] for row in found[1:]] == [
+    assert (result[0]["score"], result[0]["prompt_tokens"]) == (2.0, 6)
+    assert [row["_error"] for row in result[1:]] == [
         "ValueError: the prompt is too long",
         "vLLM ended this request: no room",
         "one of the two texts is empty",
@@ -144,8 +144,8 @@ def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
 
 def test_a_dead_engine_ends_its_process(tmp_path: Path) -> None:
     """No row has failed: they are handed out again."""
-    asked = job(tmp_path, task="score", prompt=PAIR)
-    loaded, _ = made(asked, {"a": "four", "b": "xx"})
+    spec = job(tmp_path, task="score", prompt=PAIR)
+    loaded, _ = answer_columns(spec, {"a": "four", "b": "xx"})
 
     def end() -> None:
         raise SystemError

@@ -58,7 +58,7 @@ def gone(detail: str = KILLED) -> Died:
 
 
 @pytest.mark.parametrize(
-    ("problem", "lines", "said"),
+    ("problem", "lines", "expected"),
     [
         (
             gone(),
@@ -104,10 +104,10 @@ def gone(detail: str = KILLED) -> Died:
     ids=["killed", "crashed", "exited", "node", "error", "lost", "worker", "silent", "start"],
 )
 def test_how_a_rank_failed_is_said_in_a_line(
-    problem: Exception, lines: list[str], said: str
+    problem: Exception, lines: list[str], expected: str
 ) -> None:
     """The engine's own processes tell the rank only that they are gone; why is in the log."""
-    assert postmortem.describe_failure(problem, lines) == said
+    assert postmortem.describe_failure(problem, lines) == expected
 
 
 def test_what_ray_says_is_one_line() -> None:
@@ -137,9 +137,9 @@ pydantic_core._pydantic_core.ValidationError: {INVALID}"""
 )
 def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
     """Ray passes on an exception of another library's, or only its text."""
-    told = postmortem.describe_exception(problem)
+    message = postmortem.describe_exception(problem)
 
-    assert told.startswith("Value error, User-specified max_model_len (999999) is greater than")
+    assert message.startswith("Value error, User-specified max_model_len (999999) is greater than")
 
 
 @pytest.mark.parametrize(

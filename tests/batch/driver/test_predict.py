@@ -29,8 +29,8 @@ def row(number: int, error: str = "", stage: str = "") -> dict[str, Any]:
 
 def test_an_answered_row_carries_its_answer_and_not_its_input() -> None:
     """`_raw` is only for error rows; kept columns always come along."""
-    made = predict.to_result({**predict.with_answer(row(3), {"score": 0.5})})
-    assert made == {
+    result = predict.to_result({**predict.with_answer(row(3), {"score": 0.5})})
+    assert result == {
         "_row": 3,
         "_error": "",
         "_stage": "",
@@ -62,8 +62,8 @@ def test_a_failed_row_shows_its_input() -> None:
 
 def test_a_user_column_cannot_take_the_place_of_a_row_number() -> None:
     """Whatever a class returns, the row keeps its number and its error."""
-    made = predict.to_result(predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1}))
-    assert (made["_row"], made["_error"], made["x"]) == (3, "", 1)
+    result = predict.to_result(predict.with_answer(row(3), {"_row": 99, "_error": "mine", "x": 1}))
+    assert (result["_row"], result["_error"], result["x"]) == (3, "", 1)
 
 
 def test_prepared_rows_hold_the_columns_that_the_function_made() -> None:

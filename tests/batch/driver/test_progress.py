@@ -16,9 +16,9 @@ from tests.batch.driver.jobs import job
 
 
 def read(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "work" / "progress.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    result = json.loads((folder / "work" / "progress.json").read_text())
+    assert isinstance(result, dict)
+    return result
 
 
 def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,14 +34,19 @@ def test_the_file_follows_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         tracker.warn("careful")
         tracker.warn("careful")
         tracker.set("running")
-        said = read(tmp_path)
-        assert (said["done"], said["errors"], said["before"], said["tokens_out"]) == (23, 6, 25, 9)
-        assert (said["replicas"], said["restarts"], said["warnings"]) == (
+        message = read(tmp_path)
+        assert (message["done"], message["errors"], message["before"], message["tokens_out"]) == (
+            23,
+            6,
+            25,
+            9,
+        )
+        assert (message["replicas"], message["restarts"], message["warnings"]) == (
             {"ready": 1, "wanted": 2},
             1,
             ["careful"],
         )
-        assert said["submission"] == "batch-demo-1"
+        assert message["submission"] == "batch-demo-1"
         tracker.count(done=1)
         deadline = time.monotonic() + 10
         while read(tmp_path)["done"] != 24 and time.monotonic() < deadline:
@@ -84,11 +89,11 @@ def test_what_is_shown_is_plain_and_short(tmp_path: Path) -> None:
     """A model's log or a row may hold anything: a terminal shows it as it is."""
     tracker = Tracker(job(tmp_path, "x"))
     tracker.fail("\x1b[31mred\x1b[0m \ud800 \x07" + "x" * 5000, "e" * 20_000 + "the end", "h")
-    said = read(tmp_path)["error"]
+    text = read(tmp_path)["error"]
 
-    assert said["message"].startswith("red \\ud800 xxx")
-    assert (len(said["message"]), len(said["evidence"])) == (1000, 8000)
-    assert said["evidence"].endswith("the end")
+    assert text["message"].startswith("red \\ud800 xxx")
+    assert (len(text["message"]), len(text["evidence"])) == (1000, 8000)
+    assert text["evidence"].endswith("the end")
 
 
 def test_a_disk_that_is_full_does_not_end_the_thread(
@@ -133,14 +138,14 @@ def test_a_reader_always_reads_a_whole_file(tmp_path: Path) -> None:
 
 def test_how_a_run_ended_stays(tmp_path: Path) -> None:
     """The thread of a pipeline that was given up may still say that it runs."""
-    asked = job(tmp_path)
+    spec = job(tmp_path)
     for end in (
         lambda tracker: tracker.set("stopped"),
         lambda tracker: tracker.fail("no", state="failed"),
     ):
-        tracker = Tracker(asked)
+        tracker = Tracker(spec)
         end(tracker)
         state = tracker.state
         tracker.set("running")
         assert tracker.state == state
-        assert json.loads((Path(asked.work) / "progress.json").read_text())["state"] == state
+        assert json.loads((Path(spec.work) / "progress.json").read_text())["state"] == state

@@ -39,29 +39,31 @@ def test_a_row_without_a_prompt_says_why(tmp_path: Path, row: dict[str, Any], re
 
 def test_templates_use_columns(tmp_path: Path) -> None:
     """Numbers, nested values, loops, and columns whose names are no identifiers."""
-    made = prompter(
+    result = prompter(
         tmp_path,
         template=(
             '{{ title|upper }} {{ n + 1 }} {{ "%.1f" % x }} {{ a.b[0] }} {{ row["the key"] }}\n'
         ),
     )
 
-    assert made({"title": "t", "n": 1, "x": 0.25, "a": {"b": [3]}, "the key": "k"}) == "T 2 0.2 3 k"
+    assert (
+        result({"title": "t", "n": 1, "x": 0.25, "a": {"b": [3]}, "the key": "k"}) == "T 2 0.2 3 k"
+    )
 
 
 def test_chats_are_messages(tmp_path: Path) -> None:
     """A chat whose messages but the system's are empty asks nothing."""
-    made = prompter(
+    result = prompter(
         tmp_path,
         chat=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ q }}"}],
     )
 
-    assert made({"q": "Why?"}) == [
+    assert result({"q": "Why?"}) == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Why?"},
     ]
     with pytest.raises(PromptError, match="the prompt is empty"):
-        made({"q": ""})
+        result({"q": ""})
 
 
 @pytest.mark.parametrize(
@@ -126,21 +128,21 @@ def test_the_model_s_chat_template_is_given_the_job_s_arguments(tmp_path: Path) 
     """What it raises is the row's error."""
 
     class Tokenizer:
-        def apply_chat_template(self, messages: Any, **asked: Any) -> str:
+        def apply_chat_template(self, messages: Any, **options: Any) -> str:
             if messages[0]["role"] == "system":
                 raise ValueError("System role not supported")
-            return f"{messages[0]['content']} {sorted(asked.items())}"
+            return f"{messages[0]['content']} {sorted(options.items())}"
 
-    made = prompter(
+    result = prompter(
         tmp_path, chat=[{"role": "user", "content": "x"}], chat_args={"enable_thinking": False}
     )
-    said = made.chat(Tokenizer(), [{"role": "user", "content": "hi"}])
+    message = result.chat(Tokenizer(), [{"role": "user", "content": "hi"}])
 
     assert (
-        said
+        message
         == "hi [('add_generation_prompt', True), ('enable_thinking', False), ('tokenize', False)]"
     )
     with pytest.raises(
         PromptError, match="the model's chat template refuses it: ValueError: System role"
     ):
-        made.chat(Tokenizer(), [{"role": "system", "content": "hi"}])
+        result.chat(Tokenizer(), [{"role": "system", "content": "hi"}])

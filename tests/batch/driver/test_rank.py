@@ -41,24 +41,24 @@ class Engine:
     def __init__(self, wrong: str = "", fatal: str = "") -> None:
         self.wrong, self.fatal = wrong, fatal
         self.calls: list[list[str]] = []
-        self.held: list[Any] | None = None
+        self.pending: list[Any] | None = None
         self.lost = 0
 
     def sleep(self, level: int, mode: str) -> None:
-        assert (level, mode, self.held) == (0, "keep", None)
-        self.held = []
+        assert (level, mode, self.pending) == (0, "keep", None)
+        self.pending = []
 
     def enqueue(self, prompts: list[dict[str, list[int]]], params: object, use_tqdm: bool) -> None:
-        assert self.held == []  # while it is paused
-        self.held = [prompts, params]
+        assert self.pending == []  # while it is paused
+        self.pending = [prompts, params]
 
     def wake_up(self, tags: list[str]) -> None:
         assert tags == ["scheduling"]
 
     def wait_for_completion(self, use_tqdm: bool) -> list[Any]:
-        assert self.held is not None
-        outputs = self.generate(self.held[0], self.held[1], use_tqdm)
-        self.held = None
+        assert self.pending is not None
+        outputs = self.generate(self.pending[0], self.pending[1], use_tqdm)
+        self.pending = None
         return outputs[self.lost :]
 
     def generate(
@@ -98,7 +98,7 @@ class Prompter:
         return f"<{messages[0]['content']}>"
 
 
-def made(
+def create_rank(
     *,
     together: bool = False,
     chat: bool = False,
@@ -108,10 +108,14 @@ def made(
 ) -> rank.Rank:
     """A rank that has loaded."""
     job: Any = SimpleNamespace(name="demo", sampling={}, engine=SimpleNamespace(order=order))
-    one = rank.Rank(job, together)
-    one.llm, one.tokenizer, one.params = Engine(wrong, fatal), Tokenizer(), object()
-    one.prompter = Prompter(chat)  # type: ignore[assignment]
-    return one
+    rank_actor = rank.Rank(job, together)
+    rank_actor.llm, rank_actor.tokenizer, rank_actor.params = (
+        Engine(wrong, fatal),
+        Tokenizer(),
+        object(),
+    )
+    rank_actor.prompter = Prompter(chat)  # type: ignore[assignment]
+    return rank_actor
 
 
 def rows(*texts: str) -> list[tuple[int, bytes]]:
@@ -134,9 +138,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("together", [False, True])
 def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     """An answer for each row, in order, and one call of the engine for all of them."""
-    one = made(together=together)
+    rank_actor = create_rank(together=together)
 
-    answers = one.answer(
+    answers = rank_actor.answer(
         [
             *rows("one"),
             (20, pickle.dumps({"other": 1})),
@@ -165,24 +169,24 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     assert answers[2].error.startswith("UnpicklingError")
     assert answers[5].error == "the prompt has 13 tokens; with an answer, max_model_len takes 7"
     assert {answer.stage for answer in answers if answer.error} == {"prompt"}
-    assert one.llm.calls == [["one", "", "two"]]
+    assert rank_actor.llm.calls == [["one", "", "two"]]
 
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("together", [False, True])
 def test_long_rows_are_asked_early_and_answered_in_their_places(together: bool) -> None:
     """What begins alike would come together; rows that have no prompt are none of it."""
-    one = made(together=together, order="prefix")
+    rank_actor = create_rank(together=together, order="prefix")
 
-    answers = one.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
+    answers = rank_actor.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
 
-    assert one.llm.calls == [["cccc", "bb", "a"]]
+    assert rank_actor.llm.calls == [["cccc", "bb", "a"]]
     assert [answer.columns.get("answer") for answer in answers] == ["a", "cccc", None, "bb"]
 
 
 def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
     """Megabytes are refused by their length."""
-    (answer,) = made().answer(rows("x" * (MOST * 2 + 1)))
+    (answer,) = create_rank().answer(rows("x" * (MOST * 2 + 1)))
 
     assert (
         answer.error == "the prompt has 17 characters, more than 8 tokens can hold (max_model_len)"
@@ -192,26 +196,28 @@ def test_a_prompt_that_no_tokens_could_hold_is_not_tokenised() -> None:
 @pytest.mark.parametrize(("text", "error"), [("\ud800", "surrogate"), ("", "the prompt is empty")])
 def test_text_that_is_none_is_its_rows_error(text: str, error: str) -> None:
     """Half a surrogate pair would break the tokenizer, nothing at all the engine."""
-    one = made(chat=False)
-    one.tokenizer.encode = lambda text, add_special_tokens=True: [ord(letter) for letter in text]
+    rank_actor = create_rank(chat=False)
+    rank_actor.tokenizer.encode = lambda text, add_special_tokens=True: [
+        ord(letter) for letter in text
+    ]
 
-    assert error in one.answer(rows(text))[0].error
+    assert error in rank_actor.answer(rows(text))[0].error
 
 
 def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> None:
     """The template has put them there already."""
-    one = made(chat=True)
+    rank_actor = create_rank(chat=True)
 
-    (answer,) = one.answer(rows("hi"))
+    (answer,) = rank_actor.answer(rows("hi"))
 
     assert (answer.columns["answer"], answer.columns["prompt_tokens"]) == (">ih<", 4)
 
 
 def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
     """It refuses a batch as a whole; the batch is then asked row by row."""
-    one = made(wrong="bad")
+    rank_actor = create_rank(wrong="bad")
 
-    answers = one.answer(rows("one", "bad", "two"))
+    answers = rank_actor.answer(rows("one", "bad", "two"))
 
     assert [answer.columns.get("answer") for answer in answers] == ["eno", None, "owt"]
     assert (answers[1].error, answers[1].stage) == ("RuntimeError: no bad here", "inference")
@@ -219,13 +225,13 @@ def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
 
 def test_answers_of_an_earlier_batch_are_nobodys() -> None:
     """More answers than prompts: which are whose is not known, and none is given to a row."""
-    one = made()
-    generate = one.llm.generate
-    one.llm.generate = lambda prompts, params, use_tqdm: generate(
+    rank_actor = create_rank()
+    generate = rank_actor.llm.generate
+    rank_actor.llm.generate = lambda prompts, params, use_tqdm: generate(
         [*prompts[:1], *prompts], params, use_tqdm
     )
 
-    answers = one.answer(rows("one", "two"))
+    answers = rank_actor.answer(rows("one", "two"))
 
     assert [(answer.row, answer.columns) for answer in answers] == [(10, {}), (11, {})]
     assert answers[0].error == "RuntimeError: vLLM was given 1 prompts and returned 2 answers"
@@ -234,53 +240,53 @@ def test_answers_of_an_earlier_batch_are_nobodys() -> None:
 @pytest.mark.usefixtures("vllm")
 def test_a_rank_in_step_never_calls_its_engine_twice() -> None:
     """A second call would wait for ranks that do not call theirs."""
-    one = made(together=True, wrong="bad")
+    rank_actor = create_rank(together=True, wrong="bad")
 
     with pytest.raises(RuntimeError, match="no bad here"):
-        one.answer(rows("one", "bad"))
-    assert len(one.llm.calls) == 1
+        rank_actor.answer(rows("one", "bad"))
+    assert len(rank_actor.llm.calls) == 1
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_rank_in_step_without_a_good_row_asks_for_a_placeholder() -> None:
     """Its engine must take part in the round; what it says is thrown away."""
-    one = made(together=True)
+    rank_actor = create_rank(together=True)
 
-    assert one.answer([]) == []
-    assert one.answer(rows("far too long"))[0].error
-    assert one.llm.calls == [["placeholder"], ["placeholder"]]
+    assert rank_actor.answer([]) == []
+    assert rank_actor.answer(rows("far too long"))[0].error
+    assert rank_actor.llm.calls == [["placeholder"], ["placeholder"]]
 
 
 @pytest.mark.usefixtures("vllm")
 def test_an_answer_that_is_missing_ends_the_rank() -> None:
     """Which row it would have been for is not known."""
-    one = made(together=True)
-    one.llm.lost = 1
+    rank_actor = create_rank(together=True)
+    rank_actor.llm.lost = 1
 
     with pytest.raises(RuntimeError, match="given 2 prompts and returned 1 answers"):
-        one.answer(rows("one", "two"))
+        rank_actor.answer(rows("one", "two"))
 
 
 def test_an_engine_of_its_own_is_not_called_for_nothing() -> None:
     """Nobody waits for it."""
-    one = made()
+    rank_actor = create_rank()
 
-    assert one.answer([]) == []
-    assert one.llm.calls == []
+    assert rank_actor.answer([]) == []
+    assert rank_actor.llm.calls == []
 
 
 @pytest.mark.parametrize("texts", [("fatal",), ("bad", "fatal")])
 def test_a_dead_engine_is_no_error_of_a_row(texts: tuple[str, ...]) -> None:
     """Whether it dies of the batch or of one row of it."""
-    one = made(wrong="bad" if "bad" in texts else "-", fatal="fatal")
+    rank_actor = create_rank(wrong="bad" if "bad" in texts else "-", fatal="fatal")
 
     with pytest.raises(RuntimeError, match="gone"):
-        one.answer(rows(*texts))
+        rank_actor.answer(rows(*texts))
 
 
 def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
     """It has text, but not all of it."""
-    (answer,) = made().answer(rows("ab"))
+    (answer,) = create_rank().answer(rows("ab"))
 
     assert (answer.error, answer.stage) == ("vLLM ended this request: abort", "inference")
 
@@ -290,12 +296,12 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
     """vLLM refuses a dense model when it sees a data-parallel variable, whoever left it. An engine
     that is loaded is watched: without its process the rank would wait for ever.
     """
-    seen: list[dict[str, str]] = []
+    calls: list[dict[str, str]] = []
     watched: list[object] = []
 
     class LLM:
         def __init__(self, **arguments: object) -> None:
-            seen.append(
+            calls.append(
                 {name: value for name, value in os.environ.items() if name.startswith("VLLM_DP_")}
             )
             assert arguments == {"model": "m"}
@@ -307,13 +313,13 @@ def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.Monk
     monkeypatch.setattr(rank, "Prompter", lambda job: Prompter())
     monkeypatch.setattr(rank, "watch_engine", watched.append)
     monkeypatch.setenv("VLLM_DP_SIZE", "7")
-    one = made()
+    rank_actor = create_rank()
 
-    one.load(rank.RankSettings(arguments={"model": "m"}))
-    one.load(rank.RankSettings(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
+    rank_actor.load(rank.RankSettings(arguments={"model": "m"}))
+    rank_actor.load(rank.RankSettings(environment={"VLLM_DP_RANK": "1"}, arguments={"model": "m"}))
 
-    assert seen == [{}, {"VLLM_DP_RANK": "1"}]
-    assert watched[-1] is one.llm
+    assert calls == [{}, {"VLLM_DP_RANK": "1"}]
+    assert watched[-1] is rank_actor.llm
     monkeypatch.delenv("VLLM_DP_RANK")
 
 

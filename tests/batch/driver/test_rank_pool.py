@@ -49,18 +49,18 @@ class Remote:
 
     def __init__(self, ray: Ray, what: Any) -> None:
         self.ray, self.what = ray, what
-        self.asked: dict[str, Any] = {}
+        self.actor_options: dict[str, Any] = {}
 
-    def options(self, **asked: Any) -> Remote:
-        made = Remote(self.ray, self.what)
-        made.asked = asked
-        return made
+    def options(self, **kwargs: Any) -> Remote:
+        remote = Remote(self.ray, self.what)
+        remote.actor_options = kwargs
+        return remote
 
     def remote(self, *args: Any) -> Any:
-        node = self.asked["scheduling_strategy"]
+        node = self.actor_options["scheduling_strategy"]
         if not isinstance(self.what, type):
             return Method(self.ray, node, self.what.__name__).remote(*args)
-        self.ray.started.append((node, self.asked["num_gpus"], args[1]))
+        self.ray.started.append((node, self.actor_options["num_gpus"], args[1]))
         return SimpleNamespace(
             **{name: Method(self.ray, node, name) for name in ("hello", "load", "answer")},
             node=node,
@@ -82,15 +82,15 @@ class Ray(ModuleType):
     def answers(self, node: str, name: str, args: tuple[Any, ...]) -> Ref:
         usual = {
             "hello": RankProcess(pid=len(node) + 1000, log=f"/logs/{node}"),
-            "tail": [f"end of {args}"],
-            "sweep": [],
+            "read_tail": [f"end of {args}"],
+            "kill_group": [],
         }
         return self.results.get((node, name), Ref(usual.get(name, args)))
 
     def nodes(self) -> list[dict[str, Any]]:
-        seen = [("one", "10.0.0.1", True), ("two", "10.0.0.2", True), ("gone", "10.0.0.3", False)]
+        calls = [("one", "10.0.0.1", True), ("two", "10.0.0.2", True), ("gone", "10.0.0.3", False)]
         return [
-            {"NodeID": name, "NodeManagerAddress": ip, "Alive": alive} for name, ip, alive in seen
+            {"NodeID": name, "NodeManagerAddress": ip, "Alive": alive} for name, ip, alive in calls
         ]
 
     def remote(self, what: Any) -> Remote:
@@ -119,14 +119,14 @@ class Progress:
     """What was said."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.states: list[Any] = []
         self.warned: list[str] = []
 
     def set(self, state: str, text: str) -> None:
-        self.said.append((state, text))
+        self.states.append((state, text))
 
-    def replicas(self, ready: int, wanted: int) -> None:
-        self.said.append((ready, wanted))
+    def replicas(self, ready: int, target: int) -> None:
+        self.states.append((ready, target))
 
     def warn(self, text: str) -> None:
         self.warned.append(text)
@@ -180,13 +180,13 @@ def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
     ray: Ray, progress: Progress
 ) -> None:
     """With as many accelerators as a whole rank needs; what happens is said."""
-    with hired(progress) as one:
-        one.start(SETTINGS, "two of them")
+    with hired(progress) as pool:
+        pool.start(SETTINGS, "two of them")
 
     assert ray.started == [("one", 4, True), ("two", 4, True)]
     loads = [call for call in ray.called if call[1] == "load"]
     assert loads == [("one", "load", (SETTINGS[0],)), ("two", "load", (SETTINGS[1],))]
-    assert progress.said == [
+    assert progress.states == [
         (0, 2),
         ("waiting", "two of them: waiting for 4 free accelerators for each"),
         ("loading", "two of them"),
@@ -199,15 +199,15 @@ def test_nothing_of_the_ranks_is_left(ray: Ray, progress: Progress) -> None:
     """However it ends, they are killed, and their nodes asked for what they left behind; what does
     not go is said.
     """
-    ray.results["one", "sweep"] = Ref(["processes of a rank are still there: 7"])
-    ray.results["two", "sweep"] = Ref(Died("The node died."))
+    ray.results["one", "kill_group"] = Ref(["processes of a rank are still there: 7"])
+    ray.results["two", "kill_group"] = Ref(Died("The node died."))
 
-    with pytest.raises(ZeroDivisionError), hired(progress) as one:
-        one.start(SETTINGS, "")
+    with pytest.raises(ZeroDivisionError), hired(progress) as pool:
+        pool.start(SETTINGS, "")
         raise ZeroDivisionError
 
     assert ray.killed == ["one", "two"]
-    assert [(node, args[0]) for node, name, args in ray.called if name == "sweep"] == [
+    assert [(node, args[0]) for node, name, args in ray.called if name == "kill_group"] == [
         ("one", 1003),
         ("two", 1003),
     ]
@@ -228,16 +228,16 @@ def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: 
     """Each gives back the tag of what it finished; one that is still at work does not hold up
     another.
     """
-    one = hired(progress)
-    one.start(SETTINGS, "")
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
     ray.results["one", "answer"] = Ref(pending=True)
-    one.submit(0, "slow", [(1, b"")])
-    one.submit(1, "first", [(2, b"")])
-    one.submit(1, "second", [(3, b"")])
+    pool.submit(0, "slow", [(1, b"")])
+    pool.submit(1, "first", [(2, b"")])
+    pool.submit(1, "second", [(3, b"")])
 
-    assert one.finished() == [(1, "first", ([(2, b"")],))]
-    assert one.finished() == [(1, "second", ([(3, b"")],))]
-    assert (one.load(0), one.load(1), one.busy) == (1, 0, True)
+    assert pool.finished() == [(1, "first", ([(2, b"")],))]
+    assert pool.finished() == [(1, "second", ([(3, b"")],))]
+    assert (pool.load(0), pool.load(1), pool.busy) == (1, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -259,47 +259,47 @@ def test_starting_and_loading_have_a_longer_deadline(
     monkeypatch.setattr(rank_pool, "QUEUE_TIMEOUT", 0.05)
     ray.results["two", name] = Ref(pending=True)
 
-    with pytest.raises(Failed, match=message) as failed, hired(progress) as one:
-        one.start(SETTINGS, "")
+    with pytest.raises(Failed, match=message) as failed, hired(progress) as pool:
+        pool.start(SETTINGS, "")
     assert hint in failed.value.hint
     assert ray.killed == ["one", "two"]
 
 
 def test_a_rank_that_takes_too_long_is_named_with_its_log(ray: Ray, progress: Progress) -> None:
     """So are the others that did not answer: they may have waited for it, or it for them."""
-    one = hired(progress, timeout=0.05)
-    one.start(SETTINGS, "")
+    pool = hired(progress, timeout=0.05)
+    pool.start(SETTINGS, "")
     ray.results = {("one", "answer"): Ref(pending=True), ("two", "answer"): Ref(pending=True)}
-    one.submit(0, None, [(1, b""), (2, b"")])
-    one.submit(1, None, [])
+    pool.submit(0, None, [(1, b""), (2, b"")])
+    pool.submit(1, None, [])
 
     with pytest.raises(
         Failed, match=r"rank 0 on 10.0.0.1 has not answered 2 rows within 0.05 s"
     ) as failed:
-        one.finished()
+        pool.finished()
     assert failed.value.evidence == "end of ('/logs/one', 400)\nnor has rank 1 on 10.0.0.2"
     assert "data_parallel.timeout" in failed.value.hint
 
 
 def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None:
     """Not from when the work was put behind what the rank had in hand."""
-    one = hired(progress, timeout=0.05)
-    one.start(SETTINGS, "")
-    one.submit(0, "first", [])
+    pool = hired(progress, timeout=0.05)
+    pool.start(SETTINGS, "")
+    pool.submit(0, "first", [])
     ray.results["one", "answer"] = Ref(pending=True)
-    one.submit(0, "second", [])
-    one.tasks[0][1].began -= 10
+    pool.submit(0, "second", [])
+    pool.tasks[0][1].began -= 10
 
-    assert [tag for _, tag, _ in one.finished()] == ["first"]
-    assert time.monotonic() - one.tasks[0][0].began < 5
+    assert [tag for _, tag, _ in pool.finished()] == ["first"]
+    assert time.monotonic() - pool.tasks[0][0].began < 5
     with pytest.raises(Failed, match="within"):
-        one.finished()
+        pool.finished()
 
 
 def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> None:
     """It is named with the end of its log and what Ray says, and so is the other one."""
-    one = hired(progress)
-    one.start(SETTINGS, "")
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
     died = (
         "The actor is dead.\nWorker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly"
         " exits."
@@ -308,11 +308,11 @@ def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> 
         ("one", "answer"): Ref(RuntimeError("the peer is gone")),
         ("two", "answer"): Ref(Died(died)),
     }
-    one.submit(0, None, [(1, b"")])
-    one.submit(1, None, [(2, b"")])
+    pool.submit(0, None, [(1, b"")])
+    pool.submit(1, None, [(2, b"")])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 ended: its process was killed") as failed:
-        one.finished()
+        pool.finished()
     assert failed.value.evidence.splitlines() == [
         "end of ('/logs/two', 400)",
         "Ray: Worker unexpectedly exits.",
@@ -323,18 +323,18 @@ def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> 
 
 def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> None:
     """It may be in the log only; that the engine failed says nothing beside it."""
-    one = hired(progress)
-    one.start(SETTINGS, "")
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
     ray.results = {
         ("two", "answer"): Ref(RuntimeError("Engine core failed")),
-        ("two", "tail"): Ref(
+        ("two", "read_tail"): Ref(
             ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
         ),
     }
-    one.submit(1, None, [])
+    pool.submit(1, None, [])
 
     with pytest.raises(Failed, match=r"rank 1 on 10.0.0.2 failed: .*out of memory") as failed:
-        one.finished()
+        pool.finished()
     assert "gpu_memory_utilization" in failed.value.hint
     assert (
         failed.value.evidence
@@ -344,33 +344,33 @@ def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> Non
 
 def test_two_ranks_with_one_error_say_it_once(ray: Ray, progress: Progress) -> None:
     """Each from its own log, as a wrong argument does."""
-    one = hired(progress)
-    one.start(SETTINGS, "")
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
     failed = RuntimeError("Engine core initialization failed. See root cause above.")
     ray.results = {(node, "answer"): Ref(failed) for node in ("one", "two")} | {
-        (node, "tail"): Ref([f"(EngineCore pid={pid}) KeyError: 'x'"])
+        (node, "read_tail"): Ref([f"(EngineCore pid={pid}) KeyError: 'x'"])
         for node, pid in (("one", 7), ("two", 8))
     }
-    one.submit(0, None, [])
-    one.submit(1, None, [])
+    pool.submit(0, None, [])
+    pool.submit(1, None, [])
 
     with pytest.raises(Failed, match=r"rank 0 on 10.0.0.1 failed: KeyError: 'x'") as raised:
-        one.finished()
+        pool.finished()
     assert raised.value.evidence == "rank 1 on 10.0.0.2 failed with the same error"
 
 
 def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress) -> None:
     """Its node may be gone."""
-    one = hired(progress)
-    one.start(SETTINGS, "")
+    pool = hired(progress)
+    pool.start(SETTINGS, "")
     ray.results = {
         ("two", "answer"): Ref(RuntimeError("Engine core failed")),
-        ("two", "tail"): Ref(Died("The node died.")),
+        ("two", "read_tail"): Ref(Died("The node died.")),
     }
-    one.submit(1, None, [])
+    pool.submit(1, None, [])
 
     with pytest.raises(Failed, match="failed: RuntimeError: Engine core failed") as failed:
-        one.finished()
+        pool.finished()
     assert failed.value.evidence == "(its log /logs/two cannot be read: Died: The node died.)"
 
 

@@ -111,28 +111,28 @@ class RankPool:
         return [(rank, tag, self.spoil(answers) if self.spoil else answers)]
 
 
-def accounted(found: list[list[dict[str, Any]]], numbers: list[int]) -> None:
+def accounted(results: list[list[dict[str, Any]]], numbers: list[int]) -> None:
     """Every row once, in order, as what it must be."""
-    rows = [each for block in found for each in block]
-    assert [each["_row"] for each in rows] == numbers
-    for each in rows:
-        number = each["_row"]
-        assert "_data" not in each
-        assert each["_keep"] == b"kept"
+    rows = [item for block in results for item in block]
+    assert [item["_row"] for item in rows] == numbers
+    for item in rows:
+        number = item["_row"]
+        assert "_data" not in item
+        assert item["_keep"] == b"kept"
         if number % 7 == 6:
-            assert (each["_error"], each["_stage"], each["_raw"]) == (
+            assert (item["_error"], item["_stage"], item["_raw"]) == (
                 "not JSON",
                 "read",
                 f"raw {number}",
             )
         elif number % 5 == 3:
-            assert (each["_error"], each["_stage"], each["_raw"]) == (
+            assert (item["_error"], item["_stage"], item["_raw"]) == (
                 "too long",
                 "prompt",
                 f"raw {number}",
             )
         else:
-            assert (each["_error"], each["_raw"], each["answer"]) == ("", "", f"{number}!")
+            assert (item["_error"], item["_raw"], item["answer"]) == ("", "", f"{number}!")
 
 
 @pytest.mark.parametrize("mode", [ranks.run_in_step, ranks.run_apart])
@@ -145,8 +145,8 @@ def test_every_row_comes_back_once_and_in_order(mode: Any, size: int, count: int
 
         accounted(list(mode(map(row, range(count)), pool, size, 4)), list(range(count)))
 
-        asked = sorted(number for calls in pool.calls for call in calls for number in call)
-        assert asked == [number for number in range(count) if number % 7 != 6]
+        requests = sorted(number for calls in pool.calls for call in calls for number in call)
+        assert requests == [number for number in range(count) if number % 7 != 6]
 
 
 @pytest.mark.parametrize("count", [1, 5, 9, 100])
@@ -172,8 +172,8 @@ def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
     """Ranks work while answers are being written."""
     pool = RankPool(2)
 
-    found = ranks.run_in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
-    next(found)
+    result = ranks.run_in_step(map(row, range(40)), pool, 2, 4)  # type: ignore[arg-type]
+    next(result)
 
     assert [len(calls) for calls in pool.calls] == [2, 2]
 
@@ -181,17 +181,17 @@ def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
 def test_a_slow_rank_takes_less_and_holds_back_little() -> None:
     """The others do the work; what waits for the slow one's slice has a limit."""
     pool = RankPool(2, slow=0)
-    taken: list[int] = []
+    numbers: list[int] = []
 
     def source() -> Iterator[dict[str, Any]]:
         for number in range(400):
-            taken.append(number)
+            numbers.append(number)
             yield row(number)
 
     first = next(ranks.run_apart(source(), pool, 2, 4))  # type: ignore[arg-type]
 
-    assert [each["_row"] for each in first] == [0, 1, 2, 3]
-    assert len(taken) == ranks.MAX_AHEAD * 2 * 4
+    assert [item["_row"] for item in first] == [0, 1, 2, 3]
+    assert len(numbers) == ranks.MAX_AHEAD * 2 * 4
     assert len(pool.calls[0]) <= ranks.QUEUED_SLICES < len(pool.calls[1])
     assert pool.most <= ranks.QUEUED_SLICES * 2
 
@@ -235,10 +235,10 @@ def test_ranks_go_to_nodes_in_their_order() -> None:
 
 def test_a_preprocess_stage_is_refused() -> None:
     """It would be left out without a word."""
-    asked = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
+    requests = dataclasses.replace(job(), preprocess=Preprocess(target="code:clean"))
 
     with pytest.raises(Refused, match="no `preprocess` stage"):
-        next(ranks.run(asked, None, {}, None))
+        next(ranks.run(requests, None, {}, None))
 
 
 def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
@@ -327,20 +327,20 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
 
     What a job asks for wins.
     """
-    asked = job(args={"dtype": "float32", "model": "other"})
+    spec = job(args={"dtype": "float32", "model": "other"})
 
-    made = ranks.rank_settings(
-        asked, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True
+    result = ranks.rank_settings(
+        spec, RankSlot(rank=1, ip="10.0.0.2"), ("10.0.0.1", 29608), moe=True
     )
 
-    assert made.environment == {
+    assert result.environment == {
         "VLLM_DP_RANK": "1",
         "VLLM_DP_RANK_LOCAL": "0",
         "VLLM_DP_SIZE": "2",
         "VLLM_DP_MASTER_IP": "10.0.0.1",
         "VLLM_DP_MASTER_PORT": "29608",
     }
-    assert made.arguments == {
+    assert result.arguments == {
         "dtype": "float32",
         "model": "m",
         "tensor_parallel_size": 1,
@@ -351,7 +351,7 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "moe", "together", "experts", "backend"),
+    ("spec", "moe", "together", "experts", "backend"),
     [
         (job(), False, False, None, "uni"),
         (job(tp=2), False, False, None, "mp"),
@@ -362,18 +362,20 @@ def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
     ids=["dense", "dense, two devices", "dense, two stages", "experts in each rank", "one rank"],
 )
 def test_how_a_rank_loads_follows_from_the_model(
-    asked: Any, moe: bool, together: bool, experts: Any, backend: str
+    spec: Any, moe: bool, together: bool, experts: Any, backend: str
 ) -> None:
     """vLLM refuses its data-parallel variables for dense models."""
-    made = ranks.rank_settings(asked, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe)
+    result = ranks.rank_settings(
+        spec, RankSlot(rank=0, ip="10.0.0.1"), ("10.0.0.1", 29600), moe=moe
+    )
 
-    assert bool(made.environment) == together
-    assert made.arguments.get("enable_expert_parallel") is experts
-    assert made.arguments["distributed_executor_backend"] == backend
+    assert bool(result.environment) == together
+    assert result.arguments.get("enable_expert_parallel") is experts
+    assert result.arguments["distributed_executor_backend"] == backend
 
 
 @pytest.mark.parametrize(
-    ("asked", "moe", "said"),
+    ("spec", "moe", "expected"),
     [
         (job(), False, "dense model: 2 independent engines"),
         (job(), True, "mixture of experts: 2 ranks with expert parallelism over 10.0.0.1:29600"),
@@ -385,9 +387,9 @@ def test_how_a_rank_loads_follows_from_the_model(
         (job(size=1), True, "mixture of experts: 1 independent engine"),
     ],
 )
-def test_what_was_chosen_is_said(asked: Any, moe: bool, said: str) -> None:
+def test_what_was_chosen_is_said(spec: Any, moe: bool, expected: str) -> None:
     """In the words of the progress."""
-    assert ranks.describe_ranks(asked, ("10.0.0.1", 29600), moe=moe) == said
+    assert ranks.describe_ranks(spec, ("10.0.0.1", 29600), moe=moe) == expected
 
 
 @pytest.mark.parametrize("moe", [False, True])
@@ -402,7 +404,7 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
 
     class Started(RankPool):
         def __init__(
-            self, asked: Any, slots: list[RankSlot], progress: Any, *, together: bool
+            self, spec: Any, slots: list[RankSlot], progress: Any, *, together: bool
         ) -> None:
             super().__init__(len(slots))
             self.together, self.text, self.ended = together, "", False
@@ -451,9 +453,9 @@ def test_a_run_reads_pending_rows_only_and_ends_its_ranks(
     assert crews[0].text.startswith("mixture of experts" if moe else "dense model")
     assert [bool(moe)] == [not warned]
 
-    found = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
-    next(found)
+    result = ranks.run(job(model=str(tmp_path)), manifest, pending, progress)
+    next(result)
     crews[1].spoil = lambda answers: [*answers, RowAnswer(row=-1)]
     with pytest.raises(Failed, match="answered others"):
-        list(found)
+        list(result)
     assert crews[1].ended

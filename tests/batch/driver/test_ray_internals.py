@@ -89,7 +89,7 @@ def test_only_the_adapter_reaches_into_ray(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "result"),
     [
         ("import ray._private.worker", {"ray._private.worker"}),
         ("from ray.data._internal.plan import x", {"ray.data._internal.plan.x"}),
@@ -103,10 +103,10 @@ def test_only_the_adapter_reaches_into_ray(path: Path) -> None:
         ("x = 'ray._private.worker'", {"ray._private.worker"}),
     ],
 )
-def test_the_scan_sees_what_is_private(line: str, found: set[str]) -> None:
+def test_the_scan_sees_what_is_private(line: str, result: set[str]) -> None:
     """By an import, by an attribute, and by a name in quotes."""
     tree = ast.parse(line)
-    assert _named(tree) | set(_reached(tree)) == found
+    assert _named(tree) | set(_reached(tree)) == result
 
 
 def test_the_adapter_names_all_that_it_uses() -> None:
@@ -120,10 +120,10 @@ def test_the_adapter_names_all_that_it_uses() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.AsyncFunctionDef) and _private(node.name)
     }
-    found = _named(tree) | set(_reached(tree)) | overridden
+    result = _named(tree) | set(_reached(tree)) | overridden
 
-    assert {_last(name) for name in found} == {_last(name) for name in ray_internals.USED}
-    assert {name for name in found if name.startswith("ray.")} <= set(ray_internals.USED)
+    assert {_last(name) for name in result} == {_last(name) for name in ray_internals.USED}
+    assert {name for name in result if name.startswith("ray.")} <= set(ray_internals.USED)
 
 
 def _lists_them(node: ast.AST) -> bool:
@@ -140,15 +140,15 @@ def _last(name: str) -> str:
 class Context:
     """A message of Ray's protocol; one that was not sent has no bytes."""
 
-    def __init__(self, **said: str) -> None:
-        self.__dict__ |= said
+    def __init__(self, **options: str) -> None:
+        self.__dict__ |= options
 
     def ByteSize(self) -> int:
         return len(self.__dict__)
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "expected"),
     [
         (None, ""),
         (SimpleNamespace(actor_died_error_context=Context()), ""),
@@ -167,9 +167,9 @@ class Context:
         ),
     ],
 )
-def test_why_an_actor_died_is_one_line(cause: Any, said: str) -> None:
+def test_why_an_actor_died_is_one_line(cause: Any, expected: str) -> None:
     """Whichever of its contexts Ray has filled in."""
-    assert ray_internals.death_reason(cause) == said
+    assert ray_internals.death_reason(cause) == expected
 
 
 def test_a_step_claims_what_it_is_told() -> None:
@@ -177,8 +177,8 @@ def test_a_step_claims_what_it_is_told() -> None:
     last = SimpleNamespace(ray_remote_args={"num_cpus": 1}, compute=None)
     other = SimpleNamespace()
     for step in (last, other):
-        made = SimpleNamespace(_logical_plan=SimpleNamespace(dag=step))
-        ray_internals.set_claims(made, "two tasks", num_cpus=0)
+        result = SimpleNamespace(_logical_plan=SimpleNamespace(dag=step))
+        ray_internals.set_claims(result, "two tasks", num_cpus=0)
 
     assert (last.ray_remote_args, last.compute) == ({"num_cpus": 0}, "two tasks")
     assert vars(other) == {}

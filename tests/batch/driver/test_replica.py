@@ -45,14 +45,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
     def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
         assert (params.output_kind, params.skip_clone) == ("final", True)
         tokens = prompt["prompt_token_ids"]
         text = "".join(map(chr, tokens))
-        self.asked.append(text)
+        self.prompts.append(text)
         answer = SimpleNamespace(
             text=text[::-1], finish_reason="abort" if text == "abort" else "stop", token_ids=[1, 2]
         )
@@ -96,13 +96,13 @@ class Params(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for vLLM."""
-    made, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    made.LLM, made.SamplingParams = LLM, Params  # type: ignore[attr-defined]
+    vllm_module, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    vllm_module.LLM, vllm_module.SamplingParams = LLM, Params  # type: ignore[attr-defined]
     sampling.StructuredOutputsParams = dict  # type: ignore[attr-defined]
     sampling.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm", vllm_module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
-    return made
+    return vllm_module
 
 
 def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     """
     columns = [{"text": "abc"}, {"text": "far too long"}, {"none": 1}, {"text": "abort"}]
     rows = prepared(job(tmp_path), *columns)
-    made = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
-    table = made(source.to_block(rows, engine.PREPARED))
-    found = [engine.to_result(row) for row in table.to_pylist()]
+    result = replica.Replica({"model": "tiny"}, "generate", {"temperature": 0.0})
+    table = result(source.to_block(rows, engine.PREPARED))
+    results = [engine.to_result(row) for row in table.to_pylist()]
 
-    assert found[0] == {
+    assert results[0] == {
         "_row": 0,
         "_error": "",
         "_stage": "",
@@ -127,29 +127,29 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
         "output_tokens": 2,
         "_cached": 0,
     }
-    assert [(row["_error"], row["_stage"], row["_raw"]) for row in found[1:]] == [
+    assert [(row["_error"], row["_stage"], row["_raw"]) for row in results[1:]] == [
         ("TooLong: the prompt is too long", "inference", "far too long"),
         ("the prompt is column `text`, which this row lacks", "prompt", '{"none": 1}'),
         ("vLLM ended this request: abort", "inference", "abort"),
     ]
-    assert all("answer" not in row for row in found[1:])
+    assert all("answer" not in row for row in results[1:])
 
 
 @pytest.mark.parametrize(
-    ("order", "asked"),
+    ("order", "prompts"),
     [("prefix", ["cccc", "bbb", "aa", "a"]), ("given", ["aa", "cccc", "a", "bbb"])],
 )
 def test_long_rows_are_asked_early_and_answered_in_their_places(
-    tmp_path: Path, order: Any, asked: list[str]
+    tmp_path: Path, order: Any, prompts: list[str]
 ) -> None:
     """Unless the job wants the order of the input."""
     texts = ["aa", "cccc", "a", "bbb"]
     rows = prepared(job(tmp_path), *({"text": text} for text in texts))
-    made = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
-    table = made(source.to_block(rows, engine.PREPARED))
+    result = replica.Replica({"model": "tiny"}, "generate", {}, order=order)
+    table = result(source.to_block(rows, engine.PREPARED))
 
     assert [row["answer"] for row in table.to_pylist()] == [text[::-1] for text in texts]
-    assert made.llm.llm_engine.asked == asked
+    assert result.llm.llm_engine.prompts == prompts
 
 
 def test_tokens_travel_as_they_are(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 def test_blank_lines_and_bytes_that_are_not_utf8_are_error_rows(tmp_path: Path) -> None:
     """They keep their numbers; the raw row is shown with escapes."""
-    found = of(tmp_path, "a.txt", b"a\n\n  \nb\xff\n", read={"format": "text"})
+    results = of(tmp_path, "a.txt", b"a\n\n  \nb\xff\n", read={"format": "text"})
 
-    assert errors(found)[:3] == ["", "the line is empty", "the line is empty"]
-    assert errors(found)[3].startswith("not UTF-8: invalid start byte at byte 1")
-    assert found[3]["_raw"] == "b\\xff"
-    assert {row["_stage"] for row in found[1:]} == {"read"}
+    assert errors(results)[:3] == ["", "the line is empty", "the line is empty"]
+    assert errors(results)[3].startswith("not UTF-8: invalid start byte at byte 1")
+    assert results[3]["_raw"] == "b\\xff"
+    assert {row["_stage"] for row in results[1:]} == {"read"}
 
 
 @pytest.mark.parametrize(
@@ -53,22 +53,22 @@ def test_a_line_that_is_no_json_object_is_an_error_row(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
     """The rows around it are read."""
-    found = of(tmp_path, "a.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
+    results = of(tmp_path, "a.jsonl", b'{"a": 0}\n' + line + b'\n{"a": 2}\n')
 
-    assert reason in found[1]["_error"]
-    assert [found[0]["_data"], found[2]["_data"]] == [{"a": 0}, {"a": 2}]
-    assert len(found[1]["_raw"]) <= 4096
+    assert reason in results[1]["_error"]
+    assert [results[0]["_data"], results[2]["_data"]] == [{"a": 0}, {"a": 2}]
+    assert len(results[1]["_raw"]) <= 4096
 
 
 def test_whole_pairs_large_integers_and_keys_that_come_twice_are_good(tmp_path: Path) -> None:
     """Of a key that comes twice the last counts."""
-    found = of(
+    results = of(
         tmp_path,
         "a.jsonl",
         b'{"a": "\\ud83d\\ude00"}\n{"a": 123456789012345678901234567890}\n{"a": 1, "a": 2}\n',
     )
 
-    assert [row["_data"]["a"] for row in found] == ["😀", 123456789012345678901234567890, 2]
+    assert [row["_data"]["a"] for row in results] == ["😀", 123456789012345678901234567890, 2]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
@@ -110,11 +110,11 @@ def test_a_huge_line_costs_no_more_memory_than_the_limit(tmp_path: Path, form: s
 def test_only_pending_rows_are_read(tmp_path: Path) -> None:
     """Others are passed over, whatever is wrong with them."""
     (tmp_path / "a.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(10)))
-    asked = job(tmp_path, tmp_path / "a.jsonl")
-    manifest = surveyed(asked)
-    found = rows.read_split(asked, manifest, manifest.splits[0], [(1, 2), (7, 7)])
+    spec = job(tmp_path, tmp_path / "a.jsonl")
+    manifest = surveyed(spec)
+    results = rows.read_split(spec, manifest, manifest.splits[0], [(1, 2), (7, 7)])
 
-    assert [(row["_row"], pickle.loads(row["_data"])["n"]) for row in found] == [
+    assert [(row["_row"], pickle.loads(row["_data"])["n"]) for row in results] == [
         (1, 1),
         (2, 2),
         (7, 7),
@@ -126,8 +126,8 @@ def test_a_file_that_changes_after_the_survey_is_not_read(tmp_path: Path, change
     """Its rows would have other numbers."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
-    asked = job(tmp_path, path)
-    manifest = surveyed(asked)
+    spec = job(tmp_path, path)
+    manifest = surveyed(spec)
     if change == "gone":
         path.unlink()
     else:
@@ -137,7 +137,7 @@ def test_a_file_that_changes_after_the_survey_is_not_read(tmp_path: Path, change
     with pytest.raises(
         Failed, match="is gone" if change == "gone" else "not what it was"
     ) as raised:
-        list(rows.read_split(asked, manifest, manifest.splits[0], [(0, 1)]))
+        list(rows.read_split(spec, manifest, manifest.splits[0], [(0, 1)]))
     assert raised.value.hint
     assert pickle.loads(pickle.dumps(raised.value)).message == raised.value.message
 
@@ -148,13 +148,13 @@ def test_memory_of_reading_stays_small(tmp_path: Path) -> None:
     with path.open("wb") as file:
         for _ in range(100):
             file.write((b"x" * 999 + b"\n") * 1000)
-    asked = job(tmp_path, path, read={"format": "text"})
-    manifest = surveyed(asked)
+    spec = job(tmp_path, path, read={"format": "text"})
+    manifest = surveyed(spec)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     count = sum(
         1
         for split in manifest.splits
-        for _ in rows.read_split(asked, manifest, split, [(split.first, split.last)])
+        for _ in rows.read_split(spec, manifest, split, [(split.first, split.last)])
     )
 
     assert count == manifest.rows == 100_000

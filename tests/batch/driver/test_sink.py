@@ -35,9 +35,9 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def begun(asked: Job) -> Sink:
-    manifest = surveyed(asked)
-    return Sink(asked, ledger.recover(asked, manifest), manifest, Tracker(asked))
+def open_sink(spec: Job) -> Sink:
+    manifest = surveyed(spec)
+    return Sink(spec, ledger.recover(spec, manifest), manifest, Tracker(spec))
 
 
 def lines(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -52,10 +52,10 @@ def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source
     """Rows are in the order of their numbers; kept columns stand before the results; errors say
     why.
     """
-    found = begun(job(tmp_path, source, keep={"n": None}, read={"id": "id"}))
+    result = open_sink(job(tmp_path, source, keep={"n": None}, read={"id": "id"}))
     keep = pickle.dumps({"n": 7, "id": "r7"})
     assert (
-        found.add(
+        result.add(
             [
                 answered(7, _keep=keep, _cached=1),
                 failed(9, "bad", _keep=pickle.dumps({"id": "r9"})),
@@ -64,7 +64,7 @@ def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source
         )
         == 3
     )
-    found.close()
+    result.close()
 
     rows = lines(tmp_path / "out", "rows")
     assert [row["row"] for row in rows] == [2, 7]
@@ -80,41 +80,41 @@ def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source
     assert lines(tmp_path / "out", "errors") == [
         {"row": 9, "id": "r9", "reason": "bad", "stage": "inference", "input": "raw"}
     ]
-    assert (found.ledger.done, found.ledger.errors) == (2, 1)
-    shown = found.progress.shown()
+    assert (result.ledger.done, result.ledger.errors) == (2, 1)
+    shown = result.progress.shown()
     assert (shown["done"], shown["errors"], shown["tokens_in"], shown["tokens_out"]) == (2, 1, 6, 4)
     assert shown["tokens_cached"] == 1
 
 
 def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:
     """In one call, in a later one, and as an error after an answer; they are not counted."""
-    found = begun(job(tmp_path, source))
-    assert found.add([answered(1), answered(1), answered(2)]) == 2
-    assert found.add([answered(2), failed(1)]) == 0
-    found.close()
+    result = open_sink(job(tmp_path, source))
+    assert result.add([answered(1), answered(1), answered(2)]) == 2
+    assert result.add([answered(2), failed(1)]) == 0
+    result.close()
 
     assert [row["row"] for row in lines(tmp_path / "out", "rows")] == [1, 2]
-    assert (found.ledger.done, found.progress.done, found.progress.errors) == (2, 2, 0)
+    assert (result.ledger.done, result.progress.done, result.progress.errors) == (2, 2, 0)
 
 
 def test_a_file_has_as_many_rows_as_asked(tmp_path: Path, source: Path) -> None:
     """The rest waits for its seconds, or for the end."""
-    found = begun(job(tmp_path, source, write={"rows_per_file": 4}))
-    found.add([answered(n) for n in range(10)])
-    found.tick()
+    rows = open_sink(job(tmp_path, source, write={"rows_per_file": 4}))
+    rows.add([answered(n) for n in range(10)])
+    rows.tick()
     assert [
         len(path.read_bytes().splitlines()) for path in sorted((tmp_path / "out/rows").iterdir())
     ] == [4, 4]
-    found.close()
+    rows.close()
 
     assert len(lines(tmp_path / "out", "rows")) == 10
 
 
 def test_rows_that_waited_are_committed(tmp_path: Path, source: Path) -> None:
     """So that a crash costs no more than the seconds."""
-    found = begun(job(tmp_path, source, write={"seconds": 0.0}))
-    found.add([answered(1)])
-    found.tick()
+    result = open_sink(job(tmp_path, source, write={"seconds": 0.0}))
+    result.add([answered(1)])
+    result.tick()
 
     assert len(lines(tmp_path / "out", "rows")) == 1
 
@@ -124,11 +124,11 @@ def test_large_rows_do_not_wait_for_others(
 ) -> None:
     """A buffer has a limit of bytes, too."""
     monkeypatch.setattr(sink, "LARGEST", 100_000)
-    found = begun(job(tmp_path, source))
-    found.add([answered(n, answer="x" * 30_000) for n in range(4)])
+    result = open_sink(job(tmp_path, source))
+    result.add([answered(n, answer="x" * 30_000) for n in range(4)])
 
     assert len(lines(tmp_path / "out", "rows")) == 4
-    assert found.buffers["rows"].bytes == 0
+    assert result.buffers["rows"].bytes == 0
 
 
 def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
@@ -139,9 +139,11 @@ def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(
         b'{"n": 1, "tags": ["a"], "answer": "mine", "score": 1.5}\n' * 9
     )
-    found = begun(job(tmp_path, source, keep=None, write={"format": "parquet", "rows_per_file": 2}))
+    rows = open_sink(
+        job(tmp_path, source, keep=None, write={"format": "parquet", "rows_per_file": 2})
+    )
     keep = pickle.dumps({"n": 1, "tags": '["a"]', "answer": "mine", "score": 1.5, "later": 1})
-    found.add(
+    rows.add(
         [
             answered(0, _keep=keep),
             answered(1, _keep=keep),
@@ -149,7 +151,7 @@ def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
             answered(3, finish_reason=None),
         ]
     )
-    found.close()
+    rows.close()
 
     table = pq.read_table(tmp_path / "out" / "rows")
     assert {field.name: str(field.type) for field in table.schema} == {
@@ -163,7 +165,7 @@ def test_parquet_files_have_one_schema(tmp_path: Path, source: Path) -> None:
         "output_tokens": "int64",
     }
     assert table.to_pylist()[0]["answer"] == "answer 0"
-    assert found.progress.shown()["warnings"] == [
+    assert rows.progress.shown()["warnings"] == [
         "column later is not kept: the first rows lack it; name it under `keep`"
     ]
 
@@ -176,61 +178,61 @@ def test_a_class_s_columns_are_learned_from_the_first_file(tmp_path: Path, sourc
     """Lists stay lists, objects become JSON; the next run knows them; a row that does not fit is an
     error row, not lost.
     """
-    asked = job(tmp_path, source, mode="predict", write={"format": "parquet"})
-    found = begun(asked)
-    found.add(
+    spec = job(tmp_path, source, mode="predict", write={"format": "parquet"})
+    result = open_sink(spec)
+    result.add(
         [
             predicted(n, label="cat", score=0.5, vector=[1.0, 2.0], more={"a": n}, nothing=None)
             for n in range(3)
         ]
     )
-    found.flush()
-    found = begun(asked)
-    found.add(
+    result.flush()
+    result = open_sink(spec)
+    result.add(
         [
             predicted(3, label="dog", score=1, vector=None, more=None, nothing="now"),
             predicted(4, label=5, score=0.1),
         ]
     )
-    found.add([predicted(5, label="x", extra=1), predicted(6)])
-    found.close()
+    result.add([predicted(5, label="x", extra=1), predicted(6)])
+    result.close()
 
     table = pq.read_table(tmp_path / "out" / "rows")
     assert table["row"].to_pylist() == [0, 1, 2, 3, 6]
     assert table.schema.field("vector").type == pa.list_(pa.float64())
     assert (table["more"].to_pylist()[1], table["nothing"].to_pylist()[3]) == ('{"a": 1}', "now")
     errors = lines(tmp_path / "out", "errors")
-    assert [(each["row"], each["stage"]) for each in errors] == [(4, "write"), (5, "write")]
+    assert [(error["row"], error["stage"]) for error in errors] == [(4, "write"), (5, "write")]
     assert errors[0]["reason"].startswith("column label does not hold string as before")
     assert "column extra is new" in errors[1]["reason"]
     assert "'label': 5" in errors[0]["input"]
-    assert (found.ledger.done, found.ledger.errors) == (5, 2)
-    assert (found.progress.done, found.progress.errors) == (2, 2)
+    assert (result.ledger.done, result.ledger.errors) == (5, 2)
+    assert (result.progress.done, result.progress.errors) == (2, 2)
 
 
 def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None:
     """NaN becomes null, decimals text, bytes base64; a value without any form makes an error
     row.
     """
-    found = begun(job(tmp_path, source, mode="predict"))
-    found.add([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
-    found.add([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
-    found.close()
+    result = open_sink(job(tmp_path, source, mode="predict"))
+    result.add([predicted(0, a=float("nan"), b=Decimal("1.5"), c=b"\xff", d=[float("inf")])])
+    result.add([predicted(1, a=object()), predicted(2, a="\ud800"), predicted(3, a="é")])
+    result.close()
 
     assert lines(tmp_path / "out", "rows") == [
         {"row": 0, "a": None, "b": "1.5", "c": "/w==", "d": [None]},
         {"row": 3, "a": "é"},
     ]
-    assert [each["row"] for each in lines(tmp_path / "out", "errors")] == [1, 2]
+    assert [item["row"] for item in lines(tmp_path / "out", "errors")] == [1, 2]
 
 
 def test_a_column_of_the_input_never_takes_the_place_of_the_number(
     tmp_path: Path, source: Path
 ) -> None:
     """All columns are kept, and one of them is called `row`."""
-    found = begun(job(tmp_path, source, keep=None))
-    found.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
-    found.close()
+    result = open_sink(job(tmp_path, source, keep=None))
+    result.add([answered(4, _keep=pickle.dumps({"row": "mine", "n": 1}))])
+    result.close()
 
     (row,) = lines(tmp_path / "out", "rows")
     assert (row["row"], row["n"], next(iter(row))) == (4, 1, "row")
@@ -245,31 +247,31 @@ def test_a_row_that_fails_without_a_word_is_told_apart_all_the_same(
         def tolist(self) -> None:
             raise RuntimeError("\n")
 
-    found = begun(job(tmp_path, source, mode="predict"))
-    found.add([predicted(0, a=Mute()), predicted(1, a="b")])
-    found.close()
+    result = open_sink(job(tmp_path, source, mode="predict"))
+    result.add([predicted(0, a=Mute()), predicted(1, a="b")])
+    result.close()
 
     assert lines(tmp_path / "out", "rows") == [{"row": 1, "a": "b"}]
-    assert [each["reason"] for each in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
+    assert [item["reason"] for item in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
 
 
 def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path) -> None:
     """A run that finds them there already fails before it loads a model."""
-    asked = job(tmp_path, source, limits={"errors": 2})
-    found = begun(asked)
-    found.add([failed(0), failed(1), answered(2)])
+    spec = job(tmp_path, source, limits={"errors": 2})
+    result = open_sink(spec)
+    result.add([failed(0), failed(1), answered(2)])
     with pytest.raises(Failed, match=r"3 rows have failed, and `limits\.errors` is 2") as raised:
-        found.add([failed(3)])
+        result.add([failed(3)])
 
     assert "--retry-errors" in raised.value.hint
     assert len(lines(tmp_path / "out", "errors")) == 3
-    found.flush()
+    result.flush()
     with pytest.raises(Failed, match="3 rows have failed"):
-        begun(asked)
+        open_sink(spec)
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (errno.ENOSPC, "no space is left"),
         (errno.EDQUOT, "no space is left"),
@@ -278,15 +280,15 @@ def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path
     ],
 )
 def test_a_disk_that_takes_nothing_is_explained(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: str
 ) -> None:
     """Nothing is tried again after it: the file may be there all the same.
 
     The next run goes on; no half file is seen.
     """
-    asked = job(tmp_path, source)
-    found = begun(asked)
-    found.add([answered(n) for n in range(3)])
+    spec = job(tmp_path, source)
+    result = open_sink(spec)
+    result.add([answered(n) for n in range(3)])
 
     def full(path: str, data: bytes) -> None:
         Path(path).write_bytes(data[:10])
@@ -294,13 +296,13 @@ def test_a_disk_that_takes_nothing_is_explained(
 
     with monkeypatch.context() as patch:
         patch.setattr(places, "write_synced", full)
-        with pytest.raises(Failed, match=said) as raised:
-            found.flush()
+        with pytest.raises(Failed, match=expected) as raised:
+            result.flush()
     assert "run `vlaunch batch` again" in raised.value.hint
     assert list((tmp_path / "out" / "rows").iterdir()) == []
-    with pytest.raises(Failed, match=said):
-        found.add([answered(4)])
-    again = begun(asked)
+    with pytest.raises(Failed, match=expected):
+        result.add([answered(4)])
+    again = open_sink(spec)
     assert again.ledger.done == 0
     again.add([answered(n) for n in range(3)])
     again.close()
@@ -310,35 +312,35 @@ def test_a_disk_that_takes_nothing_is_explained(
 
 def test_a_reader_sees_whole_files_at_any_moment(tmp_path: Path, source: Path) -> None:
     """While many are written, each file that has its name is complete."""
-    found = begun(
+    rows = open_sink(
         job(tmp_path, source, keep={"n": None}, write={"format": "parquet", "rows_per_file": 10})
     )
-    over, seen, wrong = threading.Event(), set(), []
+    over, calls, wrong = threading.Event(), set(), []
 
     def reader() -> None:
         while not over.is_set():
             for path in (tmp_path / "out" / "rows").iterdir():
-                if path.name not in seen:
+                if path.name not in calls:
                     try:
                         if pq.read_metadata(path).num_rows != 10:
                             wrong.append(path.name)
                     except Exception as error:
                         wrong.append(f"{path.name}: {error}")
-                    seen.add(path.name)
+                    calls.add(path.name)
 
     thread = threading.Thread(target=reader)
     thread.start()
     try:
         for start in range(0, 600, 50):
-            found.add([answered(n) for n in range(start, start + 50)])
-            assert awaited(lambda least=start // 50: len(seen) > least)  # the reader had its turn
-        found.close()
+            rows.add([answered(n) for n in range(start, start + 50)])
+            assert awaited(lambda least=start // 50: len(calls) > least)  # the reader had its turn
+        rows.close()
     finally:
         over.set()
         thread.join(timeout=30)
 
     assert wrong == []
-    assert len(seen) > 10
+    assert len(calls) > 10
 
 
 def test_a_signal_waits_for_the_file(
@@ -358,17 +360,17 @@ def test_a_signal_waits_for_the_file(
         os.kill(os.getpid(), signal.SIGTERM)
         renamed(hidden, path)
 
-    found = begun(job(tmp_path, source))
-    found.add([answered(1)])
+    result = open_sink(job(tmp_path, source))
+    result.add([answered(1)])
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(places, "rename_synced", signalled)
             with pytest.raises(Stop):
-                found.flush()
+                result.flush()
     finally:
         signal.signal(signal.SIGTERM, before)
 
     assert len(lines(tmp_path / "out", "rows")) == 1
-    found.flush()
+    result.flush()
     assert len(lines(tmp_path / "out", "rows")) == 1

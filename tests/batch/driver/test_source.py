@@ -62,12 +62,12 @@ def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> No
     paths = [tmp_path / f"{index:03}.jsonl" for index in range(50)]
     for index, path in enumerate(paths):
         path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
-    asked = job(tmp_path, *paths)
-    manifest = surveyed(asked)
+    spec = job(tmp_path, *paths)
+    manifest = surveyed(spec)
     thin = source.thin_manifest(manifest, manifest.splits[40:42])
     assert [file.path for file in thin.files] == [str(path) for path in paths[40:42]]
     assert len(pickle.dumps(thin)) * 5 < len(pickle.dumps(manifest))
-    blocks = list(source.read_blocks(asked, thin, {40: [(121, 122)], 41: [(123, 123)]}))
+    blocks = list(source.read_blocks(spec, thin, {40: [(121, 122)], 41: [(123, 123)]}))
     assert [block.column("_row").to_pylist() for block in blocks] == [[121, 122], [123]]
 
 
@@ -75,10 +75,10 @@ def test_blocks_of_one_split_stay_small(tmp_path: Path) -> None:
     """A split can be a whole compressed file: it is handed on in blocks, not at once."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * 100_000}) + "\n" for _ in range(200)))
-    asked = job(tmp_path, path)
-    manifest = surveyed(asked)
+    spec = job(tmp_path, path)
+    manifest = surveyed(spec)
     pending = {split.index: [(split.first, split.last)] for split in manifest.splits}
-    blocks = list(source.read_blocks(asked, manifest, pending))
+    blocks = list(source.read_blocks(spec, manifest, pending))
     assert sum(block.num_rows for block in blocks) == 200
     assert max(block.nbytes for block in blocks) < 2 * source.BLOCK_BYTES
 
@@ -87,12 +87,12 @@ def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
     """Whether rows are good, bad, or of other columns: Ray Data never has to reconcile blocks."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\nnot json\n\xff\n{"other": [1, {"x": null}]}\n')
-    asked = job(tmp_path, path)
-    manifest = surveyed(asked)
+    spec = job(tmp_path, path)
+    manifest = surveyed(spec)
     schemas = {
         str(block.schema)
         for row in range(4)
-        for block in source.read_blocks(asked, manifest, {0: [(row, row)]})
+        for block in source.read_blocks(spec, manifest, {0: [(row, row)]})
     }
     assert len(schemas) == 1
 

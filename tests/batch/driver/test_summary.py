@@ -16,37 +16,43 @@ def test_the_summary_adds_up_all_runs(tmp_path: Path) -> None:
     Beside the answers it lies when the job is done.
     """
     (tmp_path / "in.jsonl").write_bytes(b'{"n": 1}\n' * 10)
-    asked = job(tmp_path, tmp_path / "in.jsonl")
-    manifest = surveyed(asked)
+    spec = job(tmp_path, tmp_path / "in.jsonl")
+    manifest = surveyed(spec)
     for _ in range(2):
-        killed = Tracker(asked)
+        killed = Tracker(spec)
         killed.begin(10, 0, 0)
         killed.count(done=2, tokens_out=5, tokens_cached=1)
         killed.set("running")
-    book = ledger.recover(asked, manifest)
-    failed = Tracker(asked)
+    book = ledger.recover(spec, manifest)
+    failed = Tracker(spec)
     failed.begin(10, 4, 0)
-    summary.write_summary(asked, manifest, book, failed, "failed")
+    summary.write_summary(spec, manifest, book, failed, "failed")
     failed.fail("no")
     assert not (tmp_path / "out" / "summary.json").exists()
-    last = Tracker(asked)
+    last = Tracker(spec)
     last.begin(10, 4, 0)
     last.count(done=5, errors=1, tokens_in=3, tokens_out=7, tokens_cached=2)
     book.add("rows", range(9))
     book.add("errors", [9])
-    said = summary.write_summary(asked, manifest, book, last, "done")
+    message = summary.write_summary(spec, manifest, book, last, "done")
 
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(
-        json.dumps(said)
+        json.dumps(message)
     )
-    assert [run["ended"] for run in said["runs"]] == ["lost", "lost", "failed", "done"]
-    assert [run["done"] for run in said["runs"]] == [2, 2, 0, 5]
-    assert (said["state"], said["rows"], said["done"], said["errors"], said["tokens_out"]) == (
+    assert [run["ended"] for run in message["runs"]] == ["lost", "lost", "failed", "done"]
+    assert [run["done"] for run in message["runs"]] == [2, 2, 0, 5]
+    assert (
+        message["state"],
+        message["rows"],
+        message["done"],
+        message["errors"],
+        message["tokens_out"],
+    ) == (
         "done",
         10,
         9,
         1,
         17,
     )
-    assert said["tokens_cached"] == 4
-    assert set(said["versions"]) == {"vllm", "ray", "torch", "python"}
+    assert message["tokens_cached"] == 4
+    assert set(message["versions"]) == {"vllm", "ray", "torch", "python"}

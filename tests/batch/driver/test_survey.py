@@ -26,8 +26,8 @@ def sound(manifest: Manifest) -> None:
     """Splits follow on each other without a gap."""
     assert [split.index for split in manifest.splits] == list(range(len(manifest.splits)))
     assert [split.first for split in manifest.splits[:1]] in ([], [0])
-    for one, other in pairwise(manifest.splits):
-        assert one.last + 1 == other.first
+    for item, other in pairwise(manifest.splits):
+        assert item.last + 1 == other.first
     assert (
         sum(split.rows for split in manifest.splits)
         == manifest.rows
@@ -39,9 +39,9 @@ def test_rows_are_numbered_source_by_source(tmp_path: Path) -> None:
     """As they are written down: `limit` takes the first ones."""
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(f'{{"from": "{name}"}}\n')
-    found = read_all(job(tmp_path, tmp_path / "b.jsonl", tmp_path / "a.jsonl"))
+    rows = read_all(job(tmp_path, tmp_path / "b.jsonl", tmp_path / "a.jsonl"))
 
-    assert [row["_data"]["from"] for row in found] == ["b.jsonl", "a.jsonl"]
+    assert [row["_data"]["from"] for row in rows] == ["b.jsonl", "a.jsonl"]
 
 
 def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
     for name in ("b.jsonl", "sub/a.jsonl", ".hidden.jsonl", "_SUCCESS", "sub/.x/y.jsonl"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f'{{"from": "{name}"}}\n')
-    found = read_all(job(tmp_path, tmp_path / "in", tmp_path / "in" / "b.jsonl"))
+    rows = read_all(job(tmp_path, tmp_path / "in", tmp_path / "in" / "b.jsonl"))
 
-    assert [row["_data"]["from"] for row in found] == ["b.jsonl", "sub/a.jsonl"]
+    assert [row["_data"]["from"] for row in rows] == ["b.jsonl", "sub/a.jsonl"]
 
 
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
@@ -65,21 +65,21 @@ def test_files_are_cut_between_rows(
     monkeypatch.setattr(survey, "SPLIT_ROWS", 50)
     monkeypatch.setattr(survey, "SPLIT_BYTES", 5000)
     chance = random.Random(4)
-    said = ["x" * chance.choice([1, 5, 300, 6000]) + str(n) for n in range(2000)]
+    message = ["x" * chance.choice([1, 5, 300, 6000]) + str(n) for n in range(2000)]
     quote = {
         "text": lambda text: text,
         "jsonl": lambda text: f'{{"text": "{text}"}}',
         "csv": lambda text: f'"{text[:2]}\n{text}"',
     }[form]
     path = tmp_path / f"a.{form}"
-    path.write_text(("text\n" if form == "csv" else "") + "\n".join(map(quote, said)))
-    asked = job(tmp_path, path, read={"format": form})
-    manifest = surveyed(asked)
+    path.write_text(("text\n" if form == "csv" else "") + "\n".join(map(quote, message)))
+    spec = job(tmp_path, path, read={"format": form})
+    manifest = surveyed(spec)
 
     sound(manifest)
     assert manifest.rows == 2000
     assert len(manifest.splits) > 100
-    assert [row["_data"]["text"].split("\n")[-1] for row in read_all(asked)] == said
+    assert [row["_data"]["text"].split("\n")[-1] for row in read_all(spec)] == message
 
 
 def test_counting_is_fast(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_empty_files_have_no_rows(tmp_path: Path, form: str) -> None:
     (tmp_path / "in" / "c.gz").write_bytes(gzip.compress(b""))
     if form == "csv":
         (tmp_path / "in" / "d").write_bytes(b"a,b\r\n")
-    asked = job(tmp_path, tmp_path / "in", read={"format": form}, write={"format": "parquet"})
+    spec = job(tmp_path, tmp_path / "in", read={"format": form}, write={"format": "parquet"})
 
-    assert (surveyed(asked).rows, surveyed(asked).splits) == (0, ())
-    assert read_all(asked) == []
+    assert (surveyed(spec).rows, surveyed(spec).splits) == (0, ())
+    assert read_all(spec) == []
 
 
 def test_parquet_row_groups_are_splits(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_a_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
     (tmp_path / "in" / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     (tmp_path / "in" / "b.jsonl").write_bytes(b'{"n": 2}\n' * 3000)
     (tmp_path / "in" / "c.jsonl").write_bytes(b"\xff\xfe")
-    asked = job(tmp_path, tmp_path / "in", read={"limit": 3500})
+    spec = job(tmp_path, tmp_path / "in", read={"limit": 3500})
 
-    sound(surveyed(asked))
-    assert sum(row["_data"]["n"] for row in read_all(asked)) == 3000 + 2 * 500
+    sound(surveyed(spec))
+    assert sum(row["_data"]["n"] for row in read_all(spec)) == 3000 + 2 * 500
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_a_later_run_takes_the_earlier_one_s_word(tmp_path: Path) -> None:
     """The files are listed, not counted again."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n' * 9000)
-    asked = job(tmp_path, path, keep=None, write={"format": "parquet"})
-    said: list[str] = []
+    spec = job(tmp_path, path, keep=None, write={"format": "parquet"})
+    messages: list[str] = []
 
-    assert survey.survey_input(asked, said.append) == survey.survey_input(asked, said.append)
-    assert [text.partition(":")[0] for text in said] == [
+    assert survey.survey_input(spec, messages.append) == survey.survey_input(spec, messages.append)
+    assert [text.partition(":")[0] for text in messages] == [
         "looking for the input",
         "counting rows",
         "looking for the input",
@@ -193,15 +193,15 @@ def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b", "c"):
         (tmp_path / "in" / name).write_bytes(b'{"n": 1}\n')
-    asked = job(tmp_path, tmp_path / "in")
-    surveyed(asked)
+    spec = job(tmp_path, tmp_path / "in")
+    surveyed(spec)
     (tmp_path / "in" / "a").unlink()
     (tmp_path / "in" / "b").write_bytes(b'{"n": 10}\n')
     os.utime(tmp_path / "in" / "c", ns=(5, 5))
     (tmp_path / "in" / "d").touch()
 
     with pytest.raises(Refused, match="the input is not what it was") as raised:
-        surveyed(asked)
+        surveyed(spec)
     folder = tmp_path / "in"
     assert raised.value.evidence.splitlines() == [
         f"{folder}/a is gone",
@@ -216,11 +216,11 @@ def test_shipped_files_may_come_again(tmp_path: Path) -> None:
     path = tmp_path / "work" / "input" / "0000-a.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(b'{"n": 1}\n')
-    asked = job(tmp_path, path)
-    surveyed(asked)
+    spec = job(tmp_path, path)
+    surveyed(spec)
     os.utime(path, ns=(5, 5))
 
-    assert len(read_all(asked)) == 1
+    assert len(read_all(spec)) == 1
 
 
 def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "form", "said"),
+    ("name", "data", "form", "expected"),
     [
         ("a.txt", "héllo\n".encode("utf-16"), "text", "is UTF-16"),
         ("a.parquet", b"PAR1 and so on", "jsonl", "is a Parquet file"),
@@ -253,12 +253,12 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_another_format_is_refused(
-    tmp_path: Path, name: str, data: bytes, form: str, said: str
+    tmp_path: Path, name: str, data: bytes, form: str, expected: str
 ) -> None:
     """Before any of its rows is read as what it is not."""
     (tmp_path / name).write_bytes(data)
 
-    with pytest.raises(Refused, match=said) as raised:
+    with pytest.raises(Refused, match=expected) as raised:
         surveyed(job(tmp_path, tmp_path / name, read={"format": form}))
     assert raised.value.hint
     assert not (tmp_path / "work" / "manifest.json").exists()
@@ -275,9 +275,9 @@ def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     """The numbers of the rows hang on it."""
     (tmp_path / "a.jsonl").write_bytes(b'{"n": 1}\n')
-    asked: Any = job(tmp_path, tmp_path / "a.jsonl")
-    surveyed(asked)
+    spec: Any = job(tmp_path, tmp_path / "a.jsonl")
+    surveyed(spec)
     (tmp_path / "work" / "manifest.json").write_text("{")
 
     with pytest.raises(Refused, match="cannot be read"):
-        surveyed(asked)
+        surveyed(spec)

@@ -11,7 +11,7 @@ def test_csv_cells_have_the_names_of_the_header(tmp_path: Path) -> None:
     """Quoted newlines, quotes and delimiters belong to their cell; a tab separates where the file's
     ending says so.
     """
-    found = of(
+    rows = of(
         tmp_path,
         "a.csv",
         b'\xef\xbb\xbfid,text\r\n1,"a ""b"",\r\nc"\r\n2,\xc3\xa9\r\n',
@@ -24,7 +24,7 @@ def test_csv_cells_have_the_names_of_the_header(tmp_path: Path) -> None:
         tmp_path, "c.csv", b"id;text\n1;a\n", read={"format": "csv"}, work=str(tmp_path / "w3")
     )
 
-    assert [row["_data"] for row in found] == [
+    assert [row["_data"] for row in rows] == [
         {"id": "1", "text": 'a "b",\r\nc'},
         {"id": "2", "text": "é"},
     ]
@@ -37,26 +37,26 @@ def test_broken_csv_records_are_error_rows(tmp_path: Path) -> None:
     read.
     """
     data = b'a,b\n1\n1,2,3\n\n"x"y,2\n\xff,2\n5,6\n7,"never\nclosed\n'
-    found = of(tmp_path, "a.csv", data, read={"format": "csv"})
+    rows = of(tmp_path, "a.csv", data, read={"format": "csv"})
 
-    said = errors(found)
-    assert said[:3] == [
+    text = errors(rows)
+    assert text[:3] == [
         "1 cells where the header has 2",
         "3 cells where the header has 2",
         "the line is empty",
     ]
-    assert said[3].startswith("not CSV: ")
-    assert said[4].startswith("not UTF-8: ")
-    assert found[5]["_data"] == {"a": "5", "b": "6"}
-    assert said[6] == "not CSV: a quote that begins in this row is never closed"
-    assert len(found) == 7
+    assert text[3].startswith("not CSV: ")
+    assert text[4].startswith("not UTF-8: ")
+    assert rows[5]["_data"] == {"a": "5", "b": "6"}
+    assert text[6] == "not CSV: a quote that begins in this row is never closed"
+    assert len(rows) == 7
 
 
 def test_a_csv_record_over_the_limit_ends_where_its_quote_does(tmp_path: Path) -> None:
     """Its lines are not taken for rows."""
     data = b'a,b\n1,"' + b"line, of\n" * 50 + b'"\n2,ok\n'
-    found = of(tmp_path, "a.csv", data, read={"format": "csv", "row_bytes": 100})
+    rows = of(tmp_path, "a.csv", data, read={"format": "csv", "row_bytes": 100})
 
-    assert "larger than 100 bytes" in found[0]["_error"]
-    assert found[1]["_data"] == {"a": "2", "b": "ok"}
-    assert len(found) == 2
+    assert "larger than 100 bytes" in rows[0]["_error"]
+    assert rows[1]["_data"] == {"a": "2", "b": "ok"}
+    assert len(rows) == 2
