@@ -1,7 +1,7 @@
-"""A client of Ray's dashboard and vLLM's API on this node, and vLLM's counters.
+"""Client of Ray's dashboard and vLLM's API on this node, and vLLM's counters.
 
-Standard library only, for `chat.py`, which must start fast. Secrets are read from the mounted
-files, and travel in headers.
+Standard library only, for `chat.py`, which must start fast. Secrets are read from the mounted files
+and sent in headers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PATIENCE = 25.0
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 
 
-class Refused(OSError):
-    """An answer that is an error: its HTTP status and its text."""
+class HttpError(OSError):
+    """An error response: its HTTP status and text."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"HTTP {code}: {text}")
@@ -35,11 +35,11 @@ class Refused(OSError):
 
 
 @dataclass(frozen=True)
-class Where:
-    """The address of a server's API and the port of Ray's dashboard, and what to ask for.
+class QueryTarget:
+    """Address of a server's API, the port of Ray's dashboard, and the parameters of a query.
 
-    `engines` is how many replicas are behind the API, `first` the number of the first of them among
-    all of the server's, by which vLLM counts.
+    `engines` is the number of replicas behind the API, `first` the number of the first one among
+    all of the server's, as vLLM counts them.
     """
 
     api_host: str = "127.0.0.1"
@@ -52,7 +52,7 @@ class Where:
     timeout: float = 60.0
 
 
-def request(
+def send_request(
     host: str,
     port: int,
     path: str,
@@ -61,11 +61,11 @@ def request(
     timeout: float = 10.0,
     engine: int | None = None,
 ) -> http.client.HTTPResponse:
-    """Send a GET, or a POST of a body, to a server on this node; a secret travels in a header, and
-    so does the replica that is to answer, by its place among those behind this API.
+    """Send a GET, or a POST of a body, to a server on this node; the secret and the replica's
+    number behind this API travel in headers.
 
-    Not by urllib.request, which takes longer to import than all the rest, and sends requests to a
-    proxy. Raises Refused.
+    urllib.request takes longer to import than everything else, and sends requests to a proxy.
+    Raises HttpError.
     """
     form = body if isinstance(body, Form) else Form(json.dumps(body).encode(), "application/json")
     headers = {"Content-Type": form.kind, "Connection": "close"}
@@ -83,30 +83,32 @@ def request(
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
         if answer.status >= 300:
-            raise Refused(answer.status, answer.read().decode(errors="replace"))
+            raise HttpError(answer.status, answer.read().decode(errors="replace"))
     except BaseException:
         connection.close()
         raise
     return answer
 
 
-def ray(target: Where, path: str, body: object = None, timeout: float = PATIENCE) -> object:
+def query_ray(
+    target: QueryTarget, path: str, body: object = None, timeout: float = PATIENCE
+) -> object:
     """Return the JSON of Ray's dashboard; None for an empty answer."""
     port, secret = target.dashboard, "RAY_AUTH_TOKEN"
-    with request("127.0.0.1", port, path, secret, body, timeout) as answer:
+    with send_request("127.0.0.1", port, path, secret, body, timeout) as answer:
         text = answer.read().decode()
         return json.loads(text) if text else None
 
 
-def rows(
-    target: Where, table: str, timeout: float = PATIENCE, **filters: str
+def query_ray_table(
+    target: QueryTarget, table: str, timeout: float = PATIENCE, **filters: str
 ) -> list[dict[str, Any]]:
-    """Return the rows of one of Ray's tables; raises ValueError for any other answer."""
+    """Return the rows of one of Ray's tables; raise ValueError for any other answer."""
     query_filters = "".join(
         f"&filter_keys={key}&filter_predicates=%3D&filter_values={value}"
         for key, value in filters.items()
     )
-    answer: Any = ray(
+    answer: Any = query_ray(
         target, f"/api/v0/{table}?detail=1&limit=10000{query_filters}", timeout=timeout
     )
     try:
@@ -116,22 +118,26 @@ def rows(
     return listed
 
 
-def api(
-    target: Where, path: str, body: object = None, timeout: float = 10.0, engine: int | None = None
+def query_api(
+    target: QueryTarget,
+    path: str,
+    body: object = None,
+    timeout: float = 10.0,
+    engine: int | None = None,
 ) -> tuple[int, str]:
-    """Return status and text of vLLM's answer; 0 when nothing listens or it takes too long."""
+    """Return the status and text of vLLM's answer; 0 if nothing listens or it takes too long."""
     host, port, secret = target.api_host, target.api, "VLLM_API_KEY"
     try:
-        with request(host, port, path, secret, body, timeout, engine) as answer:
+        with send_request(host, port, path, secret, body, timeout, engine) as answer:
             return answer.status, answer.read().decode(errors="replace")
-    except Refused as error:
+    except HttpError as error:
         return error.code, error.text
     except OSError as error:
         return 0, str(error)
 
 
-def reachable(host: str, port: int) -> bool:
-    """True when a port accepts a connection."""
+def is_reachable(host: str, port: int) -> bool:
+    """True if a port accepts a connection."""
     try:
         with socket.create_connection((host, port), timeout=3):
             return True
@@ -139,8 +145,8 @@ def reachable(host: str, port: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], object], seconds: float) -> None:
-    """Wait until a condition holds, or for so many seconds."""
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    """Wait until a condition holds, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.3)
@@ -150,9 +156,9 @@ def until(condition: Callable[[], object], seconds: float) -> None:
 class Counters:
     """vLLM's counters.
 
-    `progress` is equal exactly when nothing has moved; aborted requests, as of canaries, are no
+    `progress` is equal exactly if nothing has moved; aborted requests, such as canaries, are no
     progress. `tokens` were generated, and `failed` requests were answered with 5xx, since the
-    engine started. `held` is what its KV cache holds, as `capacity` reads it.
+    engine started. `held` is the capacity of its KV cache, from `parse_capacity`.
     """
 
     progress: tuple[str, ...]
@@ -162,8 +168,8 @@ class Counters:
     failed: Amount
     held: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, replica: int | None) -> tuple[str, ...]:
-        """Return the progress of one replica; of all of them for None."""
+    def progress_of(self, replica: int | None) -> tuple[str, ...]:
+        """Return the progress of one replica; of all replicas for None."""
         return tuple(
             line for line in self.progress if replica is None or f'engine="{replica}"' in line
         )
@@ -177,22 +183,20 @@ _PROGRESS = re.compile(
 )
 
 
-def counters(target: Where, timeout: float = 5.0) -> Counters | None:
-    """Return vLLM's counters; None when they do not come in time, or there are none
-    (`--disable-log-stats`).
-    """
-    status, text = api(target, "/metrics", timeout=timeout)
-    return read_counters(text) if status == 200 else None
+def query_counters(target: QueryTarget, timeout: float = 5.0) -> Counters | None:
+    """Return vLLM's counters; None if they do not come in time, or with `--disable-log-stats`."""
+    status, text = query_api(target, "/metrics", timeout=timeout)
+    return parse_counters(text) if status == 200 else None
 
 
-def read_counters(text: str) -> Counters | None:
-    """Read the text of `/metrics`."""
+def parse_counters(text: str) -> Counters | None:
+    """Parse the text of `/metrics`."""
     lines = [line for line in _PROGRESS.findall(text) if 'finished_reason="abort"' not in line]
     if not lines:
         return None
 
     def total(name: str) -> float:
-        return sum(number for _, number in samples(text, name))
+        return sum(number for _, number in parse_samples(text, name))
 
     try:
         parsed = Counters(
@@ -202,27 +206,29 @@ def read_counters(text: str) -> Counters | None:
             tokens=total("vllm:generation_tokens_total"),
             failed=sum(
                 number
-                for labels, number in samples(text, "http_requests_total")
+                for labels, number in parse_samples(text, "http_requests_total")
                 if labels.get("status") == "5xx"
             ),
-            held=capacity(text),
+            held=parse_capacity(text),
         )
-        return records.read(Counters, asdict(parsed), "answer of vLLM")
+        return records.parse_record(Counters, asdict(parsed), "answer of vLLM")
     except (ValueError, OverflowError):
         return None
 
 
-def samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
-    """Return labels and value of each sample of a metric; raises ValueError for no number."""
+def parse_samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """Return the labels and value of each sample of a metric; raise ValueError for an invalid
+    number.
+    """
     rows = re.findall(rf"^{name}(?:\{{([^\n]*)\}})? (\S+)$", text, re.M)
     return [(dict(re.findall(r'(\w+)="([^"]*)"', row)), float(number)) for row, number in rows]
 
 
-def capacity(text: str) -> dict[str, str]:
-    """Return what the KV caches hold, of the labels of `vllm:cache_config_info`; tokens and
-    concurrency are a replica's and added up.
+def parse_capacity(text: str) -> dict[str, str]:
+    """Return the capacity of the KV caches from the labels of `vllm:cache_config_info`; tokens and
+    concurrency are sums over replicas.
     """
-    replicas = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
+    replicas = [labels for labels, _ in parse_samples(text, "vllm:cache_config_info")]
     names = ("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks", "block_size")
     sizes = {name: labels[name] for labels in replicas[:1] for name in names if name in labels}
     for name, number in (("kv_cache_size_tokens", int), ("kv_cache_max_concurrency", float)):

@@ -1,9 +1,8 @@
-"""The APIs of a running engine: their answers and counters, and for how long no step has ended.
+"""APIs of a running engine: their answers and counters, and the time since the last step ended.
 
-It decides nothing: `keeper.py` does.
-
-One API is the whole engine's. Of several (hybrid and external load balancing) each is its own
-process's: the server answers when all of them do, and their counters are added up.
+It decides nothing: `supervisor.py` does. A single API belongs to the whole engine. With several
+(hybrid and external load balancing) each belongs to its own process: the server is ready when all
+of them answer, and their counters are added up.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from dataclasses import replace
 
 from . import health
 from .api import Counters
-from .crew import Lead
-from .desired import Desired, Process
+from .crew import Leader
+from .desired import Desired, ProcessSpec
 from .health import Clock, Steps, Wait
 from .observed import EndpointHealth, FirstAnswer, Load, Observed, Refusal
-from .probe import Probe, ProbeReport
-from .task import HEALTH, ONLY_HEALTH, named
+from .probe import ApiProbe, ProbeReport
+from .task import HEALTH, ONLY_HEALTH, task_named
 
 _GAP = 10.0  # seconds between two turns after which this agent cannot say what happened meanwhile
 _BUSY = 5.0  # seconds after which a canary that has not come back says that the server is busy
@@ -27,12 +26,11 @@ _BUSY = 5.0  # seconds after which a canary that has not come back says that the
 class Api:
     """One API, on the node of its process; `probe` is its newest report.
 
-    `counters` were read at `counted` (seconds of a monotonic clock), while `own` requests of ours
-    were among those that it counts.
+    `counters` were read at `counted` (seconds of a monotonic clock) and include `own` canaries.
     """
 
     def __init__(
-        self, name: str, spec: Desired, process: Process, lead: Lead, clock: Clock
+        self, name: str, spec: Desired, process: ProcessSpec, lead: Leader, clock: Clock
     ) -> None:
         self.name, self.spec, self.process, self.lead = name, spec, process, lead
         self.node, self.clock = process.node, clock
@@ -44,41 +42,45 @@ class Api:
         self.failing = ""  # how canaries fail
         self.counters: Counters | None = None
         self.counted, self.own = 0.0, 0
-        self._eye: Probe | None = None  # on an API whose node's agent cannot be queried
+        self._fallback_probe: ApiProbe | None = (
+            None  # on an API whose node's agent cannot be queried
+        )
 
-    def _report(self, *, launched: bool) -> ProbeReport:
-        """Return what is known of it: from the agent beside it, or, when its server is ready and
-        was `launched`, from here while that one cannot be queried.
+    def _latest_report(self, *, launched: bool) -> ProbeReport:
+        """Return the report of the agent beside it; of a ready server, query it from here while
+        that agent is unreachable.
         """
         spec = self.spec
-        if not launched or self.lead.fresh(self.node):
-            self.over()
+        if not launched or self.lead.is_fresh(self.node):
+            self.stop()
             return self.lead.report(self.node, self.name).probe
-        if len(spec.apis) > 1 and not spec.everywhere:
+        if len(spec.apis) > 1 and not spec.listens_everywhere:
             return ProbeReport()  # on loopback every node has its own API
-        if self._eye is None:
-            host = spec.addresses.get(self.node, "") if spec.everywhere else spec.host
-            self._eye = Probe(host, spec.port, spec.behind(self.process), spec.policy.canary)
-        return self._eye.report()
+        if self._fallback_probe is None:
+            host = spec.addresses.get(self.node, "") if spec.listens_everywhere else spec.host
+            self._fallback_probe = ApiProbe(
+                host, spec.port, spec.replicas_behind(self.process), spec.policy.canary
+            )
+        return self._fallback_probe.report()
 
-    def over(self) -> None:
-        """Look no more from here."""
-        if self._eye is not None:
-            self._eye.stop()
-            self._eye = None
+    def stop(self) -> None:
+        """Stop querying from here."""
+        if self._fallback_probe is not None:
+            self._fallback_probe.stop()
+            self._fallback_probe = None
 
     def update(self, status: Observed, now: float, *, launched: bool) -> None:
-        """Take its newest report."""
-        probe = self.probe = self._report(launched=launched and status.state == "ready")
+        """Process its newest report."""
+        probe = self.probe = self._latest_report(launched=launched and status.state == "ready")
         if now - self._updated > _GAP:
             self.steps.forget(now)
         self._updated = now
-        if (task := named(probe.task)) is not None:
+        if (task := task_named(probe.task)) is not None:
             status.task = task.name
         for key, (count, _) in probe.answers.items():
             # `/health` answers, whatever the other nodes of the engine do
             if task is not HEALTH:
-                self.steps.changed("answers", (count, self._eye is None), now, key)
+                self.steps.note_value("answers", (count, self._fallback_probe is None), now, key)
         if "" in probe.answers:
             _, age = probe.answers[""]
             self.last_answer = now - age
@@ -91,15 +93,15 @@ class Api:
             self.counters, self.counted = probe.counters, now - probe.counted
             self.own = 1 if self.asking else 0
             for key, digest in probe.progress.items():
-                self.steps.changed("counters", digest, now, key)
+                self.steps.note_value("counters", digest, now, key)
         self._note_waiting(status, now)
 
     def _note_waiting(self, status: Observed, now: float) -> None:
-        """Note which canaries wait or fail; time counts only of a server that has answered, and
-        that does not rest.
+        """Record which canaries wait or fail; time counts only for a server that has answered and
+        does not rest.
         """
         probe, waits = self.probe, dict(self.probe.asking)
-        noun = _word(status)
+        noun = _answer_noun(status)
         texts = set()
         for key, (age, code, text) in probe.failing.items():
             waits[key] = max(age, waits.get(key, 0.0))
@@ -109,24 +111,22 @@ class Api:
         if probe.rests or not probe.answers or status.state != "ready":
             self.steps.forget(now)
         else:
-            self.steps.asks({key: now - wait for key, wait in waits.items()})
+            self.steps.note_canaries({key: now - wait for key, wait in waits.items()})
 
-    def waits(self, now: float) -> list[Wait]:
-        """Return for how long no step has ended where a canary waits or fails; of canaries that any
-        of several replicas may answer, none is named.
+    def list_waits(self, now: float) -> list[Wait]:
+        """Return the time without an ended step, for each canary that waits or fails; no replica is
+        named if any of several may answer.
         """
-        behind = self.spec.behind(self.process)
+        behind = self.spec.replicas_behind(self.process)
         replicas = {str(replica): replica for replica in behind}
         only = behind.start if len(behind) == 1 else None
         return [
             Wait(self.node, replicas.get(part, only), seconds)
-            for part, seconds in self.steps.still(now).items()
+            for part, seconds in self.steps.stalled_seconds(now).items()
         ]
 
     def health(self, status: Observed) -> EndpointHealth:
-        """Return the verdict on this endpoint of a server that is ready, apart from whether steps
-        end.
-        """
+        """Return the verdict on this endpoint of a ready server, apart from stalls."""
         probe = self.probe
         if probe.rests:
             return EndpointHealth(verdict="resting", reason=probe.rests)
@@ -137,13 +137,13 @@ class Api:
         if self.failing:
             return EndpointHealth(verdict="busy", reason=self.failing)
         if self.asking > _BUSY:
-            reason = f"our own {_word(status)} has waited for {self.asking:.0f} s"
+            reason = f"our own {_answer_noun(status)} has waited for {self.asking:.0f} s"
             return EndpointHealth(verdict="busy", reason=reason)
         return EndpointHealth(verdict="answering", seconds=probe.seconds)
 
     @property
     def dead(self) -> bool:
-        """True when it says itself that its engine is dead."""
+        """True if the API itself reports a dead engine."""
         probe = self.probe
         died = any("EngineDead" in text for _, _, text in probe.failing.values())
         return died or (probe.health == 503 and not probe.rests)
@@ -155,7 +155,7 @@ class Apis:
     """
 
     def __init__(
-        self, name: str, spec: Desired, lead: Lead, launched: Mapping[str, str], clock: Clock
+        self, name: str, spec: Desired, lead: Leader, launched: Mapping[str, str], clock: Clock
     ) -> None:
         self.spec, self.launched, self.clock = spec, launched, clock
         self._apis = [Api(name, spec, process, lead, clock) for process in spec.apis]
@@ -167,13 +167,13 @@ class Apis:
         self._oldest = 0.0  # when the oldest of their counters were read
 
     def update(self, status: Observed) -> bool:
-        """Take their newest reports; True when all have answered so far."""
+        """Process their newest reports; True if all have answered so far."""
         now = self.clock.monotonic()
         for api in self._apis:
             api.update(status, now, launched=bool(self.launched))
         status.asking = max(api.asking for api in self._apis)
         status.longest_step = max(status.longest_step, *(api.steps.longest for api in self._apis))
-        status.first_answer = self._first()
+        status.first_answer = self._first_answer()
         status.held = {
             api.node: dict(api.counters.held)
             for api in self._apis
@@ -182,12 +182,12 @@ class Apis:
         if status.state == "ready":
             status.endpoints = {api.node: api.health(status) for api in self._apis}
         if any(api.probe.counters is not None for api in self._apis):
-            self._count(status)
+            self._add_counters(status)
         return all("" in api.probe.answers for api in self._apis)
 
-    def _first(self) -> FirstAnswer | Refusal | None:
-        """Return the first answer; of several APIs the first one's text, and all replicas'
-        seconds.
+    def _first_answer(self) -> FirstAnswer | Refusal | None:
+        """Return the first answer; with several APIs the text of the first one, and the seconds of
+        all replicas.
         """
         firsts = [api.first for api in self._apis if isinstance(api.first, FirstAnswer)]
         if len(firsts) < len(self._apis):
@@ -198,18 +198,18 @@ class Apis:
         seconds = tuple(s for first in firsts for s in first.replicas or (first.seconds,))
         return replace(firsts[0], seconds=max(seconds), replicas=seconds)
 
-    def waits(self) -> list[Wait]:
-        """Return for how long no step has ended where a canary waits or fails."""
+    def list_waits(self) -> list[Wait]:
+        """Return the time without an ended step, for each canary that waits or fails."""
         now = self.clock.monotonic()
-        return [wait for api in self._apis for wait in api.waits(now)]
+        return [wait for api in self._apis for wait in api.list_waits(now)]
 
     def idle(self) -> float:
-        """Return for how many seconds no work has been done."""
+        """Return the seconds without any work."""
         now = self.clock.monotonic()
         return min(api.steps.idle(now) for api in self._apis)
 
-    def _count(self, status: Observed) -> None:
-        """Add up their counters, as soon as all have some."""
+    def _add_counters(self, status: Observed) -> None:
+        """Add up their counters, once all have some."""
         counters = [api.counters for api in self._apis if api.counters is not None]
         if len(counters) < len(self._apis):
             return
@@ -234,33 +234,33 @@ class Apis:
             rate = round(max(0.0, tokens - previous) / (newest - previous_time), 1)
             status.load = Load(running=running, waiting=waiting, tokens_per_s=rate)
 
-    def rests(self) -> str:
-        """Say that it stands still on purpose; empty when it does not."""
+    def rest_reason(self) -> str:
+        """Return why the engine rests on purpose; empty if it does not."""
         return next((api.probe.rests for api in self._apis if api.probe.rests), "")
 
     def warning(self, status: Observed) -> str:
-        """Say that nothing but `/health` proves that it works."""
+        """Return a warning if nothing but `/health` proves that it works."""
         first = status.first_answer
-        if named(status.task) is not HEALTH or not isinstance(first, FirstAnswer):
+        if task_named(status.task) is not HEALTH or not isinstance(first, FirstAnswer):
             return ""
         return f"{ONLY_HEALTH} ({first.refused})"
 
-    def dead(self, status: Observed) -> list[str]:
-        """Return the nodes whose API reports that its engine is dead, of a server that is ready."""
+    def dead_nodes(self, status: Observed) -> list[str]:
+        """Return the nodes of a ready server whose API reports a dead engine."""
         return [api.node for api in self._apis if api.dead and status.state == "ready"]
 
-    def lost(self) -> int | None:
-        """Return how many requests its death costs; None where that is unknown."""
+    def lost_requests(self) -> int | None:
+        """Return how many requests its death costs; None if unknown."""
         fresh = self.clock.monotonic() - self._oldest <= self.spec.policy.canary + 2
-        return health.lost(self._well, self._counted, fresh)
+        return health.lost_requests(self._well, self._counted, fresh)
 
-    def over(self) -> None:
-        """Look no more."""
+    def stop(self) -> None:
+        """Stop all queries."""
         for api in self._apis:
-            api.over()
+            api.stop()
 
 
-def _word(status: Observed) -> str:
-    """Return the word for an answer of a server."""
-    task = named(status.task)
-    return "completion" if task is None else task.word
+def _answer_noun(status: Observed) -> str:
+    """Return the noun for an answer of a server."""
+    task = task_named(status.task)
+    return "completion" if task is None else task.noun

@@ -1,4 +1,4 @@
-"""What takes its time, done beside a loop that must not wait. Standard library only."""
+"""Slow work in threads, beside a loop that must not block. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .probe import SILENT
+from .probe import QUERY_ERRORS
 
 T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Something that takes its time, in a thread: `value` is there when it is `over`; None where it
-    could not be had.
-    """
+    """Slow work in a thread: `value` is set once it is `done`; None if it failed."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.value: T | None = None
@@ -27,10 +25,10 @@ class Background(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self.value = work()
-        except SILENT as error:
+        except QUERY_ERRORS as error:
             self.error = f"{type(error).__name__}: {error}"
 
     @property
-    def over(self) -> bool:
-        """True when it has ended, well or not."""
+    def done(self) -> bool:
+        """True if the work has ended, successfully or not."""
         return not self._thread.is_alive()

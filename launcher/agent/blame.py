@@ -1,7 +1,7 @@
-"""The rank that a stuck engine waits for, from two inspections of its nodes. Pure.
+"""Search for the rank that a stuck engine waits for, from two inspections of its nodes. Pure.
 
-`inspection.py` takes the inspections. A rank counts as the culprit when it is the only one that
-waits neither for work nor for the other ranks; otherwise the rank is unknown.
+`inspection.py` takes the samples. A rank is the culprit if it is the only one that waits neither
+for work nor for other ranks; otherwise the rank is unknown.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR, OWN = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rank:
-    """A process at one moment; `frames` has the innermost first, `why` says why there are none.
+class RankSample:
+    """A process at one moment; `frames` has the innermost first, `why` is the reason if there are
+    none.
 
-    `line` is the text of the innermost frame's line, empty where it cannot be read.
-
-    `ticks` (hundredths of a second of CPU), `voluntary` context switches, `state`, and `wchan`, the
-    place where it sleeps in the kernel, are of the thread whose stack it is. `helpers` is the CPU
-    that its child processes used, such as compilers.
+    `line` is the source line of the innermost frame, empty if unreadable. `ticks` (hundredths of a
+    second of CPU), `voluntary` context switches, `state` and `wchan` (the kernel function in which
+    it sleeps) belong to the thread of the stack. `helpers` is the CPU of its child processes, such
+    as compilers.
     """
 
     pid: int
@@ -71,26 +71,26 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class NodeSample:
     """One inspection of a node; `at` is in seconds of its own clock, `bytes` received and sent by
-    every interface, `notes` the words of NCCL and vLLM. `gpus` are all of the node's, where the
-    server has them all and which rank has which is unknown.
+    interface, `notes` the messages of NCCL and vLLM. `gpus` are all of the node's, if the server
+    has them all and their ranks are unknown.
     """
 
     number: int
     at: float
     bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
     gpus: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The result of two inspections.
+class StallFinding:
+    """Result of two inspections.
 
-    `progress` is None where it is unknown. `rank`, `node`, `gpu` and `frame` are empty while
-    the culprit is unknown.
+    `progress` is None if unknown. `rank`, `node`, `gpu` and `frame` are empty while the culprit is
+    unknown.
     """
 
     progress: bool | None
@@ -103,13 +103,13 @@ class Finding:
 
 
 class Inspections:
-    """The inspections of a server's nodes, as their reports bring them."""
+    """The samples of a server's nodes, in the order of their reports."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[Sample]] = {}
+        self._samples: dict[str, list[NodeSample]] = {}
 
-    def take(self, node: str, sample: Sample | None) -> None:
-        """Note a node's newest inspection; None: it has none."""
+    def add_sample(self, node: str, sample: NodeSample | None) -> None:
+        """Add a node's newest sample; None if it has none."""
         samples = self._samples.setdefault(node, [])
         if sample is None:
             samples.clear()
@@ -119,38 +119,39 @@ class Inspections:
             del samples[:-2]
             samples.append(sample)
 
-    def finding(
+    def compare_newest(
         self, ranks: Mapping[str, Mapping[int, str]], *, replica: int | None = None
-    ) -> Finding:
-        """Compare the newest inspections with those before them; see `compare`."""
+    ) -> StallFinding:
+        """Compare the newest samples with earlier ones; see `compare_samples`."""
         after = {node: samples[-1] for node, samples in self._samples.items() if samples}
         before = {
             node: next(
-                (sample for sample in reversed(samples) if _apart(sample, samples[-1])), None
+                (sample for sample in reversed(samples) if _far_enough_apart(sample, samples[-1])),
+                None,
             )
             for node, samples in self._samples.items()
         }
-        return compare(before, after, ranks, replica=replica)
+        return compare_samples(before, after, ranks, replica=replica)
 
 
-def _apart(before: Sample, after: Sample) -> bool:
+def _far_enough_apart(before: NodeSample, after: NodeSample) -> bool:
     return after.at - before.at >= APART
 
 
-def works(frames: Sequence[str]) -> bool:
-    """Return True for the stack of a thread that does a rank's or an engine's work."""
-    return any(function in _WORKS for function, _ in map(_parse, frames))
+def is_work_stack(frames: Sequence[str]) -> bool:
+    """True for the stack of a thread that does a rank's or an engine's work."""
+    return any(function in _WORKS for function, _ in map(_parse_frame, frames))
 
 
-def inner(frames: Sequence[str]) -> list[str]:
-    """Return a stack without what called the loop that it works in, which never changes."""
-    loops = [number for number, frame in enumerate(frames) if _parse(frame)[0] in _LOOPS]
+def inner_frames(frames: Sequence[str]) -> list[str]:
+    """Return a stack without the callers of its work loop, which never change."""
+    loops = [number for number, frame in enumerate(frames) if _parse_frame(frame)[0] in _LOOPS]
     return list(frames[: loops[0] + 1] if loops else frames)
 
 
-def kind(frames: Sequence[str], line: str = "") -> int:
+def classify_stack(frames: Sequence[str], line: str = "") -> int:
     """Classify a stack and its innermost line: WAITS, WITH_OTHERS, FOR_DEVICE, OPERATOR or OWN."""
-    parsed = list(map(_parse, inner(frames)))
+    parsed = list(map(_parse_frame, inner_frames(frames)))
     functions = {function for function, _ in parsed}
     if any(file.endswith(_QUEUES) for _, file in parsed):
         return WAITS
@@ -163,57 +164,59 @@ def kind(frames: Sequence[str], line: str = "") -> int:
     return OPERATOR if parsed and _OPERATORS.match(parsed[0][1]) else OWN
 
 
-def _parse(frame: str) -> tuple[str, str]:
-    """Return function and file of a frame such as `Worker.run (vllm/worker.py:7)`."""
+def _parse_frame(frame: str) -> tuple[str, str]:
+    """Return the function and file of a frame such as `Worker.run (vllm/worker.py:7)`."""
     match = _FRAME.fullmatch(frame)
     return (match[1], match[2]) if match else (frame, "")
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _RankPair:
     """A rank in both samples."""
 
     name: str
     node: str
-    before: Rank
-    after: Rank
+    before: RankSample
+    after: RankSample
     seconds: float
 
     @property
     def core(self) -> float:
-        """The part of a core that its thread used."""
+        """Share of a core that its thread used."""
         return max(0.0, (self.after.ticks - self.before.ticks) / 100 / self.seconds)
 
     @property
     def kind(self) -> int:
-        """The kind of its work.
+        """Kind of its work.
 
-        An operator that uses no CPU waits in it, for other ranks or for a GPU. One that uses a core
-        waits, too, while a kernel spins: a launch blocks when the queue is full. A process that was
-        stopped (SIGSTOP) waits for nothing, wherever its stack is.
+        An operator without CPU use waits inside, for other ranks or for a GPU. One that uses a core
+        also waits while a kernel spins: a launch blocks when the queue is full. A stopped process
+        (SIGSTOP) waits for nothing, wherever its stack is.
         """
         if self.after.state in _STOPPED:
             return OWN
-        stack = kind(self.after.frames, self.after.line)
+        stack = classify_stack(self.after.frames, self.after.line)
         if stack in (OPERATOR, OWN) and self.core >= _BUSY and self.gpu_spins:
             return FOR_DEVICE
         return WITH_OTHERS if stack == OPERATOR and self.core < _BUSY else stack
 
     @property
     def gpu_computes(self) -> bool:
-        """True when its GPU computes in both samples."""
+        """True if its GPU computes in both samples."""
         return all(any(map(_computes, rank.gpus)) for rank in (self.before, self.after))
 
     @property
     def gpu_spins(self) -> bool:
-        """True when its GPU runs kernels in both samples, and computes nothing."""
+        """True if its GPU runs kernels in both samples without computing."""
         return all(rank.gpus and all(map(_spins, rank.gpus)) for rank in (self.before, self.after))
 
     @property
-    def moved(self) -> str:
-        """Say how it moved; empty when it did not."""
+    def movement(self) -> str:
+        """Sign of movement; empty if it did not move."""
         before, after = self.before, self.after
-        if before.thread != after.thread or _place(before.frames) != _place(after.frames):
+        if before.thread != after.thread or _stack_position(before.frames) != _stack_position(
+            after.frames
+        ):
             return "its stack changed"
         switches = (after.voluntary - before.voluntary) / self.seconds
         if self.kind in (OPERATOR, OWN) and switches > _SWITCHES:
@@ -225,14 +228,14 @@ class _Pair:
         return ""
 
 
-def _place(frames: Sequence[str]) -> tuple[object, ...]:
-    """Return what stays the same while a stack does.
+def _stack_position(frames: Sequence[str]) -> tuple[object, ...]:
+    """Return the part of a stack that stays equal while a thread is stuck.
 
-    A thread that polls alternates between the frames inside its wait, and one that spins between
-    the lines of one function.
+    A polling thread alternates between the frames inside its wait, and a spinning one between the
+    lines of one function.
     """
-    stack = kind(frames)
-    parsed = list(map(_parse, frames))
+    stack = classify_stack(frames)
+    parsed = list(map(_parse_frame, frames))
     if stack in (WAITS, WITH_OTHERS):
         innocent = [
             number
@@ -244,14 +247,14 @@ def _place(frames: Sequence[str]) -> tuple[object, ...]:
     return (stack, *parsed[:1], *frames[1:])
 
 
-def compare(
-    before: Mapping[str, Sample | None],
-    after: Mapping[str, Sample | None],
+def compare_samples(
+    before: Mapping[str, NodeSample | None],
+    after: Mapping[str, NodeSample | None],
     ranks: Mapping[str, Mapping[int, str]],
     *,
     replica: int | None = None,
-) -> Finding:
-    """Compare two inspections of the nodes that hold ranks.
+) -> StallFinding:
+    """Compare two samples of the nodes that run ranks.
 
     Args:
         ranks: the nodes, with the ranks that Ray runs there by their processes; a node without
@@ -259,43 +262,43 @@ def compare(
         replica: judge the ranks of this replica only, and neither bytes nor GPUs of a node: others
             use them, too.
     """
-    pairs: list[_Pair] = []
+    pairs: list[_RankPair] = []
     unknown: list[str] = []
     busy_gpus: list[str] = []
     for node, names in ranks.items():
         first, second = before.get(node), after.get(node)
-        if first is None or second is None or not _apart(first, second):
+        if first is None or second is None or not _far_enough_apart(first, second):
             unknown.append(f"{node}: not inspected twice")
             continue
         matched, incomplete = _pairs(node, first, second, names, replica)
         pairs += matched
         unknown += incomplete
-        busy_gpus += _busy(node, first, second) if replica is None else []
+        busy_gpus += _busy_gpus(node, first, second) if replica is None else []
     movements = [
-        f"{pair.name} on {pair.node}: {movement}" for pair in pairs if (movement := pair.moved)
+        f"{pair.name} on {pair.node}: {movement}" for pair in pairs if (movement := pair.movement)
     ]
-    flows = [] if replica is not None else list(_flows(before, after, ranks))
+    flows = [] if replica is not None else list(_traffic(before, after, ranks))
     movements += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
-    notes = [note for node in ranks for note in _notes(node, after.get(node))]
+    notes = [note for node in ranks for note in _format_notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
     if not movements and not unknown:
-        unknown = _long_step(pairs, busy_gpus)
-    culprit = None if movements or unknown else _culprit(pairs)
-    return Finding(
+        unknown = _long_step_signs(pairs, busy_gpus)
+    culprit = None if movements or unknown else _find_culprit(pairs)
+    return StallFinding(
         progress=True if movements else None if unknown or not pairs else False,
         rank=culprit.name if culprit else "",
         node=culprit.node if culprit else "",
-        gpu=_gpu_of(culprit.after) if culprit else "",
+        gpu=_rank_gpu(culprit.after) if culprit else "",
         frame=culprit.after.frames[0] if culprit else "",
-        observations=(*movements, *unknown, *_describe(pairs), *idle, *notes),
-        stacks=tuple(_stacks(pairs)),
+        observations=(*movements, *unknown, *_describe_ranks(pairs), *idle, *notes),
+        stacks=tuple(_format_stacks(pairs)),
     )
 
 
 def _pairs(
-    node: str, first: Sample, second: Sample, names: Mapping[int, str], replica: int | None
-) -> tuple[list[_Pair], list[str]]:
-    """Return a node's ranks that both samples have with a stack, and what is lacking."""
+    node: str, first: NodeSample, second: NodeSample, names: Mapping[int, str], replica: int | None
+) -> tuple[list[_RankPair], list[str]]:
+    """Return the ranks of a node with a stack in both samples, and the gaps."""
     earlier = {rank.pid: rank for rank in first.ranks}
     seconds = second.at - first.at
     pairs, incomplete = [], []
@@ -308,7 +311,7 @@ def _pairs(
         replica_of_rank = re.search(r"\bDP(\d+)", name)
         if replica is not None and replica_of_rank and int(replica_of_rank[1]) != replica:
             continue
-        pair = _Pair(name, node, earlier.get(rank.pid, Rank(pid=rank.pid)), rank, seconds)
+        pair = _RankPair(name, node, earlier.get(rank.pid, RankSample(pid=rank.pid)), rank, seconds)
         if not rank.frames or not pair.before.frames:
             if not rank.engine:
                 why = rank.why or pair.before.why or "not sampled twice"
@@ -320,8 +323,8 @@ def _pairs(
     return pairs, incomplete
 
 
-def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
-    """Return the only rank that waits for nothing; the engine where all ranks wait for work."""
+def _find_culprit(pairs: Sequence[_RankPair]) -> _RankPair | None:
+    """Return the only rank that waits for nothing; the engine if all ranks wait for work."""
     ranks = [pair for pair in pairs if not pair.after.engine]
     suspects = [pair for pair in ranks if pair.kind == OWN]
     suspects = suspects or [pair for pair in ranks if pair.kind == OPERATOR]
@@ -330,22 +333,24 @@ def _culprit(pairs: Sequence[_Pair]) -> _Pair | None:
     return suspects[0] if len(suspects) == 1 else None
 
 
-def _busy(node: str, first: Sample, second: Sample) -> list[str]:
-    """Return the GPUs of a node, as far as no rank has them, that compute in both samples."""
+def _busy_gpus(node: str, first: NodeSample, second: NodeSample) -> list[str]:
+    """Return the GPUs of a node that compute in both samples and belong to no known rank."""
     before = {gpu.get("index") for gpu in first.gpus if _computes(gpu)}
     after = [gpu.get("index") for gpu in second.gpus if _computes(gpu)]
     return [f"{node}'s GPU {index}" for index in after if index in before]
 
 
-def _long_step(pairs: Sequence[_Pair], busy: Sequence[str]) -> list[str]:
+def _long_step_signs(pairs: Sequence[_RankPair], busy: Sequence[str]) -> list[str]:
     """Return the signs of one long step: GPUs that compute, or several ranks of which none waits
     for another or a GPU.
 
-    A prompt that prefills for minutes in one step looks like this; a rank that hangs leaves the
-    others waiting, and their GPUs spinning.
+    A prompt that prefills for minutes in one step looks like this; a hung rank leaves the others
+    waiting, and their GPUs spinning.
     """
     ranks = [pair for pair in pairs if not pair.after.engine]
-    rank_gpus = (f"{pair.node}'s GPU {_gpu_of(pair.after)}" for pair in ranks if pair.gpu_computes)
+    rank_gpus = (
+        f"{pair.node}'s GPU {_rank_gpu(pair.after)}" for pair in ranks if pair.gpu_computes
+    )
     if busy := [*busy, *rank_gpus]:
         verb = f" and {len(busy) - 1} more compute" if len(busy) > 1 else " computes"
         return [f"{busy[0]}{verb}, as in one long step"]
@@ -355,10 +360,12 @@ def _long_step(pairs: Sequence[_Pair], busy: Sequence[str]) -> list[str]:
     return ["all ranks compute, as in one long step"] if all_compute else []
 
 
-def _flows(
-    before: Mapping[str, Sample | None], after: Mapping[str, Sample | None], nodes: Iterable[str]
+def _traffic(
+    before: Mapping[str, NodeSample | None],
+    after: Mapping[str, NodeSample | None],
+    nodes: Iterable[str],
 ) -> Iterable[tuple[str, float]]:
-    """Yield the bytes per second of every node's busiest interface, without the loopback's."""
+    """Yield the bytes per second of every node's busiest interface, without the loopback."""
     for node in nodes:
         first, second = before.get(node), after.get(node)
         if first is None or second is None or second.at <= first.at:
@@ -371,18 +378,18 @@ def _flows(
         yield node, max(rates, default=0.0)
 
 
-def _describe(pairs: Sequence[_Pair]) -> Iterable[str]:
-    """Describe what the ranks do; those that do the same, together."""
-    groups: dict[str, list[_Pair]] = {}
+def _describe_ranks(pairs: Sequence[_RankPair]) -> Iterable[str]:
+    """Describe the activity of the ranks, grouped by equal activity."""
+    groups: dict[str, list[_RankPair]] = {}
     for pair in pairs:
-        groups.setdefault(_doing(pair), []).append(pair)
+        groups.setdefault(_describe_activity(pair), []).append(pair)
     for activity, group in groups.items():
-        names = [f"{pair.name} on {pair.node}{_load(pair)}" for pair in group[:_NAMED]]
+        names = [f"{pair.name} on {pair.node}{_format_load(pair)}" for pair in group[:_NAMED]]
         omitted = f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
         yield f"{', '.join(names)}{omitted}: {activity}"
 
 
-def _doing(pair: _Pair) -> str:
+def _describe_activity(pair: _RankPair) -> str:
     after = pair.after
     asleep = ["uninterruptible"] if after.state == "D" else []
     asleep += ["stopped by a signal"] if after.state in _STOPPED else []
@@ -398,15 +405,15 @@ def _doing(pair: _Pair) -> str:
     }[pair.kind]
 
 
-def _load(pair: _Pair) -> str:
-    """Return what a rank uses, in brackets; empty where that is nothing."""
+def _format_load(pair: _RankPair) -> str:
+    """Format a rank's CPU and GPU use, in brackets; empty if there is none."""
     parts = [f"{pair.core:.0%} of a core"] if pair.core >= _BUSY else []
-    parts += [f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in pair.after.gpus]
+    parts += [f"GPU {gpu.get('index')}{_format_gpu(gpu)}" for gpu in pair.after.gpus]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    load, memory, power = (_figure(gpu, name) for name in ("utilization", "memory", "power_w"))
+def _format_gpu(gpu: Mapping[str, Any]) -> str:
+    load, memory, power = (_gpu_figure(gpu, name) for name in ("utilization", "memory", "power_w"))
     parts = [f" at {load:g} %"] if load is not None else []
     parts += [f"memory {memory:g} %"] if memory is not None else []
     parts += [f"{power:g} W"] if power is not None else []
@@ -414,34 +421,38 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _computes(gpu: Mapping[str, Any]) -> bool:
-    memory, power, limit = (_figure(gpu, name) for name in ("memory", "power_w", "limit_w"))
+    memory, power, limit = (_gpu_figure(gpu, name) for name in ("memory", "power_w", "limit_w"))
     draws = power is not None and limit is not None and power >= _POWER * limit
     return draws or (memory is not None and memory >= _MEMORY)
 
 
 def _spins(gpu: Mapping[str, Any]) -> bool:
-    is_complete = all(_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w"))
-    return is_complete and (_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
+    is_complete = all(
+        _gpu_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w")
+    )
+    return (
+        is_complete and (_gpu_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
+    )
 
 
-def _figure(gpu: Mapping[str, Any], name: str) -> float | None:
+def _gpu_figure(gpu: Mapping[str, Any], name: str) -> float | None:
     value = gpu.get(name)
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _gpu_of(rank: Rank) -> str:
+def _rank_gpu(rank: RankSample) -> str:
     return ", ".join(str(gpu.get("index")) for gpu in rank.gpus)
 
 
-def _notes(node: str, sample: Sample | None) -> list[str]:
+def _format_notes(node: str, sample: NodeSample | None) -> list[str]:
     if sample is None:
         return []
-    gpus = ", ".join(f"GPU {gpu.get('index')}{_gpu(gpu)}" for gpu in sample.gpus)
+    gpus = ", ".join(f"GPU {gpu.get('index')}{_format_gpu(gpu)}" for gpu in sample.gpus)
     return [f"{node}: {note}" for note in (*([gpus] if gpus else []), *sample.notes)]
 
 
-def _stacks(pairs: Sequence[_Pair]) -> Iterable[str]:
-    """Return the last stack of every rank; ranks with the same one share it."""
+def _format_stacks(pairs: Sequence[_RankPair]) -> Iterable[str]:
+    """Yield the last stack of every rank; ranks with equal stacks share one."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for pair in pairs:
         groups.setdefault(pair.after.frames, []).append(f"{pair.name} on {pair.node}")

@@ -1,7 +1,7 @@
-"""The exception that a failure in a log is about: the first that does not only report another.
+"""Root cause in an engine's log: the first exception that does not only report another one.
 
-Standard library only; the agent, the driver of batches (whose archive has this file, too) and the
-launcher read logs with the same rules.
+Standard library only; the agent, the driver of batches (whose archive includes this file) and the
+launcher parse logs with the same rules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_TELLING = re.compile(
+_RELEVANT = re.compile(
     r"died unexpectedly|fatal error|EngineDeadError|Error:|Exception:|CUDA error|out of"
     r" memory|Killed|NCCL WARN|SIGSEGV|RayTaskError\(|"
     r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
@@ -44,9 +44,9 @@ LONGEST = 400  # characters of a cause
 
 
 @dataclass(frozen=True)
-class Raised:
-    """An exception in a log: its words, the process that raised it, the address of that process's
-    node where the log has it, and the numbers of the first and the last line that say so.
+class LoggedException:
+    """An exception in a log: its text, the process that raised it, the address of its node if
+    logged, and the first and last line number.
     """
 
     text: str
@@ -56,25 +56,25 @@ class Raised:
     last: int = 0
 
 
-def telling(line: str, before: str = "") -> bool:
-    """True for a line that may say why an engine died; `before` is the line above it."""
-    is_error = _TELLING.search(line) or _INVALID.search(before)
+def is_relevant(line: str, before: str = "") -> bool:
+    """True for a line that may explain an engine's death; `before` is the line above it."""
+    is_error = _RELEVANT.search(line) or _INVALID.search(before)
     return bool(is_error) and not _TALK.search(line)
 
 
-def root(lines: Iterable[str], *, reports: bool = False) -> str:
-    """Return the words of the exception that `find` finds; empty where there is none."""
-    raised = find(lines, reports=reports)
+def root_cause(lines: Iterable[str], *, reports: bool = False) -> str:
+    """Return the text of the exception from `find_exception`; empty if there is none."""
+    raised = find_exception(lines, reports=reports)
     return raised.text if raised else ""
 
 
-def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
-    """Return the exception that a death is about: the first that does not only report another, a
-    worker's preferred. Python prints the innermost of a chain first.
+def find_exception(lines: Iterable[str], *, reports: bool = False) -> LoggedException | None:
+    """Return the exception that caused a death: the first that does not only report another one,
+    preferably a worker's. Python prints the innermost of a chain first.
 
-    With `reports`, the first that only reports another has to do where there is nothing else.
+    With `reports`, fall back to the first one that reports another.
     """
-    ranked: list[tuple[bool, bool, Raised]] = []
+    ranked: list[tuple[bool, bool, LoggedException]] = []
     plain_lines = [_ESCAPES.sub("", line) for line in lines]
     remote, head = None, 0
     for number, line in enumerate(plain_lines):
@@ -89,10 +89,10 @@ def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
             continue
         if match := _RAISED.search(line):
             before = line[: match.start(1)]
-            text, below = _detail(match[1].strip(), plain_lines[number + 1 : number + 3])
-            process, address = _process(before, remote)
+            text, below = _exception_text(match[1].strip(), plain_lines[number + 1 : number + 3])
+            process, address = _parse_process(before, remote)
             start = head if remote else number
-            raised = Raised(text[:LONGEST], process, address, start, number + below)
+            raised = LoggedException(text[:LONGEST], process, address, start, number + below)
             ranked.append((bool(_CONSEQUENCE.search(text)), "Worker" not in before, raised))
     # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
     consequence, _, first = min(
@@ -101,7 +101,7 @@ def find(lines: Iterable[str], *, reports: bool = False) -> Raised | None:
     return first if reports or not consequence else None
 
 
-def _process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
+def _parse_process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
     """Return the name of the process that wrote a line, and its node's address."""
     names = list(_PROCESS.finditer(before))
     writer = remote or (names[-1] if names else None)
@@ -111,9 +111,9 @@ def _process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
     return f"{writer[1]} pid={writer[2]}", address
 
 
-def _detail(raised: str, after: Sequence[str]) -> tuple[str, int]:
-    """Return an exception's words, and in how many lines below the first they are: pydantic says
-    there what is wrong.
+def _exception_text(raised: str, after: Sequence[str]) -> tuple[str, int]:
+    """Return an exception's text, and how many lines below the first it extends: pydantic puts the
+    reason there.
     """
     if not _INVALID.search(raised):
         return raised, 0

@@ -18,7 +18,7 @@ CERTIFICATE = "AGENT_CERTIFICATE"  # the node's own, and its private key
 
 
 class Certificates:
-    """The TLS contexts of one side, made again whenever the files change."""
+    """TLS contexts of one side, recreated whenever the files change."""
 
     def __init__(self, *, server: bool, folder: str = SECRETS) -> None:
         self._server = server
@@ -27,24 +27,24 @@ class Certificates:
         self._files: object = None  # as they were at the last attempt
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context of the newest files that can be used; None where there were none yet.
+        """Return the context of the newest usable files; None if there were none yet.
 
-        Files that cannot be used are tried again when they change; the cause is printed once.
+        Unusable files are tried again when they change; the reason is printed once.
         """
         files = [_version(path) for path in (self._ca, self._certificate)]
         if files != self._files:
             self._files = files
             try:
-                self._context = self._made()
+                self._context = self._make_context()
             except (OSError, ValueError) as error:
                 say(
-                    f"cannot use this node's {CA} and {CERTIFICATE}: {cause(error)}; run"
+                    f"cannot use this node's {CA} and {CERTIFICATE}: {describe_error(error)}; run"
                     " `vlaunch up`"
                 )
         return self._context
 
-    def _made(self) -> ssl.SSLContext:
-        """Make a context that accepts the CA's certificates only; raises OSError or ValueError."""
+    def _make_context(self) -> ssl.SSLContext:
+        """Create a context that accepts only the CA's certificates; raise OSError or ValueError."""
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT
         )
@@ -71,15 +71,15 @@ def _no_password() -> str:
     raise ValueError(f"the private key of {CERTIFICATE} is encrypted")
 
 
-def name_in(certificate: Mapping[str, Any] | None) -> str:
-    """Return the node that a verified certificate names (its CN); empty where it names none."""
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """Return the node in a verified certificate's CN; empty if there is none."""
     subject = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
 
-def cause(error: BaseException) -> str:
-    """Return why a connection failed, in words."""
+def describe_error(error: BaseException) -> str:
+    """Describe why a connection failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

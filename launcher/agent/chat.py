@@ -1,8 +1,7 @@
-"""Streams a model's answer to `vlaunch chat`, a JSON object per line.
+"""Stream a model's answer to `vlaunch chat`, one JSON object per line.
 
-A program of its own, not a route of the agent, for the end of its input is the sign that the
-launcher has gone, which `docker exec` passes on in no other way. Standard library only, so that it
-starts fast.
+This is a program and not a route of the agent: `docker exec` signals the launcher's exit only by
+the end of standard input. Standard library only, to start fast.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import answer, task
-from .api import Refused, Where, api, request
+from .api import HttpError, QueryTarget, query_api, send_request
 
 
 def main() -> None:
     """Stream the answer to the messages on the first line of standard input: `{"messages": […],
-    …}`, with fields of `Where`. A model that one cannot talk to is named by its `task`.
+    …}`, with fields of `QueryTarget`. A model without chat is reported with its `task`.
     """
     try:
         line = json.loads(sys.stdin.readline())
         messages = line.pop("messages")
         threading.Thread(target=_end_with_input, daemon=True).start()
-        error = _chat(Where(**line), messages)
+        error = _chat(QueryTarget(**line), messages)
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
         _print({"error": str(problem) or type(problem).__name__})
         sys.exit(1)
@@ -34,46 +33,44 @@ def main() -> None:
         _print(error)
 
 
-def _chat(target: Where, messages: list[dict[str, str]]) -> dict[str, Any] | None:
-    """Stream one answer; return the error, if there is one."""
-    status, text = api(target, "/v1/models")
+def _chat(target: QueryTarget, messages: list[dict[str, str]]) -> dict[str, Any] | None:
+    """Stream one answer; return the error, if any."""
+    status, text = query_api(target, "/v1/models")
     if status != 200:
         return {"error": text[:500], "status": status}
     model = json.loads(text)["data"][0]["id"]
     body = {"model": model, "max_tokens": target.max_tokens, "stream": True}
     error = _stream(target, task.CHAT.path, {**body, "messages": messages})
-    if error is None or not task.no_chat(error["status"], error["error"]):
+    if error is None or not task.lacks_chat_template(error["status"], error["error"]):
         return error
     error = _stream(target, task.COMPLETION.path, {**body, "prompt": messages[-1]["content"]})
-    if error is None or not task.unfit(error["status"], error["error"]):
+    if error is None or not task.lacks_task(error["status"], error["error"]):
         return error
-    attempt = answer.other(target, model)
+    attempt = answer.query_other_task(target, model)
     return {**error, "task": attempt.task.name, "model": model}
 
 
 def _end_with_input() -> None:
-    """End this process when its standard input ends: the launcher has gone, and vLLM must not go on
-    with the answer.
-    """
+    """Exit when standard input ends: the launcher is gone, and vLLM must stop the answer."""
     # Not through sys.stdin: a thread that waits inside its buffer breaks the interpreter's own end.
     while os.read(0, 4096):
         pass
     os._exit(1)
 
 
-def _stream(target: Where, path: str, body: object) -> dict[str, Any] | None:
-    """Print each piece of an answer as it comes; return the error, if there is one."""
+def _stream(target: QueryTarget, path: str, body: object) -> dict[str, Any] | None:
+    """Print each piece of an answer as it arrives; return the error, if any."""
     host, port = target.api_host, target.api
     try:
-        with request(host, port, path, "VLLM_API_KEY", body, target.timeout) as response:
+        with send_request(host, port, path, "VLLM_API_KEY", body, target.timeout) as response:
             for piece in _pieces(response):
                 if "error" in piece:
                     return {"status": 500, "error": json.dumps(piece["error"])[:500]}
                 choice = (piece.get("choices") or [{}])[0]
                 fingerprint = piece.get("system_fingerprint") or ""
-                text = answer.content(choice, "delta")
+                text = answer.choice_text(choice, "delta")
                 _print({"text": text, "system_fingerprint": fingerprint})
-    except Refused as error:
+    except HttpError as error:
         return {"status": error.code, "error": error.text[:500]}
     except OSError as error:
         return {"status": 0, "error": str(error)}
@@ -81,7 +78,7 @@ def _stream(target: Where, path: str, body: object) -> dict[str, Any] | None:
 
 
 def _pieces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the pieces of a streamed answer (server-sent events) as they come."""
+    """Yield the pieces of a streamed answer (server-sent events)."""
     for raw in lines:
         line = raw.decode(errors="replace").strip()
         if line.startswith("data: ") and line != "data: [DONE]":

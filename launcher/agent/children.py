@@ -1,4 +1,4 @@
-"""Programs that the agent starts, and the orphans that it inherits as a container's first process.
+"""Child programs of the agent, and orphans that it inherits as a container's first process.
 
 Standard library only.
 """
@@ -19,9 +19,9 @@ _own: set[int] = set()
 
 
 def allow_files() -> None:
-    """Raise the soft limit on open files, 1024 with Docker 29, for all programs that are started.
+    """Raise the soft limit on open files (1024 with Docker 29) for all child programs.
 
-    A process may raise it as far as the hard limit; `docker run --ulimit` fails above the daemon's.
+    A process may raise it up to the hard limit; `docker run --ulimit` fails above the daemon's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
@@ -30,7 +30,7 @@ def allow_files() -> None:
 
 
 def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program that whoever calls will wait for: `reap` leaves it alone until `forget`."""
+    """Start a program that the caller waits for: `reap` skips it until `forget`."""
     with _lock:  # it may have ended before its number is known
         process = subprocess.Popen(argv, **options)
         _own.add(process.pid)
@@ -38,15 +38,15 @@ def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def forget(process: subprocess.Popen[bytes]) -> None:
-    """Say that a program has been waited for: its number may be another's from now on."""
+    """Release a program after waiting for it: its PID may be reused."""
     with _lock:
         _own.discard(process.pid)
 
 
 def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run a short program; return its exit code and what it printed.
+    """Run a short program; return its exit code and output.
 
-    127: it is not there; 124: it took too long.
+    127: not found; 124: timed out.
     """
     try:
         process = spawn(
@@ -70,7 +70,7 @@ def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) 
 
 
 def reap() -> None:
-    """Take leave of orphans that have ended; nobody else waits for them."""
+    """Reap orphans that have exited; nothing else waits for them."""
     while True:
         try:
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,10 +1,8 @@
-"""The agents of a cluster, as the head's sees them: which are connected, what each reports, and
-what each is ordered.
+"""The agents of a cluster from the head's point of view: connections, reports and orders.
 
-A member posts a report each second over mutual TLS, as the node that its certificate names (CN),
-and the answer has all its orders, so that a message that is lost is only late. A connection that
-breaks ends nothing: engines go on, and their states are compared when it is back. `members.py` is
-the other side.
+A member posts a report each second over mutual TLS, as the node in its certificate's CN. The answer
+has all its orders, so a lost message only delays them. A broken connection stops nothing: engines
+go on, and states are compared after the reconnection. `members.py` is the other side.
 """
 
 from __future__ import annotations
@@ -20,183 +18,189 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 
 from . import records
-from .certificates import Certificates, name_in
+from .certificates import Certificates, common_name
 from .log import LimitedLog, say
-from .members import Answer
-from .node import NOTHING, Node, Order, Report, ServerReport
-from .server import Site
+from .members import ReportReply
+from .node import NOTHING, AgentReport, LocalNode, Order, ServerReport
+from .server import HttpSite
 
 _FRESH = 5.0  # seconds for which a report holds
 SILENCE = 60.0  # seconds without a report until a connection counts as broken
 _RETURN = 10.0  # seconds for an agent whose connection was closed to come back
-_BOOT = 40  # letters of a boot
-_BOOTS = 1000  # starts of a node's agent that are remembered
+_BOOT_LENGTH = 40  # letters of a boot
+_MAX_BOOTS = 1000  # starts of a node's agent that are remembered
 _RETRY = 0.02  # seconds between two attempts to get the agent's lock
 _HANGS = 5.0  # seconds for which its main loop may hold it; members wait longer for an answer
 
 
-class Refused(ValueError):
-    """A report that changes nothing; the text says why."""
+class ReportRejected(ValueError):
+    """A rejected report; the text has the reason."""
 
 
 @dataclass
-class Member:
-    """A node's agent that is connected, and its last report, which came at `heard`.
+class ConnectedAgent:
+    """A node's connected agent, and its last report, received at `last_report_at`.
 
-    `boot` is another one after each start of its container. `done` is the number of the orders that
-    it had carried out by then.
+    `boot` changes with each start of its container. `done` is the number of the orders that it had
+    carried out by then.
     """
 
     boot: str
     connection: asyncio.BaseTransport
-    heard: float
+    last_report_at: float
     servers: Mapping[str, ServerReport] = field(default_factory=dict)
     done: int = 0
 
 
-class Lead:
-    """All agents, as the head's sees them; its own node is one of them."""
+class Leader:
+    """All agents, from the head's point of view; its own node is one of them."""
 
-    def __init__(self, name: str, node: Node) -> None:
+    def __init__(self, name: str, node: LocalNode) -> None:
         self.name, self.node = name, node
         self.boot = secrets.token_hex(8)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ConnectedAgent] = {}
         self.lost: dict[str, tuple[float, str]] = {}  # since when a node counts as gone, and why
         self.orders: dict[str, dict[str, Order]] = {}
         self.ray = ""  # another word each time that Ray's head is started
-        self._answers: dict[str, Answer] = {}  # to each node
+        self._answers: dict[str, ReportReply] = {}  # to each node
         # of each node the boots of its agent, newest last, and the number of the last report
         self._boots: dict[str, dict[str, int]] = {}
-        self._own = Member(self.boot, asyncio.BaseTransport(), heard=math.inf)
+        self._own = ConnectedAgent(self.boot, asyncio.BaseTransport(), last_report_at=math.inf)
 
-    def here(self, node: str) -> bool:
-        """True when a node's agent is connected."""
-        return self._find(node) is not None
+    def is_connected(self, node: str) -> bool:
+        """True if a node's agent is connected."""
+        return self._find_agent(node) is not None
 
-    def fresh(self, node: str) -> bool:
-        """True when a node reported a moment ago: an older report may not hold any more."""
-        member = self._find(node)
-        return member is not None and time.monotonic() - member.heard < _FRESH
+    def is_fresh(self, node: str) -> bool:
+        """True if a node reported a moment ago: an older report may be out of date."""
+        member = self._find_agent(node)
+        return member is not None and time.monotonic() - member.last_report_at < _FRESH
 
-    def settled(self, node: str) -> bool:
-        """True when a node had carried out its last orders before its last report."""
-        member = self._find(node)
-        return member is not None and member.done == self.number(node)
+    def is_settled(self, node: str) -> bool:
+        """True if a node had carried out its last orders before its last report."""
+        member = self._find_agent(node)
+        return member is not None and member.done == self.order_number(node)
 
     def report(self, node: str, server: str) -> ServerReport:
-        """Return a node's report of a server; NOTHING where it has none, or is not here."""
-        member = self._find(node)
+        """Return a node's report of a server; NOTHING without a report or a connection."""
+        member = self._find_agent(node)
         return member.servers.get(server, NOTHING) if member else NOTHING
 
     def boot_of(self, node: str) -> str:
-        """Return a word that changes when a node's container is restarted; empty while it is not
-        here.
+        """Return an id that changes when a node's container restarts; empty while it is not
+        connected.
         """
-        member = self._find(node)
+        member = self._find_agent(node)
         return member.boot if member else ""
 
-    def _find(self, node: str) -> Member | None:
+    def _find_agent(self, node: str) -> ConnectedAgent | None:
         return self._own if node == self.name else self.members.get(node)
 
-    def gone(self, node: str) -> str:
-        """Say why a node that was here is gone, once it has had time to come back; empty while it
-        is here, or may be soon.
+    def gone_reason(self, node: str) -> str:
+        """Return why a node is gone, once it had time to come back; empty while it is connected, or
+        may be soon.
         """
         since, why = self.lost.get(node, (0.0, ""))
-        return why if why and not self.here(node) and time.monotonic() >= since else ""
+        return why if why and not self.is_connected(node) and time.monotonic() >= since else ""
 
-    def heard(self) -> dict[str, float]:
+    def report_ages(self) -> dict[str, float]:
         """Return the seconds since the last report of each node's agent."""
         now = time.monotonic()
         return {
             self.name: 0.0,
-            **{name: round(now - member.heard, 1) for name, member in list(self.members.items())},
+            **{
+                name: round(now - member.last_report_at, 1)
+                for name, member in list(self.members.items())
+            },
         }
 
-    def number(self, node: str) -> int:
-        """Return the number of a node's orders, which grows when they change."""
+    def order_number(self, node: str) -> int:
+        """Return the number of a node's orders, which grows with each change."""
         return self._answers[node].number if node in self._answers else 0
 
-    def turn(self) -> None:
-        """Order, and part with members that have gone or are silent."""
+    def tick(self) -> None:
+        """Update the orders, and drop members that are closed or silent."""
         self.node.orders = self.orders.get(self.name, {})
-        self.node.turn()
+        self.node.tick()
         self._own.servers = self.node.report()
         now = time.monotonic()
         for name, member in list(self.members.items()):
             if self.orders.get(name, {}) != self._answers[name].orders:
-                self._order(name)
-            if now - member.heard > SILENCE:
-                self._lose(name, f"it has been silent for {SILENCE:g} s")
+                self._advance_orders(name)
+            if now - member.last_report_at > SILENCE:
+                self._drop_agent(name, f"it has been silent for {SILENCE:g} s")
             elif member.connection.is_closing():
-                self._lose(name, "its connection was closed")
+                self._drop_agent(name, "its connection was closed")
 
-    def exchange(self, name: str, report: Report, connection: asyncio.BaseTransport) -> Answer:
-        """Take a report of the node that the connection's certificate names; return its orders.
+    def exchange(
+        self, name: str, report: AgentReport, connection: asyncio.BaseTransport
+    ) -> ReportReply:
+        """Process a report of the node in the connection's certificate; return its orders.
 
-        A report that names no boot of this agent is answered with that alone. Raises Refused.
+        A report without a boot of this agent is answered with that boot alone. Raises
+        ReportRejected.
         """
         if name == self.name:
-            raise Refused(f"{name} is this node itself")
+            raise ReportRejected(f"{name} is this node itself")
         if report.node != name:
-            raise Refused(f"the certificate of {name} came with a report of {report.node}")
+            raise ReportRejected(f"the certificate of {name} came with a report of {report.node}")
         if report.head_boot == "":
-            return Answer(head_boot=self.boot)
+            return ReportReply(head_boot=self.boot)
         if report.head_boot != self.boot:
-            raise Refused(f"{name} reports to another start of the head's agent")
-        if not 0 < len(report.boot) <= _BOOT:
-            raise Refused(
+            raise ReportRejected(f"{name} reports to another start of the head's agent")
+        if not 0 < len(report.boot) <= _BOOT_LENGTH:
+            raise ReportRejected(
                 f"{name} sent an invalid report: its 'boot' has {len(report.boot)} letters"
             )
-        self._count(name, report.boot, report.number)
-        member = self._member(name, report.boot, connection)
-        member.connection, member.heard = connection, time.monotonic()
+        self._check_number(name, report.boot, report.number)
+        member = self._join(name, report.boot, connection)
+        member.connection, member.last_report_at = connection, time.monotonic()
         member.servers, member.done = report.servers, report.done
         return replace(self._answers[name], ray=self.ray)
 
-    def _count(self, name: str, boot: str, number: int) -> None:
-        """Note a report's number; raises Refused for one that came before, or too late."""
+    def _check_number(self, name: str, boot: str, number: int) -> None:
+        """Record a report's number; raise ReportRejected for an old one."""
         boots = self._boots.setdefault(name, {})
         if boot in boots and boot != next(reversed(boots)):
-            raise Refused(f"{name} sent a report of an earlier start of its agent")
+            raise ReportRejected(f"{name} sent a report of an earlier start of its agent")
         if number <= boots.get(boot, 0):
-            raise Refused(f"{name} sent report {number} after report {boots.get(boot, 0)}")
+            raise ReportRejected(f"{name} sent report {number} after report {boots.get(boot, 0)}")
         boots[boot] = number
-        if len(boots) > _BOOTS:
+        if len(boots) > _MAX_BOOTS:
             del boots[next(iter(boots))]
 
-    def _member(self, name: str, boot: str, connection: asyncio.BaseTransport) -> Member:
-        """Return a node's agent; the orders of a new one get another number, so that it counts as
-        settled only when it has carried them out.
+    def _join(self, name: str, boot: str, connection: asyncio.BaseTransport) -> ConnectedAgent:
+        """Return a node's agent; a new one gets its orders under a new number, so that it counts as
+        settled only after carrying them out.
         """
         member = self.members.get(name)
         if member is not None and member.boot != boot:
-            self._lose(name, "it was restarted")
+            self._drop_agent(name, "it was restarted")
             member = None
         if member is None:
-            member = self.members[name] = Member(boot, connection, time.monotonic())
+            member = self.members[name] = ConnectedAgent(boot, connection, time.monotonic())
             self.lost.pop(name, None)
-            self._order(name)
+            self._advance_orders(name)
             say(f"the agent of {name[:100]} is here")
         return member
 
-    def _order(self, name: str) -> None:
-        """Give a node's orders the next number."""
-        orders, number = self.orders.get(name, {}), self.number(name) + 1
-        self._answers[name] = Answer(head_boot=self.boot, number=number, orders=orders)
+    def _advance_orders(self, name: str) -> None:
+        """Number a node's current orders."""
+        orders, number = self.orders.get(name, {}), self.order_number(name) + 1
+        self._answers[name] = ReportReply(head_boot=self.boot, number=number, orders=orders)
 
-    def _lose(self, name: str, why: str) -> None:
+    def _drop_agent(self, name: str, why: str) -> None:
         member = self.members.pop(name)
         now = time.monotonic()
         # Silence has lasted long enough already; an agent whose connection was closed may just have
         # been cut off for a moment.
-        self.lost[name] = (now if now - member.heard > SILENCE else now + _RETURN, why)
+        self.lost[name] = (now if now - member.last_report_at > SILENCE else now + _RETURN, why)
         say(f"the agent of {name[:100]} is gone: {why}")
 
 
-def site(
-    lead: Lead, lock: threading.RLock, certificates: Certificates, host: str, port: int
-) -> Site:
+def members_site(
+    lead: Leader, lock: threading.RLock, certificates: Certificates, host: str, port: int
+) -> HttpSite:
     """Return the site to which members post; `lock` is held while the agent changes."""
     log = LimitedLog()
 
@@ -207,9 +211,9 @@ def site(
             if transport is None or (
                 transport.get_extra_info("sslcontext") is not certificates.context()
             ):  # accepted with files that have been replaced since
-                raise Refused("its connection is older than this node's certificates")
-            name = name_in(transport.get_extra_info("peercert"))
-            report = records.read(Report, body, "report")
+                raise ReportRejected("its connection is older than this node's certificates")
+            name = common_name(transport.get_extra_info("peercert"))
+            report = records.parse_record(AgentReport, body, "report")
             await _acquire(lock)
             try:
                 answer = lead.exchange(name, report, transport)
@@ -222,7 +226,7 @@ def site(
             return refusal
         return web.Response(body=records.as_bytes(answer), content_type="application/json")
 
-    return Site(
+    return HttpSite(
         name="the agents of other nodes",
         routes=[web.post("/report", take)],
         host=host,
@@ -233,11 +237,11 @@ def site(
 
 
 async def _acquire(lock: threading.RLock) -> None:
-    """Acquire the agent's lock, and let other answers go on until it is free; raises Refused where
-    the agent's main loop does not release it.
+    """Acquire the agent's lock without blocking other responses; raise ReportRejected if the
+    agent's main loop hangs.
     """
     deadline = time.monotonic() + _HANGS
     while not lock.acquire(blocking=False):
         if time.monotonic() > deadline:
-            raise Refused("the main loop of the head's agent hangs")
+            raise ReportRejected("the main loop of the head's agent hangs")
         await asyncio.sleep(_RETRY)

@@ -1,8 +1,7 @@
-"""A server as it is wanted: what `vlaunch serve` writes to the head and the keeper acts on.
+"""Spec of a server: `vlaunch serve` writes it to the head, and the supervisor acts on it.
 
-One class is the shape for both: the launcher imports this module, the agent ships with it. The file
-is `desired.json` in the server's folder (`state.py`), replaced whole, and removed to stop the
-server.
+Launcher and agent share this class. The file is `desired.json` in the server's folder (`state.py`),
+replaced atomically, and removed to stop the server.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
-    """One process of an engine: the only one (`ray`), or one of several nodes' (`mp`).
+class ProcessSpec:
+    """One process of an engine: the only one (`ray`), or one per node (`mp`).
 
-    `gpus` are indices of the container's GPUs, or None where the process may see all; `replicas`
-    are the first data-parallel replica that it runs and how many.
+    `gpus` are indices of the container's GPUs (None: all); `replicas` are its first data-parallel
+    replica and their number.
     """
 
     node: str
@@ -32,19 +31,18 @@ class Process:
     replicas: tuple[int, int] = (0, 1)
 
     @property
-    def answers(self) -> bool:
-        """True when it has an API; of one that has none, vLLM's own command says so."""
+    def has_api(self) -> bool:
+        """True if it has an API; `--headless` in vLLM's command means that it has none."""
         return "--headless" not in self.argv
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """Ray of a server: the ports of its dashboard and of its node managers, and how many GPUs the
+    """Ray's part of a server: the ports of its dashboard and node managers, and how many GPUs the
     server takes.
 
-    With `reserve`, the server's ranks are outside Ray (`mp`), and its GPUs are set aside in Ray, so
-    that Ray gives them to nobody else; with `partial` it takes only some of a node's, and Ray must
-    say which before it can start.
+    With `reserve`, the server's ranks run outside Ray (`mp`), and its GPUs are reserved in Ray;
+    with `partial` it takes only some of a node's GPUs, and Ray must name them before the start.
     """
 
     dashboard: int
@@ -56,12 +54,12 @@ class Ray:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The rules of supervision. All times are seconds.
+    """Rules of supervision. All times are seconds.
 
-    `canary` is the time between two looks, `stuck` after how many seconds without a step an
-    engine that hangs is ended, `restarts` how many are allowed within `window` (None: as many as it
-    takes), `start_timeout` how long a restart may take at least, `grace` how long an engine may
-    take to end politely. With `restarts` of 0 nothing is ever ended or started again.
+    `canary` is the interval of canaries, `stuck` the time without a step after which a hung engine
+    is stopped, `restarts` the limit of restarts within `window` (None: unlimited), `start_timeout`
+    the least time limit of a restart, `grace` the time for an engine to exit politely. With
+    `restarts` of 0 nothing is ever stopped or restarted.
     """
 
     canary: float = 5.0
@@ -76,20 +74,20 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Desired:
-    """A server: its processes, where it answers, what it takes, and how it is kept.
+    """Spec of a server: its processes, address, resources and supervision.
 
-    `id` is equal exactly when the same server is asked for; `asked` (seconds since 1970) tells two
-    requests for it apart. `places` has how many GPUs it takes on each node, `addresses` the address
-    of every node of the cluster, `memory_share` which part of a GPU's memory it claims (None:
-    nobody looks), `visible` the variable that names the GPUs a process may see. `asked_for` is what
-    the user asked for, by which a later run asks again (`vlaunch rollback`).
+    `id` is equal exactly for equal servers; `asked` (seconds since 1970) distinguishes two requests
+    for one. `places` has its number of GPUs on each node, `addresses` the address of every node of
+    the cluster, `memory_share` its share of a GPU's memory (None: not checked), `visible` the
+    variable that names a process's visible GPUs. `asked_for` has the user's options, for `vlaunch
+    rollback`.
     """
 
     name: str
     id: str
     model: str
     backend: str
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessSpec, ...]
     host: str
     port: int
     places: Mapping[str, int]
@@ -111,30 +109,28 @@ class Desired:
 
     @property
     def api_host(self) -> str:
-        """The address under which vLLM answers on its own node, for what it was told to bind to."""
-        return "127.0.0.1" if self.everywhere else self.host
+        """Address under which vLLM answers on its own node, for its bind address."""
+        return "127.0.0.1" if self.listens_everywhere else self.host
 
     @property
-    def everywhere(self) -> bool:
-        """True when it listens on all of its node's addresses."""
+    def listens_everywhere(self) -> bool:
+        """True if it listens on all addresses of its node."""
         return self.host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
     @property
-    def apis(self) -> tuple[Process, ...]:
-        """The processes that answer requests: one that balances them over all replicas, or, where
-        somebody outside of vLLM does that (hybrid and external load balancing), each.
+    def apis(self) -> tuple[ProcessSpec, ...]:
+        """Processes with an API: one that balances requests over all replicas, or each one (hybrid
+        and external load balancing).
         """
-        return tuple(process for process in self.processes if process.answers) or self.processes[:1]
+        return tuple(process for process in self.processes if process.has_api) or self.processes[:1]
 
     @property
     def api_node(self) -> str:
-        """The node of the first process that answers requests."""
+        """Node of the first process with an API."""
         return self.apis[0].node
 
-    def behind(self, process: Process) -> range:
-        """Return the replicas to which the API of a process hands requests; none where the server
-        has only one.
-        """
+    def replicas_behind(self, process: ProcessSpec) -> range:
+        """Return the replicas behind the API of a process; none if the server has only one."""
         if self.replicas == 1:
             return range(0)
         first, count = (0, self.replicas) if len(self.apis) == 1 else process.replicas
@@ -142,22 +138,22 @@ class Desired:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes whose agents a start needs: those of the processes, then of the ranks."""
+        """Nodes whose agents a start needs: those of the processes, then of the ranks."""
         return tuple(dict.fromkeys((*(process.node for process in self.processes), *self.places)))
 
     @property
-    def reach(self) -> tuple[str, ...]:
-        """The nodes where something of it may run: Ray places ranks on whichever it likes."""
+    def possible_nodes(self) -> tuple[str, ...]:
+        """Nodes on which parts of it may run: Ray may place ranks on any."""
         ray_nodes = self.addresses if self.backend == "ray" else ()
         return tuple(dict.fromkeys((*self.nodes, *ray_nodes)))
 
 
-def read(data: Any) -> Desired:
-    """Read plain data; raises ValueError when it is no server of this version."""
+def parse_spec(data: Any) -> Desired:
+    """Parse plain data; raise ValueError if it is no server of this version."""
     version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
     if version != VERSION:
         raise ValueError(f"version {version!r:.80} of a server is not known here")
-    spec = records.read(Desired, data, "server", complete=True)
+    spec = records.parse_record(Desired, data, "server", complete=True)
     if not spec.processes:
         raise ValueError("a server without a process")
     return spec

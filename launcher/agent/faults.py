@@ -1,5 +1,5 @@
-"""The faults in a server's record: why an engine ended, which rank died first, and how far its
-recovery is.
+"""Faults in a server's record: the reason for an engine's end, the first dead rank, and the
+progress of the recovery.
 
 Times are seconds since 1970.
 """
@@ -14,9 +14,9 @@ from .ray_view import Culprit
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """A sign of an engine's death; `weight` is how near it is to the cause: a consequence comes a
-    moment later. It is `certain` where a process or a node is known to be gone.
+class DeathSign:
+    """A sign of an engine's death; `weight` tells how near it is to the cause, since consequences
+    follow a moment later. It is `certain` if a process or a node is known to be gone.
     """
 
     weight: int
@@ -28,8 +28,10 @@ class Trouble:
     certain: bool = False
 
 
-def add(status: Observed, trouble: Trouble, *, at: float, pause: float, lost: int | None) -> Fault:
-    """Record why an engine ends, and return it; the oldest fault beyond FAULTS is dropped."""
+def add_fault(
+    status: Observed, trouble: DeathSign, *, at: float, pause: float, lost: int | None
+) -> Fault:
+    """Record and return the fault; the oldest one beyond FAULTS is dropped."""
     fault = Fault(
         at=at,
         what=trouble.what,
@@ -45,24 +47,24 @@ def add(status: Observed, trouble: Trouble, *, at: float, pause: float, lost: in
     return fault
 
 
-def blame(fault: Fault, culprit: Culprit) -> None:
-    """Add which rank on which node died first."""
+def add_culprit(fault: Fault, culprit: Culprit) -> None:
+    """Add the rank that died first, and its node."""
     fault.node, fault.rank = culprit.node, culprit.rank
     if not fault.cause:
         fault.cause = ": ".join(filter(None, ("a rank died", culprit.evidence)))[:LONGEST]
     fault.evidence = "\n".join(filter(None, (culprit.evidence, fault.evidence)))[:EVIDENCE]
 
 
-def reached(status: Observed, phase: str, now: float) -> None:
-    """Record after how many seconds a part of the last fault's recovery was over: stopped, whole,
-    or started.
+def record_phase(status: Observed, phase: str, now: float) -> None:
+    """Record the time at which a phase of the last fault's recovery was complete: stopped, whole,
+    started.
     """
     last = status.last_fault
     if last is not None and last.ready_again_after is None:
         last.phases.setdefault(phase, round(now - last.at, 3))
 
 
-def over(status: Observed, now: float) -> None:
+def record_recovery(status: Observed, now: float) -> None:
     """Record that the server is ready again after all of its faults."""
     for fault in status.faults:
         if fault.ready_again_after is None:

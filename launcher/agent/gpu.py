@@ -1,8 +1,8 @@
-"""What `nvidia-smi`, or the kernel of AMD's GPUs, says of this container's GPUs: whether enough
-memory is free to start, and who holds it.
+"""GPUs of this container, from `nvidia-smi` or AMD's kernel files: free memory, and the processes
+that use it.
 
-Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`;
-AMD's files: the kernel's Documentation/gpu/amdgpu/driver-misc.rst.
+Query fields: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`; AMD's files: the kernel's
+Documentation/gpu/amdgpu/driver-misc.rst.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OUTDATED = "version mismatch"
 _ROOT = "/"  # of the kernel's files
 
 
-class Lost(Exception):
+class GpuLost(Exception):
     """The driver cannot be queried from this container any more."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory is in MiB, None where unknown; with `unified` memory it is the host's."""
+    """One GPU; memory is in MiB, None if unknown; with `unified` memory it is the host's."""
 
     index: int
     uuid: str
@@ -53,96 +53,99 @@ class Gpu:
     unified: bool = False
 
 
-def look(indices: Sequence[int] | None = None) -> list[Gpu]:
-    """Return this container's GPUs, or the chosen ones; none where nobody can say. Raises Lost."""
+def query_gpus(indices: Sequence[int] | None = None) -> list[Gpu]:
+    """Return this container's GPUs, or those with the indices; empty if they cannot be queried.
+    Raises GpuLost.
+    """
     code, out = children.run(_GPUS, _TIMEOUT)
     if OUTDATED in out or any(error in out for error in _LOST):
-        raise Lost(out.strip().splitlines()[0][:200])
-    rows = [row for row in map(_words, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
-    gpus = list(_amd()) if code == 127 else [_gpu(row) for row in rows if code == 0]
+        raise GpuLost(out.strip().splitlines()[0][:200])
+    rows = [row for row in map(_csv_fields, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
+    gpus = list(_amd_gpus()) if code == 127 else [_parse_gpu(row) for row in rows if code == 0]
     return [gpu for gpu in gpus if indices is None or gpu.index in indices]
 
 
-def _gpu(row: Sequence[str]) -> Gpu:
-    total, used = map(_number, row[2:])
+def _parse_gpu(row: Sequence[str]) -> Gpu:
+    total, used = map(_parse_number, row[2:])
     if unified := row[2] in ("[N/A]", "[Not Supported]"):  # not `[Insufficient Permissions]`
-        sizes = dict(re.findall(r"(\w+): +(\d+) kB", _text("proc/meminfo")))
+        sizes = dict(re.findall(r"(\w+): +(\d+) kB", _read_text("proc/meminfo")))
         total, free = (float(sizes[name]) / 1024 for name in ("MemTotal", "MemAvailable"))
         used = total - free
     return Gpu(int(row[0]), row[1], total, used, unified)
 
 
-def _amd() -> Iterator[Gpu]:
-    """Yield AMD's GPUs whose render nodes the container has, in the order of the KFD's topology."""
+def _amd_gpus() -> Iterator[Gpu]:
+    """Yield AMD's GPUs with a render node in the container, in the order of the KFD's topology."""
     nodes, index = glob.glob(f"{_ROOT}sys/class/kfd/kfd/topology/nodes/*/properties"), 0
     for node in sorted(nodes, key=lambda path: int(path.split("/")[-2])):
-        properties = dict(re.findall(r"(\w+) (\d+)", _text(node)))
+        properties = dict(re.findall(r"(\w+) (\d+)", _read_text(node)))
         name = f"renderD{properties.get('drm_render_minor', '0')}"
         if os.path.exists(f"{_ROOT}dev/dri/{name}"):
             device = f"sys/class/drm/{name}/device"
             # What an APU counts as its own is a small part of what programs get.
             memory = "mem_info_vram" if properties.get("cpu_cores_count", "0") == "0" else "-"
             total, used = (
-                _number(_text(f"{device}/{memory}_{figure}")) for figure in ("total", "used")
+                _parse_number(_read_text(f"{device}/{memory}_{figure}"))
+                for figure in ("total", "used")
             )
             total, used = (size and size / (1 << 20) for size in (total, used))
             yield Gpu(index, "", total, used)
             index += 1
 
 
-def room(share: float, indices: Sequence[int] | None, count: int) -> tuple[int | None, str]:
-    """Return how many GPUs have the memory free that vLLM will claim, None where nobody can say,
-    and, where these are fewer than `count`, which one has not, and who holds it. Raises Lost.
+def free_gpus(share: float, indices: Sequence[int] | None, count: int) -> tuple[int | None, str]:
+    """Return how many GPUs have enough free memory for vLLM (None: unknown), and, if these are
+    fewer than `count`, which one has not and its user. Raises GpuLost.
 
-    vLLM claims `share` of a GPU's whole memory (`--gpu-memory-utilization`) and ends when that much
-    is not free. A GPU whose memory is unknown counts as free.
+    vLLM claims `share` of a GPU's whole memory (`--gpu-memory-utilization`) and exits if that much
+    is not free. A GPU with unknown memory counts as free.
     """
-    gpus = look(indices)
-    full = [gpu for gpu in gpus if _full(gpu, share)]
+    gpus = query_gpus(indices)
+    full = [gpu for gpu in gpus if _is_full(gpu, share)]
     free = len(gpus) - len(full)
     if not full or free >= count:
         return free if gpus else None, ""
     others = f" (and {len(full) - 1} more)" if len(full) > 1 else ""
     return free, (
         f"{free} of {len(gpus)} GPUs have {share:.0%} of their memory free, {count} needed:"
-        f" {_held(full[0])}{others}"
+        f" {_describe_usage(full[0])}{others}"
     )
 
 
-def _full(gpu: Gpu, share: float) -> bool:
+def _is_full(gpu: Gpu, share: float) -> bool:
     total, used = gpu.total, gpu.used
     return total is not None and used is not None and total - used < share * total
 
 
-def _held(gpu: Gpu) -> str:
-    """Describe a GPU whose memory is in use."""
+def _describe_usage(gpu: Gpu) -> str:
+    """Describe a GPU with used memory."""
     used = f"{(gpu.used or 0) / 1024:.1f} of {(gpu.total or 0) / 1024:.1f} GiB in use"
     has = "shares the host's memory," if gpu.unified else "has"
-    apps = sorted((app for app in _apps() if app[0] == gpu.uuid), key=lambda app: app[3])
+    apps = sorted((app for app in _gpu_processes() if app[0] == gpu.uuid), key=lambda app: app[3])
     users = [
         f", by {app[2] or 'a process'} (pid {app[1]}, {app[3] / 1024:.1f} GiB)" for app in apps
     ]
     return f"GPU {gpu.index} {has} {used}{''.join(users[-1:])}"
 
 
-def _apps() -> list[tuple[str, str, str, float]]:
-    """Return the processes that hold GPU memory: the GPU's UUID, number, name, MiB; those of other
-    containers have no name here.
+def _gpu_processes() -> list[tuple[str, str, str, float]]:
+    """Return the processes with GPU memory: the GPU's UUID, PID, name, MiB; those of other
+    containers have no name.
     """
     code, out = children.run(_APPS, _TIMEOUT)
-    rows = [row for row in map(_words, out.splitlines()) if len(row) == 4] if code == 0 else []
+    rows = [row for row in map(_csv_fields, out.splitlines()) if len(row) == 4] if code == 0 else []
     processes = [
         (row[0], row[1], row[2].replace("[Not Found]", "a process"), row[3]) for row in rows
     ]
-    return [(uuid, pid, name, _number(size) or 0.0) for uuid, pid, name, size in processes]
+    return [(uuid, pid, name, _parse_number(size) or 0.0) for uuid, pid, name, size in processes]
 
 
-def _words(line: str) -> list[str]:
+def _csv_fields(line: str) -> list[str]:
     return [field.strip() for field in line.split(",")]
 
 
-def _text(path: str) -> str:
-    """Return what a small file says; empty where it cannot be read."""
+def _read_text(path: str) -> str:
+    """Return the text of a small file; empty if unreadable."""
     try:
         with open(os.path.join(_ROOT, path), encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16)
@@ -150,7 +153,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

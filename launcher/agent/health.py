@@ -1,7 +1,7 @@
-"""The arithmetic of a server's health: for how long no step has ended, pauses, lost requests. Pure.
+"""Arithmetic of a server's health: time without an ended step, pauses, lost requests. Pure.
 
-A late answer alone means nothing, for the server may be busy. One long step looks like a hang until
-it ends; only the time that the server's own steps have taken so far tells them apart.
+A late answer alone means nothing: the server may be busy. One long step looks like a hang until it
+ends; only the server's own longest step so far tells them apart.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Clock(Protocol):
 
 
 class Wait(NamedTuple):
-    """For how many seconds no step has ended behind the API of a node while a canary waits or
-    fails, of one replica (None: of all).
+    """Seconds without an ended step behind the API of a node while a canary waits or fails, of one
+    replica (None: of all).
     """
 
     node: str
@@ -38,8 +38,7 @@ class Wait(NamedTuple):
 
 
 class Steps:
-    """The times at which the last steps behind one API ended: of all replicas (""), and of one, by
-    its number.
+    """End times of the last steps behind one API: of all replicas (""), and of one, by its number.
 
     All times are seconds of a monotonic clock. Time counts only while a canary waits or fails;
     `longest` is the longest such time that ended in progress.
@@ -47,36 +46,36 @@ class Steps:
 
     def __init__(self, now: float) -> None:
         self.longest = 0.0
-        self._progress = self._known = now
+        self._progress = self._counted_since = now
         self._ended: dict[str, float] = {}
         self._since: dict[str, float] = {}  # when a canary was sent that waits, or began to fail
         self._values: dict[Hashable, object] = {}
 
-    def changed(self, source: str, value: object, now: float, part: str) -> None:
-        """Note a value that differs exactly when a step has ended: a count of answers, a digest of
+    def note_value(self, source: str, value: object, now: float, part: str) -> None:
+        """Record a value that changes exactly when a step ends: a count of answers, a digest of
         counters.
         """
         if self._values.get((source, part), value) != value:
-            self.longest = max(self.longest, self.still(now).get(part, 0.0))
+            self.longest = max(self.longest, self.stalled_seconds(now).get(part, 0.0))
             self._ended[part] = self._progress = now
         self._values[source, part] = value
 
-    def asks(self, since: dict[str, float]) -> None:
-        """Note which parts have a canary that waits or fails, and since when."""
+    def note_canaries(self, since: dict[str, float]) -> None:
+        """Record which parts have a canary that waits or fails, and since when."""
         self._since = since
 
     def forget(self, now: float) -> None:
-        """Begin to count again: nothing is known of the time until now."""
-        self._known, self._since = now, {}
+        """Restart the count: the time until now is unknown."""
+        self._counted_since, self._since = now, {}
 
     def idle(self, now: float) -> float:
-        """Return for how many seconds no work has been done, of ours or of others."""
+        """Return the seconds without any work, ours or others'."""
         return now - self._progress
 
-    def still(self, now: float) -> dict[str, float]:
-        """Return for how long no step has ended, of the parts that have a canary."""
+    def stalled_seconds(self, now: float) -> dict[str, float]:
+        """Return the seconds without an ended step, for each part with a canary."""
         return {
-            part: now - max(since, self._ended.get(part, self._known), self._known)
+            part: now - max(since, self._ended.get(part, self._counted_since), self._counted_since)
             for part, since in self._since.items()
         }
 
@@ -86,18 +85,18 @@ def quiet_after(longest: float) -> float:
     return min(max(_QUIET[0], _QUIET[1] * longest), _LATEST)
 
 
-def quiet(stalled: float, longest: float) -> bool:
-    """True when no step has ended for long enough to warn, and to inspect the ranks."""
+def is_quiet(stalled: float, longest: float) -> bool:
+    """True after long enough without an ended step to warn and to inspect the ranks."""
     return stalled > quiet_after(longest)
 
 
-def suspect(stalled: float, longest: float) -> bool:
-    """True when no step has ended for so long that the engine hangs, if its ranks do not move."""
+def is_suspect(stalled: float, longest: float) -> bool:
+    """True after so long without an ended step that the engine hangs, if its ranks do not move."""
     return stalled > max(_SUSPECT[0], _SUSPECT[1] * longest)
 
 
-def verdict(state: str, faults: int) -> str:
-    """Return the verdict on a server that is not ready, after so many faults."""
+def server_verdict(state: str, faults: int) -> str:
+    """Return the verdict on a server that is not ready, after `faults` faults."""
     if state in OVER:
         return state
     if faults:
@@ -105,9 +104,9 @@ def verdict(state: str, faults: int) -> str:
     return state if state in ("starting", "stopping") else "waiting"
 
 
-def together(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
-    """Return the verdict on a server with such endpoints, and the reason, with its nodes where it
-    does not hold for all.
+def combine_verdicts(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
+    """Return the verdict on a server with these endpoints and its reason, with the nodes if it does
+    not hold for all.
     """
     verdicts = {endpoint.verdict for endpoint in endpoints.values()}
     worst = min(verdicts, key=_WORST.index, default="unknown")
@@ -121,21 +120,19 @@ def together(endpoints: Mapping[str, EndpointHealth]) -> tuple[str, str]:
     )
 
 
-def pause(policy_pause: float, longest: float, streak: int) -> float:
-    """Return how many seconds to wait before the next start, when it is the `streak`-th in a row
-    that did not last.
-    """
+def next_pause(policy_pause: float, longest: float, streak: int) -> float:
+    """Return the seconds before the next start, after `streak` starts that did not last."""
     return min(longest, policy_pause * 2.0 ** min(max(streak - 1, 0), 30))
 
 
-def lost(
+def lost_requests(
     before: tuple[int, float] | None, after: tuple[int, float] | None, fresh: bool
 ) -> int | None:
-    """Return how many requests an engine's death cost; None where that is unknown.
+    """Return how many requests an engine's death costs; None if unknown.
 
-    Both are open requests and answers of 5xx so far: when it was last well, and at the last count.
-    Requests that are open when an engine dies are answered with 5xx, or not at all: the larger
-    figure counts. A figure that is not `fresh` tells nothing.
+    Both arguments are open requests and 5xx answers so far: when it was last well, and at the last
+    count. Requests that are open when an engine dies are answered with 5xx, or not at all: the
+    larger figure counts. A figure that is not `fresh` tells nothing.
     """
     if before is None or after is None or not fresh:
         return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import blame, children, process, records
-from .blame import Sample
+from .blame import NodeSample
 
 EVERY, _SELDOM = 10.0, 30.0  # seconds between two samples: at least, and on a loaded host
 PY_SPY = "/opt/vlaunch/py-spy"
@@ -35,7 +35,7 @@ _RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
 _RAS_WAIT = 5  # seconds
 # The chapters of NCCL's report that tell what is wrong (src/ras/client_support.cc).
 _CHAPTER = re.compile(r"^(\w[\w ]*)\n=+$", re.MULTILINE)
-_TELLING = ("Errors", "Warnings")
+_PROBLEM_CHAPTERS = ("Errors", "Warnings")
 _NVIDIA = (
     "nvidia-smi",
     "--query-gpu=index,utilization.gpu,utilization.memory,power.draw,power.limit",
@@ -45,10 +45,10 @@ _LOAD = ("utilization", "memory", "power_w", "limit_w")  # percent of the time, 
 
 
 @dataclass(frozen=True)
-class Target:
-    """The target of an inspection: an engine's session, what Ray runs for it, and its ranks' GPUs.
+class InspectionTarget:
+    """Target of an inspection: an engine's session, Ray's processes for it, and its ranks' GPUs.
 
-    `count` is how many ranks are here, `gpus` those that they use in their order (None: all).
+    `count` is the number of ranks on this node, `gpus` their GPUs in order (None: all).
     """
 
     session: int | None
@@ -59,17 +59,17 @@ class Target:
 
 
 class Inspection:
-    """Samples one server's ranks while `turn` is given a target."""
+    """Sampler of one server's ranks while `tick` gets a target."""
 
     def __init__(self) -> None:
-        self._target: Target | None = None
-        self.sample: Sample | None = None  # the newest
+        self._target: InspectionTarget | None = None
+        self.sample: NodeSample | None = None  # the newest
         self._number = 0
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
 
-    def turn(self, target: Target | None) -> None:
-        """Begin, go on or, without a target, end."""
+    def tick(self, target: InspectionTarget | None) -> None:
+        """Start or continue sampling; stop without a target."""
         self._target = target
         if target is None:
             self.sample = None
@@ -84,36 +84,36 @@ class Inspection:
         while (target := self._target) is not None:
             began = time.monotonic()
             self._number += 1
-            sample = {"number": self._number, "at": round(began, 1), **look(target)}
+            sample = {"number": self._number, "at": round(began, 1), **take_sample(target)}
             with contextlib.suppress(ValueError):  # a file may have a name that is no text
-                parsed = records.read(Sample, sample, "inspection")
+                parsed = records.parse_record(NodeSample, sample, "inspection")
                 self.sample = parsed if self._target is not None else None
             pause = (time.monotonic() - began) / _SHARE
             self._wake.wait(min(max(EVERY, pause), _SELDOM))
 
 
-def look(target: Target) -> dict[str, Any]:
+def take_sample(target: InspectionTarget) -> dict[str, Any]:
     """Take one sample."""
     processes = list(_processes(target))
-    all_gpus = _gpus(target)
+    all_gpus = _query_gpus(target)
     gpus, helpers = (
-        _by_rank(target, processes, all_gpus),
-        _helpers({rank.pid for rank in processes}),
+        _gpus_by_rank(target, processes, all_gpus),
+        _child_ticks({rank.pid for rank in processes}),
     )
     return {
-        "bytes": _bytes(),
+        "bytes": _traffic(),
         "gpus": all_gpus if not gpus and target.count >= len(all_gpus) else [],
         "ranks": [
-            {**_rank(rank, gpus.get(rank.pid, [])), "helpers": helpers[rank.pid]}
+            {**_sample_rank(rank, gpus.get(rank.pid, [])), "helpers": helpers[rank.pid]}
             for rank in processes
         ],
-        "notes": [*_ask_nccl(), *_watchdog(target.argv)],
+        "notes": [*_query_nccl(), *_watchdog(target.argv)],
     }
 
 
 @dataclass(frozen=True)
 class _Process:
-    """A rank or an engine; `title` is what it calls itself."""
+    """A rank or an engine; `title` is its own process title."""
 
     pid: int
     title: str
@@ -121,9 +121,11 @@ class _Process:
     engine: bool
 
 
-def _processes(target: Target) -> Iterator[_Process]:
-    """Yield the ranks and engines here; an engine without workers of its own is a rank."""
-    titles = {pid: process.title(pid) for pid in {*target.pids, *_session(target.session)}}
+def _processes(target: InspectionTarget) -> Iterator[_Process]:
+    """Yield the ranks and engines on this node; an engine without workers of its own is a rank."""
+    titles = {
+        pid: process.process_title(pid) for pid in {*target.pids, *_session_pids(target.session)}
+    }
     named = {pid: match for pid, title in titles.items() if (match := _RANK.match(title))}
     workers = any(match[1] == "Worker" for match in named.values()) or bool(target.pids)
     for pid in sorted({*named, *target.pids}):
@@ -138,30 +140,30 @@ def _processes(target: Target) -> Iterator[_Process]:
         )
 
 
-def _session(session: int | None) -> list[int]:
-    return [] if session is None else process.in_session(session)
+def _session_pids(session: int | None) -> list[int]:
+    return [] if session is None else process.session_pids(session)
 
 
-def _rank(rank: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a process and the stack of its thread that works, else why there is none."""
-    thread, why = _dump(rank.pid)
+def _sample_rank(rank: _Process, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a process and the stack of its working thread, or the reason for a missing one."""
+    thread, why = _dump_stack(rank.pid)
     number, frames = int(thread.get("os_thread_id") or rank.pid), thread.get("frames", ())
     return {
         "pid": rank.pid,
         "title": rank.title[:80],
         "rank": rank.rank,
         "engine": rank.engine,
-        "frames": blame.inner([_frame(frame) for frame in frames])[:_FRAMES],
-        "line": _line(frames[0]) if frames else "",
+        "frames": blame.inner_frames([_format_frame(frame) for frame in frames])[:_FRAMES],
+        "line": _source_line(frames[0]) if frames else "",
         "why": why,
         "thread": number,
-        **_counters(rank.pid, number),
+        **_thread_counters(rank.pid, number),
         "gpus": gpus,
     }
 
 
-def _dump(pid: int) -> tuple[Mapping[str, Any], str]:
-    """Return the thread that works, from py-spy's JSON; else why there is none."""
+def _dump_stack(pid: int) -> tuple[Mapping[str, Any], str]:
+    """Return the working thread from py-spy's JSON, or an error."""
     program = PY_SPY if os.path.exists(PY_SPY) else "py-spy"  # Ray brings one
     why = ""
     for _ in range(_TRIES):
@@ -174,7 +176,7 @@ def _dump(pid: int) -> tuple[Mapping[str, Any], str]:
             threads = json.loads(out[out.index("[") :]) if code == 0 else []
         except ValueError:
             threads = []
-        if code == 0 and (thread := _chosen(threads)):
+        if code == 0 and (thread := _working_thread(threads)):
             return thread, ""
         why = out.strip().splitlines()[0][:200] if code and out.strip() else "unreadable"
         if code == 124:
@@ -182,31 +184,29 @@ def _dump(pid: int) -> tuple[Mapping[str, Any], str]:
     return {}, why
 
 
-def _chosen(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the thread that does the rank's work: of several, the one that does not wait for
-    any.
-    """
-    stacks = [(thread, [_frame(frame) for frame in thread["frames"]]) for thread in threads]
+def _working_thread(threads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the thread that does the rank's work: of several, the one that waits least."""
+    stacks = [(thread, [_format_frame(frame) for frame in thread["frames"]]) for thread in threads]
     ranked = [
-        (blame.kind(frames, _line(thread["frames"][0])), thread)
+        (blame.classify_stack(frames, _source_line(thread["frames"][0])), thread)
         for thread, frames in stacks
-        if blame.works(frames)
+        if blame.is_work_stack(frames)
     ]
     return max(ranked, key=lambda pair: pair[0])[1] if ranked else {}
 
 
-def _frame(frame: Mapping[str, Any]) -> str:
+def _format_frame(frame: Mapping[str, Any]) -> str:
     file = frame.get("short_filename") or frame.get("filename")
     return f"{frame.get('name')} ({file}:{frame.get('line')})"[:160]
 
 
-def _line(frame: Mapping[str, Any]) -> str:
-    """Return the text of the line that a frame is at."""
+def _source_line(frame: Mapping[str, Any]) -> str:
+    """Return the source line of a frame."""
     return linecache.getline(str(frame.get("filename")), int(frame.get("line") or 0)).strip()[:120]
 
 
-def _counters(pid: int, thread: int) -> dict[str, Any]:
-    """Return what the kernel counts for a thread; zeros where it is gone."""
+def _thread_counters(pid: int, thread: int) -> dict[str, Any]:
+    """Return the kernel's counters of a thread; zeros if it is gone."""
     counters: dict[str, Any] = {
         "ticks": 0,
         "voluntary": 0,
@@ -216,24 +216,24 @@ def _counters(pid: int, thread: int) -> dict[str, Any]:
     }
     folder = f"/proc/{pid}/task/{thread}"
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = _text(f"{folder}/stat").rpartition(")")[2].split()
+        fields = _read_text(f"{folder}/stat").rpartition(")")[2].split()
         counters["state"], counters["ticks"] = fields[0], int(fields[11]) + int(fields[12])
-        switches = dict(re.findall(r"(\w+)_ctxt_switches:\s+(\d+)", _text(f"{folder}/status")))
+        switches = dict(re.findall(r"(\w+)_ctxt_switches:\s+(\d+)", _read_text(f"{folder}/status")))
         counters["voluntary"] = int(switches["voluntary"])
         counters["involuntary"] = int(switches["nonvoluntary"])
-        counters["wchan"] = _text(f"{folder}/wchan")[:40]
+        counters["wchan"] = _read_text(f"{folder}/wchan")[:40]
     return counters
 
 
-def _helpers(pids: Collection[int]) -> dict[int, int]:
-    """Return the ticks that the children of every process used, such as compilers; other ranks and
-    engines are no children.
+def _child_ticks(pids: Collection[int]) -> dict[int, int]:
+    """Return the ticks used by the children of every process, such as compilers, without other
+    ranks and engines.
     """
     parents, ticks = dict[int, int](), dict.fromkeys(pids, 0)
     used = dict[int, int]()
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(ValueError, IndexError):
-            fields = _text(path).rpartition(")")[2].split()
+            fields = _read_text(path).rpartition(")")[2].split()
             pid = int(path.split("/")[2])
             parents[pid], counts = int(fields[1]), [int(field) for field in fields[11:15]]
             # of a rank only what its children had used when they ended
@@ -247,40 +247,43 @@ def _helpers(pids: Collection[int]) -> dict[int, int]:
     return ticks
 
 
-def _bytes() -> dict[str, list[int]]:
-    """Return bytes received and sent, by network interface and by port of an RDMA card."""
+def _traffic() -> dict[str, list[int]]:
+    """Return bytes received and sent, by network interface and RDMA port."""
     interfaces = {}
-    for name, counts in re.findall(r"^\s*(\S+?):\s*(.*)$", _text("/proc/net/dev"), re.MULTILINE):
+    for name, counts in re.findall(
+        r"^\s*(\S+?):\s*(.*)$", _read_text("/proc/net/dev"), re.MULTILINE
+    ):
         fields = counts.split()
         interfaces[name] = [int(fields[0]), int(fields[8])]
     for port in glob.glob("/sys/class/infiniband/*/ports/*"):
         fields = [
-            _text(f"{port}/counters/port_{direction}_data").strip() for direction in ("rcv", "xmit")
+            _read_text(f"{port}/counters/port_{direction}_data").strip()
+            for direction in ("rcv", "xmit")
         ]
         if all(field.isdigit() for field in fields):  # in units of four bytes
             interfaces["/".join(port.split("/")[4::2])] = [4 * int(field) for field in fields]
     return interfaces
 
 
-def _gpus(target: Target) -> list[dict[str, Any]]:
-    """Return the load and power of the GPUs that the ranks may use, where `nvidia-smi` answers."""
+def _query_gpus(target: InspectionTarget) -> list[dict[str, Any]]:
+    """Return the load and power of the ranks' GPUs, if `nvidia-smi` answers."""
     code, out = children.run(_NVIDIA, _DUMP)
     rows = [[field.strip() for field in line.split(",")] for line in out.splitlines()]
     gpus = [
-        {"index": int(row[0]), **dict(zip(_LOAD, map(_number, row[1:]), strict=True))}
+        {"index": int(row[0]), **dict(zip(_LOAD, map(_parse_number, row[1:]), strict=True))}
         for row in rows
         if code == 0 and len(row) == 1 + len(_LOAD) and row[0].isdigit()
     ]
     return [gpu for gpu in gpus if target.gpus is None or gpu["index"] in target.gpus]
 
 
-def _by_rank(
-    target: Target, processes: Sequence[_Process], gpus: Sequence[dict[str, Any]]
+def _gpus_by_rank(
+    target: InspectionTarget, processes: Sequence[_Process], gpus: Sequence[dict[str, Any]]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Return the GPU of every rank, where it is known.
+    """Return the GPU of every rank, if known.
 
-    The driver knows processes by other numbers than a container does; vLLM gives its n-th worker on
-    a node the n-th GPU that it may use, and Ray gives its ranks GPUs in any order.
+    The driver knows processes by other PIDs than a container does. vLLM gives its n-th worker on a
+    node the n-th GPU that it may use; Ray gives its ranks GPUs in any order.
     """
     workers = [
         rank.pid for rank in processes if not rank.engine and rank.title.startswith("VLLM::")
@@ -290,8 +293,8 @@ def _by_rank(
     return {pid: [gpu] for pid, gpu in zip(workers, gpus, strict=False)}
 
 
-def _ask_nccl() -> list[str]:
-    """Return what NCCL's RAS says is wrong with the job, where its library answers."""
+def _query_nccl() -> list[str]:
+    """Return the problems that NCCL's RAS reports, if its library answers."""
     with contextlib.suppress(OSError), socket.create_connection(_RAS, 1) as sock:
         sock.settimeout(_RAS_WAIT + 2)
         with sock.makefile("rw", encoding="utf-8", errors="replace", newline="\n") as stream:
@@ -303,25 +306,27 @@ def _ask_nccl() -> list[str]:
             stream.write("VERBOSE STATUS\n")
             stream.flush()
             report = stream.read(1 << 18)
-        return [f"NCCL RAS: {line[:200]}" for line in _wrong(report)][:20]
+        return [f"NCCL RAS: {line[:200]}" for line in _problem_lines(report)][:20]
     return []
 
 
-def _wrong(report: str) -> list[str]:
-    """Return the lines of NCCL's report that tell what is wrong.
+def _problem_lines(report: str) -> list[str]:
+    """Return the problem lines of NCCL's report.
 
-    That ranks have launched different numbers of operations is usual for a moment: only the same
-    numbers in two samples mean that one waits for another.
+    Different numbers of launched operations are usual for a moment: only equal numbers in two
+    samples mean that one rank waits for another.
     """
     _, *chapters = _CHAPTER.split(report)
     texts = [
-        text for name, text in zip(chapters[::2], chapters[1::2], strict=True) if name in _TELLING
+        text
+        for name, text in zip(chapters[::2], chapters[1::2], strict=True)
+        if name in _PROBLEM_CHAPTERS
     ]
     return [line.strip() for text in texts for line in text.splitlines() if line.strip()]
 
 
 def _watchdog(argv: Sequence[str]) -> list[str]:
-    """Return where vLLM's watchdog has dumped a stall, where its folder is configured."""
+    """Return the newest stall dumps of vLLM's watchdog, if its folder is configured."""
     with contextlib.suppress(ValueError, IndexError, AttributeError, TypeError, OSError):
         settings = json.loads(argv[list(argv).index("--watchdog-config") + 1])
         files = glob.glob(os.path.join(glob.escape(settings["dump_dir"]), "*"))
@@ -330,15 +335,15 @@ def _watchdog(argv: Sequence[str]) -> list[str]:
     return []
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None  # `[N/A]`
 
 
-def _text(path: str) -> str:
-    """Return what a small file says; empty where it cannot be read."""
+def _read_text(path: str) -> str:
+    """Return the text of a small file; empty if unreadable."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16)

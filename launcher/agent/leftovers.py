@@ -1,7 +1,6 @@
-"""Shared memory that engines left behind: a killed one cannot remove its segments, and its
-container lives on.
+"""Shared memory left behind by killed engines, which cannot remove their segments.
 
-Only for a /dev/shm that is the container's own: open files of processes outside of it are unknown.
+Only for a /dev/shm of the container's own: open files of processes outside of it are unknown.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ _SHM = "/dev/shm"
 _AGE = 60.0  # seconds; a younger file may be between its creation and its first use
 
 
-def sweep(folder: str = _SHM, age: float = _AGE) -> None:
+def remove_leftovers(folder: str = _SHM, age: float = _AGE) -> None:
     """Remove files that no living process has open or mapped."""
-    used, before = _used(folder), time.time() - age
+    used, before = _used_files(folder), time.time() - age
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
@@ -26,7 +25,7 @@ def sweep(folder: str = _SHM, age: float = _AGE) -> None:
                     os.remove(entry.path)
 
 
-def _used(folder: str) -> set[str]:
+def _used_files(folder: str) -> set[str]:
     """Return the files of a folder that a process has open or mapped."""
     used = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -1,7 +1,7 @@
-"""The agent of a node that is not the head, and its connection to the head's agent: HTTP over
-mutual TLS.
+"""Agent of a node that is not the head, and its connection to the head's agent: HTTP over mutual
+TLS.
 
-Engines go on while the head is away. `crew.py` is the other side.
+Engines go on while the head is away. `leader.py` is the other side.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import records, state
-from .certificates import Certificates, cause
+from .certificates import Certificates, describe_error
 from .log import LimitedLog, say
-from .node import Node, Order, Report, ServerReport
+from .node import AgentReport, LocalNode, Order, ServerReport
 
 EVERY = 1.0  # seconds between two reports
 _QUICK = 0.2  # seconds between two reports while other orders are likely
@@ -26,14 +26,14 @@ _ANSWER = 10.0  # seconds for an answer
 _LARGEST = 1 << 20  # bytes of an answer; orders of several servers have a tenth of it
 
 
-class Lost(Exception):
-    """A connection that is of no use any more; the text says why."""
+class ConnectionLost(Exception):
+    """A broken connection; the text has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The answer of the head's agent to a report: all orders of a node, numbered within its
-    `head_boot`, and a word that changes with each start of Ray's head.
+class ReportReply:
+    """The head's answer to a report: all orders of a node, numbered within its `head_boot`, and an
+    id that changes with each start of Ray's head.
     """
 
     head_boot: str = ""
@@ -42,8 +42,8 @@ class Answer:
     ray: str = ""
 
 
-class Follower:
-    """An agent that is not the head's.
+class Member:
+    """Agent of a node that is not the head.
 
     A thread posts its reports, of which only the newest counts, and calls `wake` when the answer
     has changed.
@@ -52,7 +52,7 @@ class Follower:
     def __init__(
         self,
         name: str,
-        node: Node,
+        node: LocalNode,
         host: str,
         port: int,
         certificates: Certificates,
@@ -60,9 +60,9 @@ class Follower:
     ) -> None:
         self.name, self.node, self.host, self.port, self._wake = name, node, host, port, wake
         self.boot = secrets.token_hex(8)
-        self.answer = Answer()
+        self.answer = ReportReply()
         self._certificates = certificates
-        self._report: tuple[Mapping[str, ServerReport], Answer] = ({}, self.answer)
+        self._report: tuple[Mapping[str, ServerReport], ReportReply] = ({}, self.answer)
         self._state: object = None
         self._changed = self._posted = 0.0
         self._due = threading.Event()
@@ -85,14 +85,14 @@ class Follower:
 
     @property
     def changing(self) -> bool:
-        """True while other orders are likely."""
+        """True while new orders are likely."""
         return self.node.changing or time.monotonic() - self._changed < _LIKELY
 
-    def turn(self) -> None:
-        """Do what was ordered last; report at once when a state changes, else now and then."""
+    def tick(self) -> None:
+        """Carry out the last orders; report at once when a state changes, else periodically."""
         answer = self.answer
         self.node.orders = answer.orders
-        self.node.turn()
+        self.node.tick()
         servers, now = self.node.report(), time.monotonic()
         states = {
             name: (report.state, report.last, report.prepared, report.waits)
@@ -115,13 +115,13 @@ class Follower:
                 self._disconnect()
                 self._log.say(
                     f"no connection to the head's agent at {self.host} port {self.port}:"
-                    f" {cause(error)}; what runs here goes on"
+                    f" {describe_error(error)}; what runs here goes on"
                 )
                 time.sleep(EVERY)
         self._disconnect()
 
     def _exchange(self) -> None:
-        """Post a report and take the answer; raises many things."""
+        """Post a report and process the answer; raises many exceptions."""
         new = self._connection is None
         if new:
             self._connect()
@@ -132,11 +132,11 @@ class Follower:
         answer = self._post(servers, done.number if done.head_boot == self._head_boot else 0)
         last = self.answer
         if answer.head_boot != self._head_boot:
-            raise Lost("it answered as another start of itself")
+            raise ConnectionLost("it answered as another start of itself")
         if answer.head_boot == last.head_boot and answer.number < last.number:
-            raise Lost(f"it sent orders {answer.number} after orders {last.number}")
+            raise ConnectionLost(f"it sent orders {answer.number} after orders {last.number}")
         if not all(map(state.NAME.fullmatch, answer.orders)):
-            raise Lost("it sent orders for a server with an invalid name")
+            raise ConnectionLost("it sent orders for a server with an invalid name")
         self.answer = answer
         if answer != last:
             self._wake()
@@ -144,10 +144,10 @@ class Follower:
             self._log = LimitedLog()
             say("the head's agent is here")
 
-    def _post(self, servers: Mapping[str, ServerReport], done: int) -> Answer:
+    def _post(self, servers: Mapping[str, ServerReport], done: int) -> ReportReply:
         assert self._connection is not None  # noqa: S101 - `_exchange` has made it
         self._count += 1
-        report = Report(
+        report = AgentReport(
             node=self.name,
             boot=self.boot,
             number=self._count,
@@ -159,16 +159,16 @@ class Follower:
         response = self._connection.getresponse()
         data = response.read(_LARGEST + 1)
         if len(data) > _LARGEST:
-            raise Lost("its answer is too long")
+            raise ConnectionLost("its answer is too long")
         if response.status != 200:
-            raise Lost(f"it refuses: {data[:300].decode(errors='replace')}")
-        return records.read(Answer, data, "answer", complete=True)
+            raise ConnectionLost(f"it refuses: {data[:300].decode(errors='replace')}")
+        return records.parse_record(ReportReply, data, "answer", complete=True)
 
     def _connect(self) -> None:
-        """Connect; the head's certificate must have its address. Raises OSError or Lost."""
+        """Connect; the head's certificate must have its address. Raises OSError, ConnectionLost."""
         context = self._certificates.context()
         if context is None:
-            raise Lost("this node has no certificate yet")
+            raise ConnectionLost("this node has no certificate yet")
         self._connection = http.client.HTTPSConnection(
             self.host, self.port, timeout=_CONNECT, context=context
         )

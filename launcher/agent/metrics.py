@@ -1,8 +1,8 @@
-"""The state of servers as text for Prometheus: faults, canaries and queues, which ranks and which
-nodes' agents live, and the last network check.
+"""State of servers for Prometheus: faults, canaries and queues, living ranks and agents, and the
+last network check.
 
-What it says of servers comes from their files, which the keeper writes every few seconds, so that
-reading it does not disturb the keeper. It contains neither secrets nor text of logs.
+It reads the servers' files, which the supervisor writes every few seconds, so that scraping does
+not disturb the supervisor. It contains neither secrets nor log text.
 
 The names and units follow https://prometheus.io/docs/practices/naming/.
 """
@@ -54,7 +54,7 @@ HELP: Mapping[str, str] = {
 
 
 class Page:
-    """The samples, collected by prometheus_client."""
+    """Samples, collected by prometheus_client."""
 
     def __init__(self) -> None:
         self._families = {
@@ -67,25 +67,25 @@ class Page:
         }
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
-        """Add a sample; none where the value is not known."""
+        """Add a sample, unless its value is unknown."""
         if value is not None and math.isfinite(value):
             self._families[name].add_sample(f"vlaunch_{name}", labels, float(value))
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics that have samples."""
+        """Return the metrics with samples."""
         return [family for family in self._families.values() if family.samples]
 
 
-def text(now: float, age: float, agents: Mapping[str, float], folder: str = "") -> str:
-    """Return the page at a time (seconds since 1970); the head's agent turned `age` seconds ago,
-    `agents` has the seconds since each node's reported.
+def render_metrics(now: float, age: float, agents: Mapping[str, float], folder: str = "") -> str:
+    """Render the page at a time (seconds since 1970); `age` is the seconds since the main loop's
+    last round, `agents` the seconds since each node's report.
     """
     page, nodes, late, registry = Page(), set[str](), age, CollectorRegistry()
     registry.register(page)
-    for name in state.names(folder):
-        status = state.seen(name, folder)
+    for name in state.server_names(folder):
+        status = state.read_status(name, folder)
         try:
-            spec = state.wanted(name, folder)
+            spec = state.read_spec(name, folder)
         except ValueError:
             spec = None
         if spec is not None:
@@ -93,25 +93,25 @@ def text(now: float, age: float, agents: Mapping[str, float], folder: str = "") 
             if status is not None:  # a full disk delays a record
                 late = max(late, now - status.written - spec.policy.canary)
         if status is not None and (spec is not None or status.state not in OVER):
-            _server(page, spec, status)
+            _add_server(page, spec, status)
     page.add("agent_written_timestamp_seconds", now - late)
     for node in sorted(nodes | agents.keys()):
         page.add("node_agent_up", agents.get(node, SILENT) + age < SILENT, node=node)
-    _network(page, folder)
+    _add_network(page, folder)
     return generate_latest(registry).decode()
 
 
-def _network(page: Page, folder: str) -> None:
+def _add_network(page: Page, folder: str) -> None:
     """Add the last verdict, which the launcher writes."""
     file = os.path.join(folder or state.FOLDER, state.NETWORK)
-    verdict: Any = state.read(file)
+    verdict: Any = state.read_json(file)
     if isinstance(verdict, Mapping) and isinstance(verdict.get("passed"), bool):
         page.add("network_passed", verdict["passed"], required=str(verdict.get("required")))
         with contextlib.suppress(OSError):
             page.add("network_check_timestamp_seconds", os.stat(file).st_mtime)
 
 
-def _server(page: Page, spec: Desired | None, status: Observed) -> None:
+def _add_server(page: Page, spec: Desired | None, status: Observed) -> None:
     name, is_ready = status.name, status.state == "ready"
     backend = spec.backend if spec is not None else ""
     page.add("server_info", 1, server=name, model=status.model, backend=backend, task=status.task)

@@ -1,9 +1,7 @@
-"""The engines on this node: starts and stops what the keeper orders, and reports their state.
+"""Engines on this node: starts and stops them on the supervisor's orders, and reports their state.
 
-It decides nothing.
-
-Orders are a level, not an edge: always all servers that should be here; a server that is not
-among them is stopped. Without new orders nothing changes.
+It decides nothing. Orders are a level, not an edge: always all servers that should run; any other
+server is stopped. Without new orders nothing changes.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from dataclasses import dataclass, field
 
 from . import gpu, leftovers, process, state
 from .background import Background
-from .blame import Sample
-from .inspection import Inspection, Target
-from .probe import Probe, ProbeReport
-from .process import IDLE, RUNNING, STOPPING, Engine
+from .blame import NodeSample
+from .inspection import Inspection, InspectionTarget
+from .probe import ApiProbe, ProbeReport
+from .process import IDLE, RUNNING, STOPPING, LocalEngine
 
 # What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
 # start; run: start it.
@@ -30,13 +28,12 @@ _LOOK = 2.0  # seconds between two looks at the ranks' processes, or at a GPU's 
 
 @dataclass(frozen=True)
 class Order:
-    """The part of one server that should run here.
+    """Part of one server that should run on this node.
 
-    `argv` is empty where other nodes run it and only its ranks' `pids` are watched. `behind` is the
-    range of the numbers of the replicas behind its API, empty where the server has only one.
-
-    `share` is the part of a GPU's memory that must be free (None: any), on `count` GPUs of those
-    that `gpus` names (None: all); with `inspect` the ranks are sampled.
+    `argv` is empty if other nodes run it and only its ranks' `pids` are watched. `behind` is the
+    range of replica numbers behind its API, empty if the server has only one. `share` is the part
+    of a GPU's memory that must be free (None: any), on `count` GPUs of those in `gpus` (None: all);
+    with `inspect` the ranks are sampled.
     """
 
     generation: int
@@ -56,12 +53,12 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerReport:
-    """One server on one node; the defaults are those of a node that has nothing of it.
+    """One server on one node; the defaults describe a node without it.
 
-    `last` is the generation that was started last, `prepared` the one that may start, `waits` what
-    it waits for. `ended`, `evidence` and `cause` say how the engine ended, what it printed and its
-    first error; `pid` is its process while it runs, `ranks` are the processes of its ranks that
-    live. `room` has a generation and how many GPUs are free for it.
+    `last` is the generation started last, `prepared` the one that may start, `waits` the reason why
+    it waits. `ended`, `evidence` and `cause` are how the engine exited, its output and its first
+    error; `pid` is its running process, `ranks` are the living processes of its ranks. `room` has a
+    generation and its number of free GPUs.
     """
 
     state: str = IDLE
@@ -75,16 +72,16 @@ class ServerReport:
     ranks: tuple[int, ...] = ()
     room: tuple[int, int] | None = None
     probe: ProbeReport = field(default_factory=ProbeReport)
-    inspection: Sample | None = None
+    inspection: NodeSample | None = None
 
 
 NOTHING = ServerReport()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """The report of a node's agent: its `number` since this `boot` of the agent, and the number of
-    the orders of the head's agent (`head_boot`) that are `done`.
+class AgentReport:
+    """Report of a node's agent: its `number` since this `boot`, and the number of the head agent's
+    (`head_boot`) orders that are `done`.
     """
 
     node: str
@@ -95,13 +92,13 @@ class Report:
     servers: Mapping[str, ServerReport]
 
 
-class Server:
+class LocalServer:
     """One server's part on this node."""
 
     def __init__(self, name: str, folder: str, order: Order) -> None:
         self.order = order
-        self.engine = Engine(name, state.path(name, state.LOG, folder))
-        self.probe: Probe | None = None
+        self.engine = LocalEngine(name, state.server_file(name, state.LOG, folder))
+        self.probe: ApiProbe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
         self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
         self.ranks: tuple[int, ...] = ()  # the living processes of what Ray runs here
@@ -111,10 +108,10 @@ class Server:
         self._answers, self._looked = 0, 0.0
         self._check: Background[None] | None = None  # whether the GPUs have room
 
-    def turn(self, order: Order | None) -> None:
-        """Look once, and do what follows."""
+    def tick(self, order: Order | None) -> None:
+        """Run one round: poll, then apply the order."""
         self.engine.poll()
-        self._obey(order)
+        self._apply_order(order)
         self._end_ranks(order)
         if order is not None and order.gpus != self.order.gpus:
             self.prepared = 0  # other GPUs were checked
@@ -123,8 +120,10 @@ class Server:
             self._note_answers(self.probe)
         target = None
         if order is not None and order.inspect:
-            target = Target(self.engine.pid, order.pids, order.count, order.gpus, order.argv)
-        self.inspection.turn(target)
+            target = InspectionTarget(
+                self.engine.pid, order.pids, order.count, order.gpus, order.argv
+            )
+        self.inspection.tick(target)
         if order is None:
             return
         if order.phase != PREPARE:
@@ -134,10 +133,10 @@ class Server:
         now = time.monotonic()
         if now - self._looked >= _LOOK:
             self._looked = now
-            self._look(order)
+            self._inspect(order)
 
-    def _obey(self, order: Order | None) -> None:
-        """End or start the engine, where it is not as ordered."""
+    def _apply_order(self, order: Order | None) -> None:
+        """Stop or start the engine, if it differs from the order."""
         engine = self.engine
         if order is None or (
             engine.state == RUNNING and (order.phase == PREPARE or engine.last != order.generation)
@@ -151,7 +150,7 @@ class Server:
         ):
             engine.start(order.generation, order.argv, order.env)
             if order.api and engine.state == RUNNING:
-                self.probe = Probe(*order.api, range(*order.behind), order.canary)
+                self.probe = ApiProbe(*order.api, range(*order.behind), order.canary)
 
     def _end_ranks(self, order: Order | None) -> None:
         """End ranks whose driver has gone and that do not go themselves: one that hangs does not
@@ -166,19 +165,19 @@ class Server:
         if self._ending is not None and now - self._ending >= self.order.grace:
             process.kill(self._pids)
 
-    def _note_answers(self, probe: Probe) -> None:
+    def _note_answers(self, probe: ApiProbe) -> None:
         if self.engine.state != RUNNING:
             probe.stop()
             self.probe = None
             return
         if probe.answers != self._answers:
             self._answers = probe.answers
-            self.engine.well()
+            self.engine.mark_healthy()
 
-    def _look(self, order: Order) -> None:
-        """See which ranks live, and whether the GPUs have room."""
-        self.ranks = tuple(filter(process.lives, order.pids))
-        over = self._check is None or self._check.over
+    def _inspect(self, order: Order) -> None:
+        """Check which ranks are alive, and whether the GPUs have free memory."""
+        self.ranks = tuple(filter(process.is_alive, order.pids))
+        over = self._check is None or self._check.done
         if order.phase == PREPARE and self.prepared != order.generation and over:
             # a driver that hangs must not stop the agent
             self._check = Background(lambda: self._prepare(order))
@@ -186,9 +185,9 @@ class Server:
     def _prepare(self, order: Order) -> None:
         self.room = None
         try:
-            free, waits = gpu.room(order.share or 0.0, order.gpus, order.count)
+            free, waits = gpu.free_gpus(order.share or 0.0, order.gpus, order.count)
             self.room = None if free is None else (order.generation, free)
-        except gpu.Lost as why:
+        except gpu.GpuLost as why:
             waits = f"{OUTDATED if gpu.OUTDATED in str(why) else LOST}: {why}"
         if order.gpus != self.order.gpus:
             return
@@ -221,37 +220,37 @@ class Server:
 
     @property
     def idle(self) -> bool:
-        """True when nothing of it runs here."""
+        """True if nothing of it runs on this node."""
         return self.engine.state == IDLE and self._ending is None
 
 
-class Node:
+class LocalNode:
     """All servers' parts on this node."""
 
     def __init__(self, folder: str, *, private_shm: bool, lost: Callable[[str], None]) -> None:
         self.folder, self.private_shm, self._lost = folder, private_shm, lost
         self.orders: Mapping[str, Order] = {}
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, LocalServer] = {}
         self._stopping = False
 
-    def turn(self) -> None:
-        """Do what was ordered last."""
+    def tick(self) -> None:
+        """Carry out the last orders."""
         for name, order in self.orders.items():
             if name not in self.servers and order.phase != KEEP:
-                self.servers[name] = Server(name, self.folder, order)
+                self.servers[name] = LocalServer(name, self.folder, order)
         for name, server in list(self.servers.items()):
-            self._turn(server, None if self._stopping else self.orders.get(name))
+            self._tick_server(server, None if self._stopping else self.orders.get(name))
             if name not in self.orders and server.idle:
                 del self.servers[name]
 
-    def _turn(self, server: Server, order: Order | None) -> None:
-        """Let a server do what was ordered; then see to what it left behind, or lacks."""
+    def _tick_server(self, server: LocalServer, order: Order | None) -> None:
+        """Apply a server's order; then clean up after it, or handle lost GPUs."""
         was = server.engine.state
-        server.turn(order)
+        server.tick(order)
         if was == STOPPING and server.idle and self.private_shm:
-            leftovers.sweep()
+            leftovers.remove_leftovers()
         ranks = any(other.ranks for other in self.servers.values())
-        if server.waits.startswith(LOST) and not self.runs and not ranks:
+        if server.waits.startswith(LOST) and not self.has_engine and not ranks:
             # a restart of the container hurts nothing that works
             self._lost(server.waits)
 
@@ -259,21 +258,21 @@ class Node:
         """Return the state of all of them."""
         return {name: server.report() for name, server in self.servers.items()}
 
-    def leave(self) -> bool:
-        """Stop everything; true when it has."""
+    def stop_all(self) -> bool:
+        """Stop everything; True once it has stopped."""
         self._stopping = True
-        self.turn()
-        return not self.runs
+        self.tick()
+        return not self.has_engine
 
     @property
     def changing(self) -> bool:
-        """True while an engine is being prepared or ended."""
+        """True while an engine is being prepared or stopped."""
         return any(
             server.engine.state == STOPPING or server.order.phase == PREPARE
             for server in self.servers.values()
         )
 
     @property
-    def runs(self) -> bool:
-        """True while an engine is here."""
+    def has_engine(self) -> bool:
+        """True while an engine runs."""
         return any(not server.idle for server in self.servers.values())

@@ -1,4 +1,4 @@
-"""The status of a server: the keeper writes it beside `desired.json`, and the launcher reads it.
+"""Status of a server: the supervisor writes it beside `desired.json`, and the launcher reads it.
 
 All times are seconds since 1970 unless a name says otherwise.
 """
@@ -31,11 +31,11 @@ STACKS = 12_000
 
 @dataclass(kw_only=True)
 class Fault:
-    """The reason why an engine was stopped or had ended.
+    """Reason why an engine was stopped or had exited.
 
-    `cause` is the engine's first error, empty where it gave none; `lost` is how many requests were
-    lost, None where nobody knows. `phases` has how many seconds later its engine was stopped, the
-    cluster whole, and the engine started again, `pause` for how long the restart was put off.
+    `cause` is the engine's first error, empty without one; `lost` the number of lost requests
+    (None: unknown). `phases` has the seconds until its engine was stopped, the cluster complete,
+    and the engine started again, `pause` the delay of the restart.
     """
 
     at: float
@@ -51,15 +51,13 @@ class Fault:
 
     @property
     def summary(self) -> str:
-        """The event, and its cause where one is known."""
+        """The event, and its cause if known."""
         return f"{self.what}: {self.cause}" if self.cause else self.what
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The counters of vLLM: requests that run and that wait, and tokens per second since the last
-    look.
-    """
+    """Counters of vLLM: running and waiting requests, and tokens per second since the last one."""
 
     running: int
     waiting: int
@@ -68,10 +66,11 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstAnswer:
-    """The first answer of a model: of a completion its text and fingerprint, else what `came`.
+    """First answer of a model: of a completion its text and fingerprint, else a description
+    (`came`).
 
-    `refused` has the answers to requests of other kinds, where no kind suits the model; `replicas`
-    the seconds of each of several replicas.
+    `refused` has the answers to requests of other tasks, if no task suits the model; `replicas` the
+    seconds of each of several replicas.
     """
 
     model: str
@@ -86,7 +85,7 @@ class FirstAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """The last answer of a model that has refused all requests so far, or 0 for none."""
+    """Last answer of a model that has refused all requests so far; status 0 without an answer."""
 
     status: int
     error: str
@@ -96,7 +95,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointHealth:
-    """The verdict on one endpoint, the reason for it, and how long its last answer took."""
+    """Verdict on one endpoint, its reason, and the duration of the last answer."""
 
     verdict: str
     reason: str = ""
@@ -105,9 +104,9 @@ class EndpointHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Wedge:
-    """The place where an engine hangs, by two samples of all its ranks.
+    """Place where an engine hangs, from two samples of all its ranks.
 
-    `since` is when its last step ended, `frame` where the rank is; `rank` is empty where the
+    `since` is the time of its last step, `frame` the rank's position; `rank` is empty if the
     samples do not name one. `stacks` are those of all ranks.
     """
 
@@ -120,13 +119,13 @@ class Wedge:
     stacks: list[str] = field(default_factory=list)
 
     @property
-    def where(self) -> str:
-        """The rank that hangs, with its node, GPU and frame; or that it is unknown."""
+    def location(self) -> str:
+        """The hung rank, with its node, GPU and frame, or UNKNOWN."""
         gpu = f" (GPU {self.gpu})" if self.gpu else ""
         return f"rank {self.rank} on {self.node}{gpu} in {self.frame}" if self.rank else UNKNOWN
 
     @property
-    def how(self) -> str:
+    def details(self) -> str:
         """The same without the rank and its node."""
         gpu = f" of GPU {self.gpu}" if self.gpu else ""
         return f"the rank{gpu} hung in {self.frame}" if self.rank else UNKNOWN
@@ -200,7 +199,7 @@ class Observed:
 
     @property
     def last_fault(self) -> Fault | None:
-        """The newest of its faults; None where it had none."""
+        """The newest of its faults; None if there was none."""
         return self.faults[-1] if self.faults else None
 
     def as_json(self) -> dict[str, Any]:
@@ -208,13 +207,13 @@ class Observed:
         return dataclasses.asdict(self)
 
 
-def read(data: Any) -> Observed:
-    """Read plain data; raises ValueError when it is no record of this version.
+def parse_status(data: Any) -> Observed:
+    """Parse plain data; raise ValueError if it is no record of this version.
 
-    Fields that are not known here are left out, so that an older launcher shows what it knows.
+    Unknown fields are ignored, so that an older launcher shows the fields that it knows.
     """
     if not isinstance(data, Mapping) or data.get("version") != VERSION:
         raise ValueError("this is no record of a server")
     if data.get("state") not in STATES:
         raise ValueError(f"`state` is {data.get('state')!r:.80}")
-    return records.read(Observed, data, "record of a server")
+    return records.parse_record(Observed, data, "record of a server")

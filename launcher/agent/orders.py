@@ -8,26 +8,26 @@ from .node import KEEP, PREPARE, RUN, Order
 from .reservation import Reservation
 
 
-def for_nodes(
+def build_orders(
     spec: Desired,
     phase: str,
     generation: int,
     monitor: Monitor | None,
     reserved: Reservation | None,
 ) -> dict[str, Order]:
-    """Return the order of each node in a phase: start a process, or only look after ranks."""
-    counts = dict.fromkeys(spec.reach, 1) if spec.backend == "ray" else {}
+    """Return the order of each node in a phase: start a process, or only watch ranks."""
+    counts = dict.fromkeys(spec.possible_nodes, 1) if spec.backend == "ray" else {}
     counts |= {node: count for node, count in spec.places.items() if count}
     processes = {process.node: process for process in spec.processes}
     ranks = monitor.ranks if monitor is not None else []
     orders = {}
-    for node in spec.reach:
+    for node in spec.possible_nodes:
         process = processes.get(node)
         # A process that has run once is only kept: an agent whose container was restarted must not
         # start it alone.
         launched = phase == RUN and monitor is not None and node in monitor.launched
         is_first_run = process is not None and not launched
-        behind = spec.behind(process) if process else range(0)
+        behind = spec.replicas_behind(process) if process else range(0)
         gpus = (reserved and reserved.gpus(node)) or process.gpus if process else None
         has_gpu_list = gpus is not None and bool(spec.visible)
         visible = {spec.visible: ",".join(map(str, gpus or ()))} if has_gpu_list else {}

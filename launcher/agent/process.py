@@ -1,7 +1,7 @@
-"""The processes of one engine on this node, started and ended as a whole.
+"""Processes of one engine on this node, started and stopped as a whole.
 
-An engine is a session of processes. Its output goes to a log of its own, which is bounded. The
-telling lines since the engine was last well are kept: they are the evidence when it dies.
+An engine is a session of processes. Its output goes to a bounded log of its own. The relevant lines
+since the engine was last well are the evidence when it dies.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 _NOISE = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"|throughput: [\d.]+ tokens/s')
 
 
-class Engine:
+class LocalEngine:
     """One engine at a time.
 
-    `state` is idle, running or stopping; `last` is the generation that was started last.
-
-    `ended` is how it came to its end, where it was not stopped. `poll` drives everything: call it
-    often.
+    `state` is idle, running or stopping; `last` is the generation started last; `ended` is how it
+    exited, unless it was stopped. `poll` drives everything: call it often.
     """
 
     def __init__(self, name: str, log: str) -> None:
@@ -52,29 +50,29 @@ class Engine:
 
     @property
     def evidence(self) -> str:
-        """The exception that ended it and the first telling lines that it printed since it was
-        well, else its last ones.
+        """The exception that ended it and its first relevant lines since it was well, else its last
+        lines.
         """
-        raised = cause.find(self._telling)
+        raised = cause.find_exception(self._telling)
         first = self._telling[raised.first : raised.last + 1] if raised else []
         return "\n".join(list(dict.fromkeys([*first, *self._telling]))[:6] or self._tail)
 
     @property
     def cause(self) -> str:
-        """The engine's first error since it was well; empty where it printed none."""
-        return cause.root(self._telling)
+        """First error of the engine since it was well; empty without one."""
+        return cause.root_cause(self._telling)
 
     @property
     def pid(self) -> int | None:
-        """The first process, whose number is that of the session; None when nothing runs."""
+        """PID of the first process, which is also the session's id; None if nothing runs."""
         return self._process.pid if self._process else None
 
-    def well(self) -> None:
-        """Note that it works: lines that looked like an error until now were none that mattered."""
+    def mark_healthy(self) -> None:
+        """Record that it works: earlier lines that looked like an error did not matter."""
         self._telling = []
 
     def start(self, generation: int, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it; a program that cannot be started has ended at once."""
+        """Start it; a program that cannot be started counts as exited."""
         self.last, self.ended, self._terminated, self._telling = generation, "", False, []
         self._tail.clear()
         environment = {**os.environ, **env, MARK: self._mark}
@@ -82,7 +80,7 @@ class Engine:
         for path in glob.glob(re.sub("%[hp]", "*", environment.get("NCCL_DEBUG_FILE", ""))):
             with contextlib.suppress(OSError):
                 os.remove(path)
-        self._write(f"{BEGINS} (generation {generation})\n".encode())
+        self._append(f"{BEGINS} (generation {generation})\n".encode())
         try:
             self._process = children.spawn(
                 argv,
@@ -94,16 +92,14 @@ class Engine:
             )
         except OSError as error:
             self.ended = f"cannot be started: {argv[0]}: {error.strerror}"
-            self._write(f"vlaunch agent: {self.ended}\n".encode())
+            self._append(f"vlaunch agent: {self.ended}\n".encode())
             return
         self.state = RUNNING
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader = threading.Thread(target=self._log_output, args=(self._process,), daemon=True)
         self._reader.start()
 
     def stop(self, grace: float) -> None:
-        """Begin to end it: politely first, which lets vLLM free its resources; `poll` does the
-        rest.
-        """
+        """Begin to stop it, politely first, so that vLLM frees its resources; see `poll`."""
         process = self._process
         if self.state != RUNNING or process is None:
             return
@@ -114,21 +110,21 @@ class Engine:
             kill([process.pid], signal.SIGCONT)  # a frozen one would never get the first
 
     def poll(self) -> None:
-        """Notice its end, and go on ending it."""
+        """Notice its exit, and continue stopping it."""
         process = self._process
         if process is None:
             return
         code = process.poll()
         if code is not None and self.state == RUNNING:
             if self._reader:  # its last words; another holder of the pipe may be silent for long
-                self._reader.join(0.2 if self._left(process.pid) else _CATCH_UP)
-            self.ended = _words(code)
-            self._write(f"{ENDS}{self.ended}\n".encode())
+                self._reader.join(0.2 if self._living_processes(process.pid) else _CATCH_UP)
+            self.ended = _describe_exit(code)
+            self._append(f"{ENDS}{self.ended}\n".encode())
             self.stop(self._grace)
         late = time.monotonic() >= self._kill_at
         if self.state != STOPPING or (code is None and not late):
             return
-        remaining = self._left(process.pid)
+        remaining = self._living_processes(process.pid)
         if not remaining and code is not None:
             children.forget(process)
             self._process, self.state = None, IDLE
@@ -140,43 +136,44 @@ class Engine:
 
     @property
     def _mark(self) -> str:
-        return mark(f"{self.name}.{self.last}")
+        return mark_value(f"{self.name}.{self.last}")
 
-    def _left(self, session: int) -> list[int]:
-        """Return its living processes, also those that have left the session."""
+    def _living_processes(self, session: int) -> list[int]:
+        """Return its living processes, including those that have left the session."""
         own_session, variable = os.getsid(0), f"{MARK}={self._mark}"
         return [
             pid
             for pid, pid_session in _processes()
-            if pid_session == session or (pid_session != own_session and _carries(pid, variable))
+            if pid_session == session
+            or (pid_session != own_session and _has_variable(pid, variable))
         ]
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        """Log the engine's output, for as long as any process of it lives."""
+    def _log_output(self, process: subprocess.Popen[bytes]) -> None:
+        """Log the engine's output, as long as any process of it lives."""
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         descriptor, half = process.stdout.fileno(), b""
         while data := os.read(descriptor, 1 << 16):
-            self._write(data)
+            self._append(data)
             *lines, half = re.split(rb"[\r\n]+", half + data)
             half = half[-_WIDTH:]
             if process is self._process:
                 for line in lines:
-                    self._keep(line)
-        self._keep(half)  # its last words
+                    self._keep_line(line)
+        self._keep_line(half)  # its last words
         process.stdout.close()
 
-    def _keep(self, raw: bytes) -> None:
+    def _keep_line(self, raw: bytes) -> None:
         line = raw.decode(errors="replace").strip()[:_WIDTH]
         if not line:
             return
         if not _NOISE.search(line):
             self._tail.append(line)
-        if len(self._telling) < _LINES and cause.telling(line, self._before):
+        if len(self._telling) < _LINES and cause.is_relevant(line, self._before):
             self._telling.append(line)
         self._before = line
 
-    def _write(self, data: bytes) -> None:
-        """Append to the log; a full disk must not end the engine."""
+    def _append(self, data: bytes) -> None:
+        """Append to the log; a full disk must not stop the engine."""
         with contextlib.suppress(OSError):
             if os.path.exists(self.log) and os.path.getsize(self.log) > _LOG:
                 os.replace(self.log, self.log + ".1")
@@ -185,63 +182,65 @@ class Engine:
                 file.write(data)
 
 
-def lives(pid: int) -> bool:
-    """Return False only for a process that is certainly gone."""
+def is_alive(pid: int) -> bool:
+    """False only for a process that is certainly gone."""
     return os.path.exists(f"/proc/{pid}")
 
 
-def mark(suffix: str) -> str:
-    """Return the value of MARK for processes of this agent: others may see the same processes."""
+def mark_value(suffix: str) -> str:
+    """Return the value of MARK for processes of this agent: other agents may see the same
+    processes.
+    """
     return f"{os.getpid()}.{suffix}"
 
 
-def marked(suffix: str) -> list[int]:
-    """Return the processes that carry such a mark in their environment."""
-    return carrying(f"{MARK}={mark(suffix)}")
+def find_marked(suffix: str) -> list[int]:
+    """Return the processes with this mark in their environment."""
+    return find_with_variable(f"{MARK}={mark_value(suffix)}")
 
 
-def carrying(variable: str) -> list[int]:
+def find_with_variable(variable: str) -> list[int]:
     """Return the processes whose environment has `NAME=value`."""
-    return [pid for pid, _ in _processes() if _carries(pid, variable)]
+    return [pid for pid, _ in _processes() if _has_variable(pid, variable)]
 
 
-def in_session(session: int) -> list[int]:
+def session_pids(session: int) -> list[int]:
     """Return the living processes of a session."""
     return [pid for pid, pid_session in _processes() if pid_session == session]
 
 
 def ray_workers(pids: Iterable[int]) -> list[int]:
-    """Return which of some processes still are workers of Ray: a number may be another's by now."""
-    return [pid for pid in pids if title(pid).startswith("ray::")]
+    """Return those of some processes that still are workers of Ray: a PID may be reused."""
+    return [pid for pid in pids if process_title(pid).startswith("ray::")]
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to processes that may have gone."""
+    """Send a signal to processes that may be gone."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def title(pid: int) -> str:
+def process_title(pid: int) -> str:
     """Return a process's command line, or its own title."""
-    return _file(pid, "cmdline")[:200].replace(b"\0", b" ").decode(errors="replace")
+    return _read_proc(pid, "cmdline")[:200].replace(b"\0", b" ").decode(errors="replace")
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """Yield number and session of each process that does more than wait to be reaped."""
+    """Yield the PID and session of each process that is not a zombie."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         # state, parent, group, session: behind the name in brackets
-        fields = _file(int(name), "stat").rpartition(b")")[2].split()
+        fields = _read_proc(int(name), "stat").rpartition(b")")[2].split()
         if len(fields) > 3 and fields[0] not in (b"Z", b"X"):
             yield int(name), int(fields[3])
 
 
-def _carries(pid: int, variable: str) -> bool:
-    return variable.encode() in _file(pid, "environ").split(b"\0")
+def _has_variable(pid: int, variable: str) -> bool:
+    return variable.encode() in _read_proc(pid, "environ").split(b"\0")
 
 
-def _file(pid: int, name: str) -> bytes:
-    """Return a file of /proc; empty for a process that has gone, or is another user's."""
+def _read_proc(pid: int, name: str) -> bytes:
+    """Return a file of /proc; empty for a process that is gone, or is another user's."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()
@@ -249,7 +248,7 @@ def _file(pid: int, name: str) -> bytes:
         return b""
 
 
-def _words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}

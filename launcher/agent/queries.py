@@ -1,5 +1,5 @@
-"""The agent's answers to the launcher, each a function of a query's parameters: Ray's tables, batch
-jobs, vLLM's counters on this node, the servers and their logs. Its metrics are a page beside them.
+"""The agent's answers to the launcher, one function per query: Ray's tables, batch jobs, vLLM's
+counters on this node, the servers and their logs. The metrics have a site of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from . import api, process, state, submissions
-from .api import Refused, Where, ray, rows
-from .probe import SILENT
-from .server import Site
+from .api import HttpError, QueryTarget, query_ray, query_ray_table
+from .probe import QUERY_ERRORS
+from .server import HttpSite
 
 if TYPE_CHECKING:
     from .__main__ import Agent
@@ -42,9 +42,9 @@ _COUNTED = re.compile(
 )
 
 
-def metrics_site(host: str, port: int, make: Callable[[float], str]) -> Site:
-    """Return the site of the metrics, which need no key, as vLLM's and Ray's: few readers at once,
-    each within seconds, and the text is made once a second.
+def metrics_site(host: str, port: int, make: Callable[[float], str]) -> HttpSite:
+    """Return the site of the metrics, without a key, like vLLM's and Ray's: few readers at once,
+    each within seconds, and the text is rendered at most once a second.
     """
     text, rendered_at, rendering = "", -math.inf, asyncio.Lock()
 
@@ -59,12 +59,12 @@ def metrics_site(host: str, port: int, make: Callable[[float], str]) -> Site:
         return response
 
     routes = [web.get("/metrics", answer)]
-    return Site(name="metrics", routes=routes, host=host, port=port, most=8, seconds=5.0)
+    return HttpSite(name="metrics", routes=routes, host=host, port=port, most=8, seconds=5.0)
 
 
-def site(path: str, agent: Agent) -> Site:
+def site(path: str, agent: Agent) -> HttpSite:
     """Return the launcher's site, on a Unix socket in the container: a JSON object for each query,
-    with `error` where there is no answer.
+    with `error` if there is no answer.
     """
 
     async def answer(request: web.Request) -> web.Response:
@@ -72,11 +72,11 @@ def site(path: str, agent: Agent) -> Site:
         find = _QUERIES[request.method, request.path]
         try:
             return web.json_response(await asyncio.to_thread(find, agent, query))
-        except SILENT as error:
+        except QUERY_ERRORS as error:
             return web.json_response({"error": _reason(error)}, status=502)
 
     routes = [web.route(method, path, answer) for method, path in _QUERIES]
-    return Site(name="the launcher's queries", routes=routes, path=path)
+    return HttpSite(name="the launcher's queries", routes=routes, path=path)
 
 
 def servers(agent: Agent, _: Query) -> Answer:
@@ -94,8 +94,10 @@ def servers(agent: Agent, _: Query) -> Answer:
     try:
         age = round(max(0.0, time.monotonic() - agent.turned), 1)
         return {
-            "servers": [_server(agent, name, age) for name in state.names()],
-            "members": {node: round(ago + age, 1) for node, ago in agent.lead.heard().items()},
+            "servers": [_server(agent, name, age) for name in state.server_names()],
+            "members": {
+                node: round(ago + age, 1) for node, ago in agent.lead.report_ages().items()
+            },
             "agent": age,
         }
     finally:
@@ -103,51 +105,50 @@ def servers(agent: Agent, _: Query) -> Answer:
 
 
 def _server(agent: Agent, name: str, age: float) -> Answer:
-    keeper = agent.keepers.get(name)
+    keeper = agent.supervisors.get(name)
     if keeper is not None and keeper.status is not None:
         status: Any = {**keeper.status.as_json(), "written": time.time() - age}
     else:  # of an earlier agent; its keeper has not read it yet
-        status = state.read(state.path(name, state.OBSERVED))
-    spec = state.read(state.path(name, state.DESIRED))
+        status = state.read_json(state.server_file(name, state.OBSERVED))
+    spec = state.read_json(state.server_file(name, state.DESIRED))
     return {"name": name, "desired": spec, "observed": status, "age": age}
 
 
 def nodes(_: Agent, query: Query) -> Answer:
-    """Return Ray's node table, the text of `ray status` (empty where this Ray's dashboard has
-    none), and the peers whose raylet the head cannot reach, as behind a one-way firewall.
+    """Return Ray's node table, the text of `ray status` (empty if this Ray's dashboard has none),
+    and the peers whose raylet the head cannot reach, as behind a one-way firewall.
     """
-    target = submissions.dashboard(query)
-    table = rows(target, "nodes")
+    target = submissions.dashboard_target(query)
+    table = query_ray_table(target, "nodes")
     try:
-        answer: Any = ray(target, "/api/cluster_status?format=1")
+        answer: Any = query_ray(target, "/api/cluster_status?format=1")
         status = answer["data"]["clusterStatus"]
-    except (Refused, KeyError, TypeError, ValueError):
+    except (HttpError, KeyError, TypeError, ValueError):
         status = ""
-    unreachable = [peer for peer in _listed(query, "peers") if not _reachable(peer)]
+    unreachable = [peer for peer in _split_list(query, "peers") if not _is_reachable(peer)]
     return {"nodes": table, "status": status, "unreachable": unreachable}
 
 
 def jobs(agent: Agent, query: Query) -> Answer:
-    """Return submitted jobs and Ray's tables, which peers' raylets do not listen (Ray's node table
-    lists a dead node as alive for some seconds more), and the servers, also where Ray does not
-    answer.
+    """Return submitted jobs, Ray's tables, the peers whose raylets do not listen (Ray's node table
+    lists a dead node as alive for some seconds), and the servers, even if Ray does not answer.
     """
-    target = submissions.dashboard(query)
+    target = submissions.dashboard_target(query)
     with ThreadPoolExecutor(32) as pool:  # each answer of a busy dashboard is slow
-        peers = {peer: pool.submit(_reachable, peer) for peer in _listed(query, "peers")}
+        peers = {peer: pool.submit(_is_reachable, peer) for peer in _split_list(query, "peers")}
         requests: dict[str, Future[Any]] = {
-            "jobs": pool.submit(ray, target, "/api/jobs/"),
-            "nodes": pool.submit(rows, target, "nodes"),
-            "actors": pool.submit(rows, target, "actors", state="ALIVE"),
-            "groups": pool.submit(rows, target, "placement_groups"),
+            "jobs": pool.submit(query_ray, target, "/api/jobs/"),
+            "nodes": pool.submit(query_ray_table, target, "nodes"),
+            "actors": pool.submit(query_ray_table, target, "actors", state="ALIVE"),
+            "groups": pool.submit(query_ray_table, target, "placement_groups"),
         }
         try:
             answer = {name: request.result() for name, request in requests.items()}
             # Ray also lists its own drivers
             submitted = (job for job in answer["jobs"] if job.get("submission_id"))
-            answer["jobs"] = [submissions.shown(job) for job in submitted]
+            answer["jobs"] = [submissions.select_fields(job) for job in submitted]
             answer["unreachable"] = [peer for peer, probe in peers.items() if not probe.result()]
-        except SILENT as error:
+        except QUERY_ERRORS as error:
             answer = {"error": _reason(error)}
     return answer | servers(agent, query)
 
@@ -157,32 +158,34 @@ def counts(agent: Agent, query: Query) -> Answer:
     timeout = float(query["timeout"])
 
     def count(address: str) -> Answer:
-        host, port = _split(address)
-        status, text = api.api(Where(api_host=host, api=port), "/metrics", timeout=timeout)
+        host, port = _split_address(address)
+        status, text = api.query_api(
+            QueryTarget(api_host=host, api=port), "/metrics", timeout=timeout
+        )
         lines = _COUNTED.findall(text) if status == 200 else []
         return {"status": status, "text": "\n".join(lines), "error": "" if lines else text[:300]}
 
-    apis = _listed(query, "apis")
+    apis = _split_list(query, "apis")
     with ThreadPoolExecutor(16) as pool:
         counters = dict(zip(apis, pool.map(count, apis), strict=True))
     return {"apis": counters} | servers(agent, query)
 
 
 def watch(agent: Agent, query: Query) -> Answer:
-    """Return what a server's log on this node gained since `offset` bytes, of its present engine
-    only, whether its API at `host:port` listens, and the servers.
+    """Return the lines that a server's log on this node gained since `offset` bytes, of its current
+    engine only, whether its API at `host:port` listens, and the servers.
 
-    While an engine starts, `patience` seconds pass until its API listens, or its log has an end:
-    frequent queries would take the cores that small nodes need to load.
+    While an engine starts, wait up to `patience` seconds until its API listens, or its log has an
+    end: frequent queries would take the cores that small nodes need to load.
     """
     name, deadline = query["name"], time.monotonic() + float(query.get("patience", 0))
     if not state.NAME.fullmatch(name):
         raise ValueError(f"no server can be named {name!r:.80}")
-    path = state.path(name, state.LOG)
-    text, offset, restarted = _log(path, int(query["offset"]))
-    while not (listening := _reachable(query["api"])) and time.monotonic() < deadline:
+    path = state.server_file(name, state.LOG)
+    text, offset, restarted = _read_log(path, int(query["offset"]))
+    while not (listening := _is_reachable(query["api"])) and time.monotonic() < deadline:
         time.sleep(_RETRY)
-        new_text, offset, new_engine = _log(path, offset)
+        new_text, offset, new_engine = _read_log(path, offset)
         text, restarted = new_text if new_engine else text + new_text, restarted or new_engine
         if new_engine or process.ENDS in new_text:
             break
@@ -190,9 +193,9 @@ def watch(agent: Agent, query: Query) -> Answer:
     return answer | servers(agent, query)
 
 
-def _log(path: str, offset: int) -> tuple[str, int, bool]:
-    """Return the whole lines of a log since an offset, where they end, and whether another engine
-    has begun among them.
+def _read_log(path: str, offset: int) -> tuple[str, int, bool]:
+    """Return the complete lines of a log since an offset, their end offset, and whether another
+    engine has started among them.
     """
     try:
         with open(path, "rb") as file:
@@ -218,21 +221,21 @@ _QUERIES: dict[tuple[str, str], Callable[[Agent, Query], Answer]] = {
 }
 
 
-def _listed(query: Query, name: str) -> list[str]:
-    """Return the parts of a parameter, which are separated by commas."""
+def _split_list(query: Query, name: str) -> list[str]:
+    """Return the comma-separated parts of a parameter."""
     return [part for part in query.get(name, "").split(",") if part]
 
 
-def _split(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`."""
+def _split_address(address: str) -> tuple[str, int]:
+    """Return the host and port of `host:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def _reachable(address: str) -> bool:
-    return api.reachable(*_split(address))
+def _is_reachable(address: str) -> bool:
+    return api.is_reachable(*_split_address(address))
 
 
 def _reason(error: Exception) -> str:
-    reason = error.text[:500] if isinstance(error, Refused) else str(error)
+    reason = error.text[:500] if isinstance(error, HttpError) else str(error)
     return reason or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a rank of vLLM's is called: by the name of the actor that Ray runs for it, or by its place.
+"""Name of a vLLM rank: from the name of its Ray actor, or from its position.
 
 Standard library only; the launcher reads Ray's list of actors with the same rule.
 """
@@ -13,7 +13,7 @@ _ACTOR = re.compile(r"vllm_Worker_\w*?\d(?:_dp(\d+))?((?:_[A-Z]+\d+)*)")
 
 
 def rank_name(actor: str) -> str:
-    """Return the rank's name for people, such as `DP1 TP0 PP1`; empty when the actor is no rank.
+    """Return the rank's display name, such as `DP1 TP0 PP1`; empty if the actor is no rank.
 
     vLLM names actors `vllm_Worker_<instance>_TP0_PP1` and leaves out a dimension of size one
     (v1/executor/ray_executor_v2.py); the instance of a replica ends in `_dp1` (v1/engine/utils.py).
@@ -25,14 +25,14 @@ def rank_name(actor: str) -> str:
     return f"{replica}{match[2].replace('_', ' ')}".strip() or "the only rank"
 
 
-def by_number(name: str) -> tuple[list[int], str]:
+def rank_sort_key(name: str) -> tuple[list[int], str]:
     """Return a sort key that puts DP2 before DP10."""
     return [int(digits) for digits in re.findall(r"\d+", name)], name
 
 
-def placed(spec: Desired) -> dict[str, list[str]]:
-    """Return what each node holds of a server whose processes vLLM numbers itself: whole replicas,
-    or ranks in their order.
+def place_ranks(spec: Desired) -> dict[str, list[str]]:
+    """Return the ranks of each node for a server whose processes vLLM numbers itself: whole
+    replicas, or ranks in order.
     """
     if spec.replicas > 1:
         return {

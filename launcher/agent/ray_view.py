@@ -1,7 +1,7 @@
-"""Ray's view of a server whose ranks it runs: whether the server could start, where its ranks are,
-and which rank died first.
+"""Ray's view of a server whose ranks it runs: readiness for a start, the ranks' nodes, and the
+first dead rank.
 
-It decides nothing; a dashboard that does not answer raises one of `probe.SILENT`.
+It decides nothing; a dashboard that does not answer raises one of `probe.QUERY_ERRORS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import api, process
-from .api import reachable
+from .api import is_reachable
 from .desired import Ray
 from .rank_name import rank_name
 
@@ -36,10 +36,8 @@ _DIED = re.compile(r"rank=\[?(\d+)\b.{0,40} died unexpectedly")
 
 
 @dataclass(frozen=True)
-class Rank:
-    """A rank that Ray runs: the actor's id, its name for people, its node, and its process
-    there.
-    """
+class RayRank:
+    """A rank that Ray runs: the actor's id, its display name, its node, and its process there."""
 
     actor: str
     name: str
@@ -49,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank whose death came first, in Ray's words."""
+    """The rank that died first, with Ray's evidence."""
 
     node: str
     rank: str
@@ -59,87 +57,94 @@ class Culprit:
 class RayView:
     """Queries about one server.
 
-    `ray` has Ray's ports and how many GPUs the server takes, `addresses` the nodes': by address, or
-    by a name that another address may have tomorrow.
+    `ray` has Ray's ports and how many GPUs the server takes, `addresses` the nodes' addresses, or
+    names that may resolve to other addresses later.
     """
 
     def __init__(self, ray: Ray, tp: int, addresses: Mapping[str, str]) -> None:
         self.ray, self.tp, self.addresses = ray, tp, addresses
-        self.where = api.Where(dashboard=ray.dashboard)
+        self.where = api.QueryTarget(dashboard=ray.dashboard)
         self._steady, self._ids = 0, list[str]()
         # Ray's id of a node → when its port was last closed
         self._closed: dict[str, float] = {}
 
     @property
     def _names(self) -> dict[str, str]:
-        """The nodes' names by their addresses now."""
-        return {_address(host): name for name, host in self.addresses.items()}
+        """Nodes' names by their current addresses."""
+        return {_resolve(host): name for name, host in self.addresses.items()}
 
-    def rows(self, table: str, patience: float = _PATIENCE, **filters: str) -> list[dict[str, Any]]:
+    def query_table(
+        self, table: str, patience: float = _PATIENCE, **filters: str
+    ) -> list[dict[str, Any]]:
         """Return one of Ray's tables."""
-        return api.rows(self.where, table, patience, **filters)
+        return api.query_ray_table(self.where, table, patience, **filters)
 
-    def lacking(self, looks: int) -> str:
-        """Return what a start still waits for, empty when nothing did for so many looks: nodes, and
-        GPUs that are free.
+    def missing_reason(self, looks: int) -> str:
+        """Return what a start still waits for (nodes, free GPUs); empty if nothing was missing
+        `looks` times in a row.
         """
         names, needed = self._names, self.ray.gpus
         living = [
-            row for row in self.rows("nodes") if row["state"] == "ALIVE" and row["node_ip"] in names
+            row
+            for row in self.query_table("nodes")
+            if row["state"] == "ALIVE" and row["node_ip"] in names
         ]
-        listening = [row for row in living if self._listens(row)]
+        listening = [row for row in living if self._is_alive(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(listening):
             return "waiting until Ray has noticed which nodes are dead"
-        total = sum(_gpus(row.get("resources_total")) for row in listening)
+        total = sum(_gpu_count(row.get("resources_total")) for row in listening)
         if total < needed:
             missing = names.keys() - {row["node_ip"] for row in listening}
             nodes = ", ".join(sorted(names[ip] for ip in missing)) or "GPUs"
             return f"waiting for {nodes} to be in Ray: {total:g} of {needed:g} GPUs are"
-        free = total - self._held()
+        free = total - self._used_gpus()
         if free < needed:
             return f"waiting until {needed:g} GPUs are free in Ray; {free:g} are"
         before, self._ids = self._ids, sorted(row["node_id"] for row in listening)
         self._steady = steady + 1 if self._ids == before else 1
         return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
 
-    def _listens(self, row: Mapping[str, Any]) -> bool:
-        """True for a node that is alive, as Ray says.
+    def _is_alive(self, row: Mapping[str, Any]) -> bool:
+        """True for a node that is alive in Ray.
 
-        Ray notices some seconds late that a container has died. Its port is closed at once, but
-        open again, of another node, before Ray has noticed.
+        Ray notices some seconds late that a container has died. Its port is closed at once, but may
+        be open again, for another node, before Ray has noticed.
         """
         now = time.monotonic()
-        if not reachable(row["node_ip"], self.ray.node_manager):
+        if not is_reachable(row["node_ip"], self.ray.node_manager):
             self._closed[row["node_id"]] = now
         return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
 
-    def _held(self) -> float:
-        """Return how many GPUs of Ray's are taken, by placement groups and by actors without."""
+    def _used_gpus(self) -> float:
+        """Return how many of Ray's GPUs are in use, by placement groups and by actors outside of
+        them.
+        """
         resources = [
             bundle.get("unit_resources")
-            for row in self.rows("placement_groups")
+            for row in self.query_table("placement_groups")
             if row.get("state") not in ("REMOVED", "PENDING", "INFEASIBLE")
             for bundle in row.get("bundles") or ()
         ]
         resources += [
             row.get("required_resources")
-            for row in self.rows("actors", state="ALIVE")
+            for row in self.query_table("actors", state="ALIVE")
             if not row.get("placement_group_id")
         ]
-        return sum(map(_gpus, resources))
+        return sum(map(_gpu_count, resources))
 
-    def ranks(self, driver: int) -> list[Rank]:
-        """Return the living ranks that the process `driver`, or a child of it, has started; all of
-        them if Ray cannot tell.
+    def query_ranks(self, driver: int) -> list[RayRank]:
+        """Return the living ranks that the process `driver`, or a child of it, has started; all
+        ranks if Ray cannot tell.
         """
         names = self._names
         nodes_by_id = {
-            row["node_id"]: names.get(row["node_ip"], row["node_ip"]) for row in self.rows("nodes")
+            row["node_id"]: names.get(row["node_ip"], row["node_ip"])
+            for row in self.query_table("nodes")
         }
-        actors = [row for row in self.rows("actors", state="ALIVE") if _rank_name(row)]
-        jobs: Any = api.ray(self.where, "/api/jobs/", timeout=_PATIENCE)
-        session = set(map(str, process.in_session(driver)))
+        actors = [row for row in self.query_table("actors", state="ALIVE") if _rank_name(row)]
+        jobs: Any = api.query_ray(self.where, "/api/jobs/", timeout=_PATIENCE)
+        session = set(map(str, process.session_pids(driver)))
         jobs_of_driver = {
             str(job.get("job_id"))
             for job in jobs
@@ -150,7 +155,7 @@ class RayView:
         elif len({row.get("job_id") for row in actors}) > 1:
             return []  # of several drivers: unknown whose is whose
         return [
-            Rank(
+            RayRank(
                 str(row["actor_id"]),
                 _rank_name(row),
                 nodes_by_id.get(row.get("node_id", ""), ""),
@@ -159,17 +164,17 @@ class RayView:
             for row in actors
         ]
 
-    def culprit(self, ranks: list[Rank], evidence: str) -> Culprit | None:
-        """Return the rank that died of itself; the others were ended with the engine. None when it
-        is unknown.
+    def find_culprit(self, ranks: list[RayRank], evidence: str) -> Culprit | None:
+        """Return the rank that died by itself; the others were stopped with the engine. None if
+        unknown.
         """
-        if culprit := self._dead(ranks):
+        if culprit := self._find_dead(ranks):
             return culprit
         # The engine may notice a node's death before Ray does, and ends the other ranks.
         port = self.ray.node_manager
         for rank in ranks:
             ip = self.addresses.get(rank.node)
-            if ip and not reachable(ip, port):
+            if ip and not is_reachable(ip, port):
                 why = f"nothing listens on {ip}:{port}: its container is gone, or its network"
                 return Culprit(rank.node, rank.name, why)
         # A container may be back before its port was tried: vLLM's log names the rank. Replicas
@@ -182,40 +187,42 @@ class RayView:
                 return Culprit(rank.node, rank.name, "")
         return None
 
-    def _dead(self, ranks: list[Rank]) -> Culprit | None:
-        """Return the rank whose node, or whose actor, is dead for Ray, of itself."""
-        nodes = {row["node_ip"] for row in self.rows("nodes", 3) if row["state"] == "ALIVE"}
-        alive = {row["actor_id"] for row in self.rows("actors", 3, state="ALIVE")}
-        deaths = {row["actor_id"]: row.get("death_cause") for row in self.rows("actors", 3)}
+    def _find_dead(self, ranks: list[RayRank]) -> Culprit | None:
+        """Return the rank whose node or actor is dead in Ray, by itself."""
+        nodes = {row["node_ip"] for row in self.query_table("nodes", 3) if row["state"] == "ALIVE"}
+        alive = {row["actor_id"] for row in self.query_table("actors", 3, state="ALIVE")}
+        deaths = {row["actor_id"]: row.get("death_cause") for row in self.query_table("actors", 3)}
         for rank in ranks:
-            if (host := self.addresses.get(rank.node)) and _address(host) not in nodes:
+            if (host := self.addresses.get(rank.node)) and _resolve(host) not in nodes:
                 return Culprit(rank.node, rank.name, "its node is gone from Ray")
-            reason = _words(deaths.get(rank.actor))
+            reason = _death_text(deaths.get(rank.actor))
             if rank.actor not in alive and reason and not _CONSEQUENCE.search(reason):
                 return Culprit(rank.node, rank.name, reason)
         return None
 
 
-def _address(host: str) -> str:
-    """Return the address that a name has now; an address, or a name that has none, is returned."""
+def _resolve(host: str) -> str:
+    """Return the current address of a name; an address, or a name without one, is returned
+    unchanged.
+    """
     try:
         return str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
         return host
 
 
-def _gpus(resources: Any) -> float:
+def _gpu_count(resources: Any) -> float:
     return float((resources or {}).get("GPU", 0))
 
 
 def _rank_name(row: Mapping[str, Any]) -> str:
-    """Return the name of the rank that an actor is; empty when it is none of vLLM's."""
+    """Return an actor's rank name; empty if it is none of vLLM's."""
     engine = ENGINE if _ENGINE.search(row.get("class_name") or "") else ""
     return rank_name(row.get("name") or "") or engine
 
 
-def _words(cause: Any) -> str:
-    """Return Ray's words for a death, from whichever of its forms."""
+def _death_text(cause: Any) -> str:
+    """Return Ray's text for a death, from any of its forms."""
     if not isinstance(cause, dict):
         return str(cause or "")
     keys = ("error_message", "reason", "formatted_exception_string")

@@ -1,7 +1,7 @@
-"""Data that travels as JSON and is a dataclass at both ends: pydantic checks what arrives.
+"""Dataclasses that travel as JSON between agents and launcher: pydantic checks what arrives.
 
-pydantic is in every image of vLLM. It is imported by the first record that is read, so that
-`vlaunch --help` does not wait for it.
+pydantic is in every image of vLLM. It is imported with the first record, so that `vlaunch --help`
+does not wait for it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ T = TypeVar("T")
 _LARGEST = 2**62  # of a number: larger ones are no times, and some cannot even become a float
 
 
-class _Measured:
-    """Bounds of a number that a node reports: sums of several nodes' are still records."""
+class _Bounded:
+    """Bounds of a number that a node reports: sums over several nodes are still valid records."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         return {**handler(source), "ge": 0, "lt": 2**50}
 
 
-Count = Annotated[int, _Measured()]
-Amount = Annotated[float, _Measured()]
+Count = Annotated[int, _Bounded()]
+Amount = Annotated[float, _Bounded()]
 
 
-def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = False) -> T:
-    """Return JSON, as bytes or plain data, as a dataclass; raises ValueError with one line that
+def parse_record(kind: Callable[..., T], data: object, name: str, *, complete: bool = False) -> T:
+    """Parse JSON, as bytes or plain data, into a dataclass; raise ValueError with one line that
     names the field.
 
     Types are not converted. With `complete` every field must be present, and no other.
@@ -39,7 +39,7 @@ def read(kind: Callable[..., T], data: object, name: str, *, complete: bool = Fa
     try:
         text = data if isinstance(data, bytes) else json.dumps(data, allow_nan=False).encode()
         plain = from_json(text, allow_inf_nan=False)
-        if not _bounded(plain):
+        if not _is_bounded(plain):
             raise ValueError("a number is too large")
         record: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -72,9 +72,9 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def _bounded(value: object) -> bool:
+def _is_bounded(value: object) -> bool:
     if isinstance(value, dict):
-        return all(map(_bounded, value.values()))
+        return all(map(_is_bounded, value.values()))
     if isinstance(value, list):
-        return all(map(_bounded, value))
+        return all(map(_is_bounded, value))
     return not isinstance(value, (int, float)) or abs(value) < _LARGEST

@@ -1,4 +1,4 @@
-"""The GPUs that Ray sets aside for a server whose ranks run outside of Ray."""
+"""GPUs that Ray reserves for a server whose ranks run outside of Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FREE = 20.0  # seconds for Ray to take the GPUs back
 
 
 class Reservation:
-    """The GPUs of one server; `doing` is what its start waits for."""
+    """Reserved GPUs of one server; `doing` is the reason why its start waits."""
 
     def __init__(self, spec: Desired) -> None:
         self.spec, self.ready, self.doing = spec, False, "setting its GPUs aside in Ray"
@@ -27,22 +27,22 @@ class Reservation:
         self._freed: Background[tuple[int, str]] | None = None
         self._again, self._head = 0.0, ""
 
-    def turn(self, now: float, head: str, *, runs: bool) -> None:
-        """Request them, again after a refusal; `head` is another word when Ray's head was
-        restarted, which has forgotten them.
+    def tick(self, now: float, head: str, *, runs: bool) -> None:
+        """Request the GPUs, again after a refusal; `head` changes when Ray's head restarts, which
+        forgets them.
         """
         if head != self._head:
             self._head, self.ready = head, False
         spec, request = self.spec, self._request
         if request is None and not self.ready and now >= self._again and self._freed is None:
             places = [f"{spec.addresses[node]}={n}" for node, n in spec.places.items() if n]
-            self._request = Background(lambda: _reserve("take", spec.name, *places))
-        elif request is not None and request.over:
+            self._request = Background(lambda: _run_reserve("take", spec.name, *places))
+        elif request is not None and request.done:
             self._request, self._again = None, now + (_LATER if runs else _AGAIN)
-            self._parse(*(request.value or (1, request.error)), runs=runs)
+            self._parse_reply(*(request.value or (1, request.error)), runs=runs)
 
-    def _parse(self, code: int, out: str, *, runs: bool) -> None:
-        """Note which GPUs Ray has set aside, or why it has not."""
+    def _parse_reply(self, code: int, out: str, *, runs: bool) -> None:
+        """Record which GPUs Ray has reserved, or why it has not."""
         try:
             answer = json.loads(out.strip().rpartition("\n")[2])
         except ValueError:
@@ -59,17 +59,17 @@ class Reservation:
             }
 
     def gpus(self, node: str) -> tuple[int, ...] | None:
-        """Return which GPUs of a node they are; None where the server has all."""
+        """Return the GPU indices on a node; None if the server has all of them."""
         return self._gpus.get(node)
 
     def release(self) -> bool:
-        """Begin to give them back; True when Ray has them, or does not answer in time."""
+        """Begin to give them back; True once Ray has them, or does not answer in time."""
         if self._freed is None:
-            self._freed = Background(lambda: _reserve("free", self.spec.name))
-        return self._freed.over or time.monotonic() - self._freed.began > _FREE
+            self._freed = Background(lambda: _run_reserve("free", self.spec.name))
+        return self._freed.done or time.monotonic() - self._freed.began > _FREE
 
 
-def _reserve(*arguments: str) -> tuple[int, str]:
+def _run_reserve(*arguments: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return children.run(
         (sys.executable, "-m", "vlaunch_agent.reserve", *arguments), _TIMEOUT, environment

@@ -1,9 +1,9 @@
-"""Sets GPUs aside in Ray for a server whose ranks run outside of it (`mp`), so that Ray gives them
-to no other program.
+"""Reserve GPUs in Ray for a server whose ranks run outside of it (`mp`), so that Ray gives them to
+no other program.
 
-`python3 -m vlaunch_agent.reserve take NAME IP=GPUS …` makes a detached placement group of that
-name, waits until Ray has it, and prints which GPUs of each node they are, as JSON; `free NAME`
-removes it. A program of its own, for it imports Ray.
+`python3 -m vlaunch_agent.reserve take NAME IP=GPUS …` creates a detached placement group of that
+name, waits until Ray has placed it, and prints the GPU indices of each node as JSON; `free NAME`
+removes it. It is a program of its own because it imports Ray.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PREFIX = "vlaunch-"
 
 
 def take(name: str, counts: Mapping[str, int]) -> dict[str, list[int]]:
-    """Reserve so many GPUs on each address; return their indices.
+    """Reserve the number of GPUs on each address; return their indices.
 
-    Raises RuntimeError when Ray does not have them.
+    Raises RuntimeError if Ray does not have them.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -48,7 +48,7 @@ def take(name: str, counts: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def free(name: str) -> None:
-    """Give back what was set aside for a server, if anything was."""
+    """Release a server's reservation, if there is one."""
     from ray.util import get_placement_group
     from ray.util.placement_group import remove_placement_group
 
@@ -60,7 +60,7 @@ def free(name: str) -> None:
 
 
 def main() -> int:
-    """Do what the command line says; the last line of the output is JSON."""
+    """Run the command line; the last line of output is JSON."""
     import ray
 
     verb, name, *places = sys.argv[1:]

@@ -1,7 +1,7 @@
-"""The agent's HTTP server: a thread with its own event loop, beside the agent's main loop.
+"""HTTP server of the agent: a thread with its own event loop, beside the agent's main loop.
 
-A `Site` is one set of routes at one address. An address that does not exist yet, or is taken, is
-tried again; no other site waits for it.
+An `HttpSite` is one set of routes at one address. An address that does not exist yet, or is in use,
+is tried again; no other site waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .certificates import Certificates, cause
+from .certificates import Certificates, describe_error
 from .log import LimitedLog, say, trace
 
 _BACKLOG = 128
@@ -34,7 +34,7 @@ _IDLE = 75.0  # seconds until a connection without a request is closed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class HttpSite:
     """Routes and their address: a Unix socket (`path`), or a host and a port.
 
     With `certificates` over mutual TLS. At most `most` connections are open at once (0: any
@@ -56,10 +56,10 @@ class Site:
         return f"{self.name} on {self.path or f'{self.host} port {self.port}'}"
 
 
-class Server:
+class HttpServer:
     """All sites of an agent."""
 
-    def __init__(self, *sites: Site) -> None:
+    def __init__(self, *sites: HttpSite) -> None:
         self.sites = sites
         self.bound: dict[str, int] = {}  # sites that listen, and their ports
         self._loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True, name="http")
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Server:
 class _Listener:
     """A site and its connections."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpSite) -> None:
         self._site = site
         self._connections = set[asyncio.Task[None]]()
         self._handshakes = dict[socket.socket, asyncio.Task[None]]()  # oldest first
@@ -143,7 +143,7 @@ class _Listener:
             await asyncio.sleep(_RETRY)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Serve a connection within the site's limits; of too many TLS handshakes at once, the
+        """Serve a connection within the site's limits; with too many TLS handshakes at once, the
         oldest ends.
         """
         loop, certificates = asyncio.get_running_loop(), self._site.certificates
@@ -181,7 +181,7 @@ class _Listener:
         except ConnectionResetError:  # by the client
             pass
         except OSError as error:
-            self._site.log.say(f"refused a connection from {address[0]}: {cause(error)}")
+            self._site.log.say(f"refused a connection from {address[0]}: {describe_error(error)}")
         finally:
             self._handshakes.pop(sock, None)
             if protocol.transport is not None:
@@ -210,7 +210,7 @@ class _Protocol:
         self._protocol.connection_lost(None)
 
 
-def _bind(site: Site) -> socket.socket:
+def _bind(site: HttpSite) -> socket.socket:
     """Return the socket on which a site listens; raises OSError or OverflowError.
 
     Only this user can connect to a Unix socket; one that a dead agent left is replaced.
@@ -237,7 +237,7 @@ def _bind(site: Site) -> socket.socket:
 async def _guard(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer an error of ours with its name, and print where it came from."""
+    """Answer an internal error with its name, and print its traceback."""
     try:
         return await handler(request)
     except (web.HTTPException, ConnectionResetError):  # the client has gone

@@ -1,6 +1,6 @@
-"""The state of an engine in which no step ends: quiet first, then suspect, and where it hangs.
+"""State of an engine in which no step ends: quiet first, then suspect, with the place of the hang.
 
-It decides nothing: `keeper.py` does.
+It decides nothing: `supervisor.py` does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from . import health
-from .blame import Finding, Inspections
-from .crew import Lead
+from .blame import Inspections, StallFinding
+from .crew import Leader
 from .desired import Desired
-from .faults import Trouble
+from .faults import DeathSign
 from .health import Clock, Wait
 from .observed import Wedge
-from .ray_view import Rank
+from .ray_view import RayRank
 
 _RECENT = 10.0  # seconds for which evidence holds after the last wait: counters may move at a death
 _MOST = 32  # different stacks, and observations, that are kept
@@ -23,13 +23,13 @@ _WIDTH = 2500  # characters of one
 
 
 class Stall:
-    """Compares samples of the ranks of one engine while it is quiet.
+    """Comparison of samples of one engine's ranks while it is quiet.
 
-    `verdict` is quiet, suspect or empty, `wedge` where the engine hangs, as its newest samples
-    show; `seconds` is how long no step has ended.
+    `verdict` is quiet, suspect or empty, `wedge` the place of the hang by the newest samples;
+    `seconds` is the time without an ended step.
     """
 
-    def __init__(self, name: str, spec: Desired, lead: Lead, clock: Clock) -> None:
+    def __init__(self, name: str, spec: Desired, lead: Leader, clock: Clock) -> None:
         self.name, self.spec, self.lead, self.clock = name, spec, lead, clock
         self.verdict, self.reason, self.seconds = "", "", 0.0
         self.wedge: Wedge | None = None
@@ -37,9 +37,9 @@ class Stall:
         self._inspections = Inspections()
         self._quiet = float("-inf")  # when it was quiet last
 
-    def turn(self, waits: Sequence[Wait], longest: float, ranks: Sequence[Rank]) -> None:
-        """Judge how long no step has ended; `longest` is the server's longest step so far."""
-        quiet = [wait for wait in waits if health.quiet(wait.seconds, longest)]
+    def tick(self, waits: Sequence[Wait], longest: float, ranks: Sequence[RayRank]) -> None:
+        """Judge the time without an ended step; `longest` is the server's longest step so far."""
+        quiet = [wait for wait in waits if health.is_quiet(wait.seconds, longest)]
         now = self.clock.monotonic()
         if not quiet:
             self.verdict, self.reason, self.wedge = "", "", None
@@ -55,25 +55,25 @@ class Stall:
         replica = None if all_of else worst.replica
         holders = self._ranks(ranks, replica)
         for node in holders:  # the sample of a node that cannot be queried proves nothing
-            fresh = self.lead.fresh(node)
+            fresh = self.lead.is_fresh(node)
             sample = self.lead.report(node, self.name).inspection if fresh else None
-            self._inspections.take(node, sample)
-        finding = self._inspections.finding(holders, replica=replica)
+            self._inspections.add_sample(node, sample)
+        finding = self._inspections.compare_newest(holders, replica=replica)
         self.wedge = None
         suffix = "" if replica is None else f" of replica {replica}"
         self.verdict, self.reason = "quiet", f"no step{suffix} has ended for {self.seconds:.0f} s"
         if finding.progress is False:
-            self.wedge = self._evidence = _wedge(finding, self.clock.time() - self.seconds)
-            self.reason += f": {self.wedge.where}"
-            if health.suspect(self.seconds, longest):
+            self.wedge = self._evidence = _make_wedge(finding, self.clock.time() - self.seconds)
+            self.reason += f": {self.wedge.location}"
+            if health.is_suspect(self.seconds, longest):
                 self.verdict = "suspect"
         elif finding.progress is None:
             self.reason = "; ".join((self.reason, *finding.observations[:1]))
         else:
             self._evidence = None
 
-    def _ranks(self, ranks: Sequence[Rank], replica: int | None) -> dict[str, dict[int, str]]:
-        """Return the nodes that hold ranks, with those that Ray runs there by their processes."""
+    def _ranks(self, ranks: Sequence[RayRank], replica: int | None) -> dict[str, dict[int, str]]:
+        """Return the nodes that run ranks, with Ray's ranks by PID."""
         placed: dict[str, dict[int, str]] = {}
         for rank in ranks:
             if replica is None or f"DP{replica}" in rank.name.split():
@@ -86,11 +86,12 @@ class Stall:
             if replica is None or replica in range(process.replicas[0], sum(process.replicas))
         }
 
-    def judge(self, sign: Trouble) -> Trouble:
-        """Let evidence of a hang decide which rank a death is of: the processes of an engine that
-        hangs end in any order.
+    def attribute_death(self, sign: DeathSign) -> DeathSign:
+        """Attribute a death to the rank that hung before, by the evidence of a hang: the processes
+        of a hung engine exit in any order.
 
-        What was killed for lack of memory, or is certainly gone, is a cause of its own.
+        A process killed for lack of memory, or a node that is certainly gone, is a cause of its
+        own.
         """
         recent = self.clock.monotonic() - self._quiet <= _RECENT
         text = f"{sign.what} {sign.cause}".lower()
@@ -98,11 +99,11 @@ class Stall:
         if not recent or memory or sign.certain:
             return sign
         wedge = self._evidence or Wedge(since=0.0)
-        unreachable = [node for node in self.spec.nodes if not self.lead.fresh(node)]
+        unreachable = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
         location = (
             f"{', '.join(unreachable)} cannot be reached"
             if unreachable and not wedge.rank
-            else wedge.how
+            else wedge.details
         )
         evidence = (f"then: {sign.what}", *wedge.observations, *wedge.stacks, sign.evidence)
         return replace(
@@ -114,7 +115,7 @@ class Stall:
         )
 
 
-def _wedge(finding: Finding, since: float) -> Wedge:
+def _make_wedge(finding: StallFinding, since: float) -> Wedge:
     return Wedge(
         since=since,
         rank=finding.rank,

@@ -1,8 +1,8 @@
-"""The files of servers: a folder of each in VLAUNCH_STATE, with its spec, its status, the servers
-that have answered before, and its log.
+"""Files of servers: a folder for each in VLAUNCH_STATE, with its spec, its status, its history and
+its log.
 
-Files are JSON and are replaced as a whole, so that a reader never sees half of one. The folder is
-mounted from the node: a reboot, or a new container, finds the files of before.
+Files are JSON and replaced atomically. The folder is mounted from the node: a reboot, or a new
+container, finds the earlier files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DESIRED, OBSERVED, HISTORY, LOG = "desired.json", "observed.json", "history.json
 NETWORK = "network.json"  # the last verdict of a network check, which the launcher writes
 # where the launcher queries an agent, in its container
 SOCKET = os.environ.get("VLAUNCH_AGENT_SOCKET", "/tmp/vlaunch-agent.sock")
-KEPT = 5  # servers that have answered
+HISTORY_LENGTH = 5  # servers that have answered
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 # where a container's own id can be seen
 _MOUNTS = os.environ.get("VLAUNCH_MOUNTS", "/proc/self/mountinfo")
 
 
-def names(folder: str = "") -> list[str]:
-    """Return the names of all servers that have a folder."""
+def server_names(folder: str = "") -> list[str]:
+    """Return the names of all servers with a folder."""
     try:
         entries = list(os.scandir(folder or FOLDER))
     except OSError:
@@ -39,13 +39,13 @@ def names(folder: str = "") -> list[str]:
     return sorted(entry.name for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
 
 
-def path(name: str, file: str, folder: str = "") -> str:
+def server_file(name: str, file: str, folder: str = "") -> str:
     """Return the path of a server's file."""
     return os.path.join(folder or FOLDER, name, file)
 
 
-def read(file: str) -> Any:
-    """Return what a file holds, or None when it is absent or no JSON."""
+def read_json(file: str) -> Any:
+    """Return the content of a JSON file; None if it is absent or invalid."""
     try:
         with open(file, encoding="utf-8") as opened:
             return json.load(opened)
@@ -53,8 +53,8 @@ def read(file: str) -> Any:
         return None
 
 
-def write(file: str, value: object, *, durable: bool = True) -> None:
-    """Replace a file whole; when `durable`, see that it is on the disk."""
+def write_json(file: str, value: object, *, durable: bool = True) -> None:
+    """Replace a file atomically; with `durable`, sync it to the disk."""
     part = f"{file}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(file), exist_ok=True)
@@ -70,26 +70,24 @@ def write(file: str, value: object, *, durable: bool = True) -> None:
         raise
 
 
-def wanted(name: str, folder: str = "") -> Desired | None:
-    """Return the server that is wanted under a name; raises ValueError where the file is of another
-    version.
-    """
-    payload = read(path(name, DESIRED, folder))
-    return None if payload is None else desired.read(payload)
+def read_spec(name: str, folder: str = "") -> Desired | None:
+    """Return the spec of a server; raise ValueError for a file of another version."""
+    payload = read_json(server_file(name, DESIRED, folder))
+    return None if payload is None else desired.parse_spec(payload)
 
 
-def seen(name: str, folder: str = "") -> Observed | None:
-    """Return how the server of that name is, as the keeper wrote it last."""
+def read_status(name: str, folder: str = "") -> Observed | None:
+    """Return the last status of a server, as the supervisor wrote it."""
     try:
-        return observed.read(read(path(name, OBSERVED, folder)))
+        return observed.parse_status(read_json(server_file(name, OBSERVED, folder)))
     except ValueError:
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A server that has answered, when it did last, what its KV cache holds, and the seconds of its
-    longest step.
+class HistoryEntry:
+    """A server that has answered, the time of its last first answer, its KV cache capacity, and its
+    longest step in seconds.
     """
 
     at: float
@@ -98,36 +96,37 @@ class Answered:
     longest_step: float = 0.0
 
 
-def note_answered(newest: Answered, folder: str = "") -> None:
-    """Note that a server has answered, newest first; the same one is noted once."""
+def note_answered(newest: HistoryEntry, folder: str = "") -> None:
+    """Add a server to the front of the history; each server is listed once."""
     server = newest.desired
-    others = [entry for entry in _history(server.name, folder) if entry.desired.id != server.id]
+    others = [
+        entry for entry in _read_history(server.name, folder) if entry.desired.id != server.id
+    ]
     entries = [asdict(entry) for entry in (newest, *others)]
-    write(path(server.name, HISTORY, folder), entries[:KEPT])
+    write_json(server_file(server.name, HISTORY, folder), entries[:HISTORY_LENGTH])
 
 
 def longest_step(name: str, server: str, folder: str = "") -> float:
-    """Return the seconds of the longest step of the server with such an id; 0 where none is
-    known.
-    """
-    history = _history(name, folder)
+    """Return the longest step in seconds of the server with this id; 0 if unknown."""
+    history = _read_history(name, folder)
     return next((entry.longest_step for entry in history if entry.desired.id == server), 0.0)
 
 
-def _history(name: str, folder: str) -> list[Answered]:
+def _read_history(name: str, folder: str) -> list[HistoryEntry]:
     """Return the servers that have answered under a name."""
     try:
-        return records.read(list[Answered], read(path(name, HISTORY, folder)), "history")
+        return records.parse_record(
+            list[HistoryEntry], read_json(server_file(name, HISTORY, folder)), "history"
+        )
     except ValueError:
         return []
 
 
-def container() -> str:
-    """Return the id of the container that this runs in, which a restart keeps; empty where nothing
-    says it.
+def container_id() -> str:
+    """Return the id of this container, which survives a restart; empty if unknown.
 
-    Docker mounts three files of the container's own folder. With the host's network its name is the
-    host's.
+    Docker mounts three files of the container's own folder. With the host's network its hostname is
+    the host's.
     """
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as file:

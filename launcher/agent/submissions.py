@@ -1,4 +1,4 @@
-"""Batch jobs, submitted to Ray's dashboard and stopped there."""
+"""Batch jobs: submission to Ray's dashboard, and their stop."""
 
 from __future__ import annotations
 
@@ -8,73 +8,73 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import process
-from .api import Refused, Where, ray, until
+from .api import HttpError, QueryTarget, query_ray, wait_until
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED", "ABSENT")
-_SHOWN = ("submission_id", "job_id", "status", "message", "metadata", "driver_exit_code")
+_FIELDS = ("submission_id", "job_id", "status", "message", "metadata", "driver_exit_code")
 
 
-def shown(job: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of Ray's record of a job that the launcher reads."""
-    return {key: job.get(key) for key in _SHOWN}
+def select_fields(job: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of Ray's record of a job that the launcher reads."""
+    return {key: job.get(key) for key in _FIELDS}
 
 
-def dashboard(query: Mapping[str, str]) -> Where:
-    """Return where a query says that Ray's dashboard is."""
-    return Where(dashboard=int(query["dashboard"]))
+def dashboard_target(query: Mapping[str, str]) -> QueryTarget:
+    """Return the query target for the dashboard in a query."""
+    return QueryTarget(dashboard=int(query["dashboard"]))
 
 
 def submit(_: object, query: Mapping[str, str]) -> Any:
-    """Submit the job that the body describes. Its processes carry the job's name in VLAUNCH_JOB, by
-    which `stop` finds them.
+    """Submit the job in the body. Its processes have the job's name in VLAUNCH_JOB, by which `stop`
+    finds them.
 
-    Raises OSError with Ray's objection.
+    Raises OSError with Ray's message.
     """
     spec = json.loads(query["body"])
     name, metadata = spec["submission_id"], spec["metadata"]
     entrypoint = shlex.join(("exec", "env", f"VLAUNCH_JOB={name}", *spec["argv"]))
     body = {"entrypoint": entrypoint, "submission_id": name, "metadata": metadata}
     try:
-        return ray(dashboard(query), "/api/jobs/", body)
-    except Refused as error:
+        return query_ray(dashboard_target(query), "/api/jobs/", body)
+    except HttpError as error:
         if "already exists" in error.text:
             return {"submission_id": name, "existing": True}
         raise OSError(f"{error.code}: {error.text[-500:]}") from error
 
 
 def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
-    """Stop a job; then kill its processes on this node that ignore the polite signal.
+    """Stop a job; then kill its processes on this node that ignore SIGTERM.
 
-    Raises OSError for processes that do not end.
+    Raises OSError for processes that do not exit.
     """
-    target, name = dashboard(query), query["job"]
+    target, name = dashboard_target(query), query["job"]
 
     def is_over() -> bool:
-        return not processes() and job(target, name).get("status") in OVER
+        return not processes() and query_job(target, name).get("status") in OVER
 
     def processes() -> list[int]:
-        return sorted(process.carrying(f"VLAUNCH_JOB={name}"))
+        return sorted(process.find_with_variable(f"VLAUNCH_JOB={name}"))
 
     try:
-        ray(target, f"/api/jobs/{name}/stop", {})
-    except Refused as error:
+        query_ray(target, f"/api/jobs/{name}/stop", {})
+    except HttpError as error:
         # 404: no such job; 400: it is over already. It may have left processes all the same.
         if error.code not in (400, 404):
             raise
-    until(is_over, float(query["grace"]))
+    wait_until(is_over, float(query["grace"]))
     killed = processes()
     process.kill(killed)
-    until(is_over, 10)
+    wait_until(is_over, 10)
     if remaining := processes():
         raise OSError(f"processes {remaining} do not end")
-    return {"killed": len(killed), "job": shown(job(target, name))}
+    return {"killed": len(killed), "job": select_fields(query_job(target, name))}
 
 
-def job(target: Where, name: str) -> Mapping[str, Any]:
+def query_job(target: QueryTarget, name: str) -> Mapping[str, Any]:
     """Return Ray's record of a job."""
     try:
-        answer = ray(target, f"/api/jobs/{name}")
-    except Refused as error:
+        answer = query_ray(target, f"/api/jobs/{name}")
+    except HttpError as error:
         if error.code == 404:
             return {"status": "ABSENT", "message": "no such job"}
         raise

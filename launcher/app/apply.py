@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from launcher.core.check import Finding, folded, worst
-from launcher.core.domain import Answer, Argv, fold, natural
+from launcher.core.check import Finding, fold_findings, worst_status
+from launcher.core.domain import Answer, Argv, fold, natural_key
 from launcher.core.errors import GateError, LockError, NodeError, VlaunchError
 from launcher.core.events import Event, State
-from launcher.core.plan import Gate, Plan, Stage, Step, in_waves
-from launcher.core.transport import Recording, Transport, by_node
+from launcher.core.plan import Gate, Plan, Stage, Step, split_waves
+from launcher.core.transport import RecordingTransport, Transport, run_by_node
 from launcher.tools import ray_judges as ray_checks
 from launcher.tools import symptoms
 
@@ -47,19 +47,19 @@ def apply(
             `keep_going` says.
     """
     failed: list[VlaunchError] = []
-    run = _Run(plan, transport, clock, sleep)
+    run = _PlanRun(plan, transport, clock, sleep)
     for stage in plan.stages:
         try:
-            yield from run.stage(stage)
+            yield from run.run_stage(stage)
         except (NodeError, GateError) as error:
             if not plan.keep_going or isinstance(error, LockError):
                 raise
             failed.append(error)
     if failed:
-        raise _all(failed)
+        raise _combine_errors(failed)
 
 
-class _Run:
+class _PlanRun:
     """A plan on its way; `_records` is what goes before the first step of each node."""
 
     def __init__(
@@ -71,28 +71,28 @@ class _Run:
     ) -> None:
         self._transport, self._clock, self._sleep = transport, clock, sleep
         self._keep_going = plan.keep_going
-        self._records = _records(plan, transport)
+        self._records = _audit_prefixes(plan, transport)
 
-    def stage(self, stage: Stage) -> Iterator[Event]:
+    def run_stage(self, stage: Stage) -> Iterator[Event]:
         """Run a stage's steps, then see that its gates hold; raises what `apply` does."""
         began = self._clock()
         failed: list[VlaunchError] = []
         yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
-        for wave in in_waves(stage.steps):
+        for wave in split_waves(stage.steps):
             try:
-                yield from self._wave(stage, wave)
+                yield from self._run_wave(stage, wave)
             except NodeError as error:
                 if not self._keep_going or isinstance(error, LockError):
                     raise
                 failed.append(error)
         for gate in stage.gates:
-            yield from self._gate(stage, gate)
+            yield from self._await_gate(stage, gate)
         if failed:
-            raise _all(failed)
+            raise _combine_errors(failed)
         took = self._clock() - began
         yield Event(kind="stage", stage=stage.id, text=stage.title, state="ok", seconds=took)
 
-    def _wave(self, stage: Stage, wave: Sequence[Step]) -> Iterator[Event]:
+    def _run_wave(self, stage: Stage, wave: Sequence[Step]) -> Iterator[Event]:
         steps = {step.command.node: step for step in wave}
         for step in wave:
             yield Event(
@@ -104,7 +104,8 @@ class _Run:
             )
         failed: list[Answer] = []
         sent = [
-            replace(step.command, before=self._records.pop(step.command.node, ())) for step in wave
+            replace(step.command, preamble=self._records.pop(step.command.node, ()))
+            for step in wave
         ]
         for answer in self._transport.run(sent):
             yield Event(
@@ -120,25 +121,25 @@ class _Run:
         if failed:
             raise _step_error(steps, failed)
 
-    def _gate(self, stage: Stage, gate: Gate) -> Iterator[Event]:
+    def _await_gate(self, stage: Stage, gate: Gate) -> Iterator[Event]:
         began = self._clock()
         holding_since: float | None = None
         last_text = ""
-        if gate.doing:
-            yield Event(kind="wait", stage=stage.id, text=gate.doing, state="running")
+        if gate.progress_text:
+            yield Event(kind="wait", stage=stage.id, text=gate.progress_text, state="running")
         while True:
-            findings = gate.judge(by_node(self._transport, gate.ask))
-            now, status = self._clock(), worst(findings)
+            findings = gate.judge(run_by_node(self._transport, gate.queries))
+            now, status = self._clock(), worst_status(findings)
             if status in ("pass", "skip", "warn"):
                 holding_since = now if holding_since is None else holding_since
                 if now - holding_since >= gate.hold:
-                    yield from _report(stage, gate, findings, now - began)
+                    yield from _report_findings(stage, gate, findings, now - began)
                     return
             else:
                 holding_since = None
             if status == "fail" or (status == "wait" and now - began >= gate.deadline):
-                raise _gate_error(gate, self._explained(gate, findings), findings)
-            text = _awaited(gate, findings)
+                raise _gate_error(gate, self._explain(gate, findings), findings)
+            text = _describe_wait(gate, findings)
             yield Event(
                 kind="wait",
                 stage=stage.id,
@@ -150,16 +151,16 @@ class _Run:
             last_text = text
             self._sleep(gate.every)
 
-    def _explained(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
+    def _explain(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
         """Return what is not so, with what the logs of its nodes say of it."""
         bad = {finding.node for finding in findings if finding.status in _BAD}
         commands = [command for command in gate.evidence if command.node in bad]
         logs = {answer.node: answer for answer in self._transport.run(commands)} if commands else {}
-        explained = folded(ray_checks.explain_logs(findings, logs))
+        explained = fold_findings(ray_checks.explain_logs(findings, logs))
         return [finding for finding in explained if finding.status in _BAD]
 
 
-def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
+def _combine_errors(failed: Sequence[VlaunchError]) -> VlaunchError:
     """Return the first error with the stories of the others below it."""
     first, *others = failed
     if not others:
@@ -174,9 +175,9 @@ def _all(failed: Sequence[VlaunchError]) -> VlaunchError:
     )
 
 
-def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
+def _audit_prefixes(plan: Plan, transport: Transport) -> dict[str, Argv]:
     """Return what goes before the first step of each node; who sends it takes it out."""
-    if not plan.steps or not isinstance(transport, Recording):
+    if not plan.steps or not isinstance(transport, RecordingTransport):
         return {}
     changes: dict[str, list[str]] = {}
     for step in plan.steps:
@@ -185,12 +186,12 @@ def _records(plan: Plan, transport: Transport) -> dict[str, Argv]:
 
 
 def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeError:
-    failed = sorted(failed, key=lambda answer: natural(answer.node))
+    failed = sorted(failed, key=lambda answer: natural_key(answer.node))
     first = failed[0]
     title = steps[first.node].title
     same_step = [answer.node for answer in failed if steps[answer.node].title == title]
-    symptom = symptoms.first(first.err + "\n" + first.out)
-    outcome = _how(first, steps[first.node])
+    symptom = symptoms.first_match(first.err + "\n" + first.out)
+    outcome = _describe_failure(first, steps[first.node])
     others = [
         f"{answer.node}: {answer.tail}"
         if answer.node in same_step
@@ -208,26 +209,28 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     )
 
 
-def _how(answer: Answer, step: Step) -> str:
+def _describe_failure(answer: Answer, step: Step) -> str:
     if answer.timed_out:
         return f"did not end within {step.command.timeout:.0f}s"
     return f"exit {answer.code}"
 
 
-def _awaited(gate: Gate, findings: Sequence[Finding]) -> str:
+def _describe_wait(gate: Gate, findings: Sequence[Finding]) -> str:
     """Say what a gate waits for: for what is not so yet, or, where all is well, to see it last."""
-    waiting = [_line(finding) for finding in folded(findings) if finding.status == "wait"]
+    waiting = [
+        _finding_line(finding) for finding in fold_findings(findings) if finding.status == "wait"
+    ]
     return "; ".join(waiting) or f"{gate.what}; seeing that it lasts"
 
 
-def _line(finding: Finding) -> str:
+def _finding_line(finding: Finding) -> str:
     return f"{finding.node}: {finding.text}" if finding.node else finding.text
 
 
-def _report(
+def _report_findings(
     stage: Stage, gate: Gate, findings: Sequence[Finding], seconds: float
 ) -> Iterator[Event]:
-    for finding in folded(findings):
+    for finding in fold_findings(findings):
         yield Event(
             kind="finding",
             stage=stage.id,
@@ -240,8 +243,12 @@ def _report(
 
 
 def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]) -> GateError:
-    timeout = f" within {gate.deadline:.0f}s" if gate.deadline and worst(findings) == "wait" else ""
-    lines = [_line(finding) for finding in explained]
+    timeout = (
+        f" within {gate.deadline:.0f}s"
+        if gate.deadline and worst_status(findings) == "wait"
+        else ""
+    )
+    lines = [_finding_line(finding) for finding in explained]
     evidence = [line for finding in explained for line in finding.evidence.splitlines()]
     hint = "\n".join(dict.fromkeys(finding.fix for finding in explained if finding.fix))
     if len(lines) == 1:

@@ -21,7 +21,7 @@ import click
 
 from launcher import __version__
 from launcher.core import decode, secret_patterns, shell
-from launcher.core.domain import Answer, Argv, Inventory, Node, natural
+from launcher.core.domain import Answer, Argv, Inventory, Node, natural_key
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.redaction import redact
 from launcher.core.transport import Command, Transport
@@ -33,8 +33,8 @@ FILE = "audit"  # {state_dir}/audit/{cluster}.ndjson
 LONGEST = 4000
 _COMMAND = 1000
 
-_Change = Annotated[str, decode.shortened(2000), decode.DROPPED]
-_Text = Annotated[str, decode.shortened(2000), decode.Or("")]
+_Change = Annotated[str, decode.truncate(2000), decode.DROP_INVALID]
+_Text = Annotated[str, decode.truncate(2000), decode.Default("")]
 
 # Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
 # passwords within addresses.
@@ -48,29 +48,29 @@ _LENIENT = ("down", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AuditLine:
     """One line: who did what, from where.
 
     `at` is the launcher's clock; `id` is the same for all lines of one command.
     """
 
-    at: Annotated[str, decode.shortened(40)]
-    who: Annotated[str, decode.shortened(200)]
-    host: Annotated[str, decode.shortened(200)]
-    verb: Annotated[str, decode.shortened(40)]
+    at: Annotated[str, decode.truncate(40)]
+    who: Annotated[str, decode.truncate(200)]
+    host: Annotated[str, decode.truncate(200)]
+    verb: Annotated[str, decode.truncate(40)]
     command: _Text
     node: _Text
-    changes: Annotated[tuple[_Change, ...], decode.Or(())] = ()
+    changes: Annotated[tuple[_Change, ...], decode.Default(())] = ()
     id: _Text = ""
     inventory: _Text = ""
     vlaunch: _Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
+class AuditEntry:
     """What one command did on some nodes: `entry` with the nodes that it says the same of."""
 
-    entry: Entry
+    entry: AuditLine
     nodes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -80,41 +80,41 @@ class Happened:
         return {**payload, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
 
 
-def append(state_dir: str, cluster: str, entry: Entry, *, strict: bool = True) -> Argv:
+def append_argv(state_dir: str, cluster: str, entry: AuditLine, *, strict: bool = True) -> Argv:
     """Return the words in front of a command that append a line first; when that fails, the command
     runs unless `strict`.
     """
     return (
         "sh",
         "-c",
-        shell.program("audit_append"),
+        shell.program_text("audit_append"),
         "audit",
         state_dir,
         cluster,
-        line(entry),
+        format_line(entry),
         "strict" if strict else "lenient",
     )
 
 
-def read(state_dir: str, cluster: str, last: int = 0) -> Argv:
+def read_argv(state_dir: str, cluster: str, last: int = 0) -> Argv:
     """Print a node's last lines, the newest last; all of them when `last` is 0."""
     count = str(last) if last else "+1"
-    return ("sh", "-c", shell.program("audit_read"), "audit", state_dir, cluster, count)
+    return ("sh", "-c", shell.program_text("audit_read"), "audit", state_dir, cluster, count)
 
 
-def ask(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
+def query_audit(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
     """Ask each node for its last lines."""
     return [
-        Command(node=node.name, argv=read(node.state_dir or "", cluster, last), timeout=30)
+        Command(node=node.name, argv=read_argv(node.state_dir or "", cluster, last), timeout=30)
         for node in nodes
     ]
 
 
-def line(entry: Entry) -> str:
+def format_line(entry: AuditLine) -> str:
     """Return an entry as one line of JSON, short enough to be written at once; changes that find no
     room are counted.
     """
-    changes = counted(entry.changes)
+    changes = count_titles(entry.changes)
     short = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
     while len(text := json.dumps(asdict(short))) > LONGEST and changes:
         changes.pop()
@@ -126,13 +126,13 @@ def line(entry: Entry) -> str:
     )
 
 
-def counted(changes: Sequence[str]) -> list[str]:
+def count_titles(changes: Sequence[str]) -> list[str]:
     """Return each title once, with how often it comes."""
     times = {title: changes.count(title) for title in dict.fromkeys(changes)}
     return [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
 
 
-def parse(answer: Answer) -> tuple[list[Entry], int]:
+def parse_lines(answer: Answer) -> tuple[list[AuditLine], int]:
     """Read a node's lines; returns the entries, and how many lines are none.
 
     Raises:
@@ -144,7 +144,7 @@ def parse(answer: Answer) -> tuple[list[Entry], int]:
         )
     entries, unreadable = [], 0
     for text in answer.out.splitlines():
-        entry = _entry(text, answer.node)
+        entry = _parse_line(text, answer.node)
         if entry is not None:
             entries.append(entry)
         elif text.strip():
@@ -152,23 +152,23 @@ def parse(answer: Answer) -> tuple[list[Entry], int]:
     return entries, unreadable
 
 
-def merge(entries: Iterable[Entry]) -> list[Happened]:
+def merge_lines(entries: Iterable[AuditLine]) -> list[AuditEntry]:
     """Put the entries of all nodes in the order of time; what is the same on several nodes, or was
     read twice, is said once.
 
     Nodes that share a home share a file, and each of them tells all of it.
     """
-    same: dict[Entry, list[str]] = {}
+    same: dict[AuditLine, list[str]] = {}
     for entry in dict.fromkeys(entries):
         same.setdefault(replace(entry, node=""), []).append(entry.node)
     merged = [
-        Happened(entry=entry, nodes=tuple(sorted(nodes, key=natural)))
+        AuditEntry(entry=entry, nodes=tuple(sorted(nodes, key=natural_key)))
         for entry, nodes in same.items()
     ]
     return sorted(merged, key=lambda item: item.entry.at)
 
 
-def command_line(argv: Sequence[str]) -> str:
+def redact_command(argv: Sequence[str]) -> str:
     """Return a command line as people read it, without what looks like a secret."""
     redacted: list[str] = []
     hide = False
@@ -186,25 +186,25 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Author:
+class Operator:
     """A person at a command line; `id` is the same for all that one command does."""
 
-    who: str
+    user: str
     host: str
     verb: str
     command: str
     id: str
 
 
-def author() -> Author:
+def current_operator() -> Operator:
     """Return who runs the present command."""
     context = click.get_current_context(silent=True)
     argv = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
-    return Author(
-        who=_user(),
+    return Operator(
+        user=_current_user(),
         host=socket.gethostname(),
         verb=context.command_path.partition(" ")[2] if context is not None else "",
-        command=secret_patterns.clean(command_line(("vlaunch", *argv))),
+        command=secret_patterns.redact_secrets(redact_command(("vlaunch", *argv))),
         id=secrets.token_hex(4),
     )
 
@@ -214,7 +214,7 @@ class Recorder:
     round trip.
     """
 
-    def __init__(self, inner: Transport, inventory: Inventory, operator: Author) -> None:
+    def __init__(self, inner: Transport, inventory: Inventory, operator: Operator) -> None:
         self._inner, self._inventory, self._by = inner, inventory, operator
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
@@ -224,16 +224,16 @@ class Recorder:
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
         """Return, for each node, the words that append its line."""
         return {
-            name: self.words(self._inventory.node(name), titles, verb)
+            name: self.append_argv(self._inventory.node(name), titles, verb)
             for name, titles in changes.items()
         }
 
-    def words(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
+    def append_argv(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
         """Return the words that append one node's line, and then run what follows them."""
         operator = self._by
-        entry = Entry(
+        entry = AuditLine(
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            who=operator.who,
+            who=operator.user,
             host=operator.host,
             verb=operator.verb or verb,
             command=operator.command,
@@ -243,7 +243,7 @@ class Recorder:
             inventory=_digest(self._inventory),
             vlaunch=__version__,
         )
-        return append(
+        return append_argv(
             node.state_dir or "",
             self._inventory.cluster,
             entry,
@@ -251,15 +251,15 @@ class Recorder:
         )
 
 
-def _entry(text: str, node: str) -> Entry | None:
+def _parse_line(text: str, node: str) -> AuditLine | None:
     try:
-        entry = decode.read(Entry, text, "the line")
+        entry = decode.parse_json(AuditLine, text, "the line")
     except UnreadableAnswer:
         return None
     return replace(entry, node=entry.node or node)
 
 
-def _user() -> str:
+def _current_user() -> str:
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # this user has no name

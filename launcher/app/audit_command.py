@@ -8,7 +8,7 @@ import click
 
 from launcher.app import audit as trail
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.terminal import dump_json, say
 from launcher.core import untrusted
 from launcher.core.domain import fold
@@ -23,7 +23,7 @@ from launcher.core.errors import UnreadableAnswer
     show_default=True,
     help="The newest so many; 0: all that is kept.",
 )
-def audit(call: Call, last: int) -> int:
+def audit(call: CommandContext, last: int) -> int:
     """Show what changed the cluster, the newest last: every node keeps a line for each command that
     changed it.
 
@@ -34,10 +34,10 @@ def audit(call: Call, last: int) -> int:
         silent = {name: error.reason for name, error in session.missing.items()}
         entries, unreadable = [], {}
         for answer in session.transport.run(
-            trail.ask(call.inventory.cluster, session.reached, last)
+            trail.query_audit(call.inventory.cluster, session.reached, last)
         ):
             try:
-                node_entries, unreadable_count = trail.parse(answer)
+                node_entries, unreadable_count = trail.parse_lines(answer)
             except UnreadableAnswer as error:
                 silent[answer.node] = "; ".join(
                     filter(None, (error.message.partition(": ")[2], error.evidence.strip()))
@@ -46,7 +46,7 @@ def audit(call: Call, last: int) -> int:
             entries += node_entries
             if unreadable_count:
                 unreadable[answer.node] = unreadable_count
-    history = trail.merge(entries)[-last:]
+    history = trail.merge_lines(entries)[-last:]
     if call.as_json:
         payload = [entry.as_json() for entry in history]
         click.echo(
@@ -60,12 +60,12 @@ def audit(call: Call, last: int) -> int:
             )
         )
     else:
-        _print(history, silent, unreadable)
+        _print_entries(history, silent, unreadable)
     return 1 if silent else 0
 
 
-def _print(
-    history: Sequence[trail.Happened], silent: Mapping[str, str], unreadable: Mapping[str, int]
+def _print_entries(
+    history: Sequence[trail.AuditEntry], silent: Mapping[str, str], unreadable: Mapping[str, int]
 ) -> None:
 
     for item in history:
@@ -74,13 +74,13 @@ def _print(
         line = (
             f"{entry.at}  {entry.who}@{entry.host}  {fold(item.nodes)}  {entry.command}: {changes}"
         )
-        click.echo(untrusted.plain(line.replace("\n", " ")))
+        click.echo(untrusted.sanitize(line.replace("\n", " ")))
     if not history:
         say("no node has a line about this cluster")
     for name, count in unreadable.items():
         say(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read")
     for name, reason in silent.items():
         say(
-            untrusted.plain(reason.splitlines()[0] if reason else "gave no answer"),
+            untrusted.sanitize(reason.splitlines()[0] if reason else "gave no answer"),
             lead=f"{name}: ",
         )

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from launcher.agent.desired import Desired
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Node, fold
-from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, together
+from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, combine_errors
 from launcher.tools import servers
-from launcher.tools.ray_judges import read_payload
-from launcher.tools.servers import Kept
+from launcher.tools.ray_judges import parse_payload
+from launcher.tools.servers import ServersState
 
 
-def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
+def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
     """Return the named nodes in inventory order, all when none is named; raises RequestError for a
     name that is not one.
     """
@@ -32,7 +32,7 @@ def chosen(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
     return tuple(node for node in inventory.nodes if not names or node.name in names)
 
 
-def chosen_model(named: str | None, inventory: Inventory) -> str:
+def select_model(named: str | None, inventory: Inventory) -> str:
     """Return the named model, else the inventory's; raises RequestError when there is neither."""
     model = named or inventory.serve.model
     if model is None:
@@ -42,11 +42,11 @@ def chosen_model(named: str | None, inventory: Inventory) -> str:
     return model
 
 
-def kept(session: Session) -> Kept:
+def query_servers(session: Session) -> ServersState:
     """Ask the head for its servers; raises NodeError when it cannot say which there are."""
-    (answer,) = session.transport.run([servers.ask(session.site)])
+    (answer,) = session.transport.run([servers.query_servers(session.site)])
     try:
-        return servers.read(read_payload(answer))
+        return servers.parse_servers(parse_payload(answer))
     except UnreadableAnswer as error:
         raise NodeError(
             session.inventory.head.name,
@@ -56,7 +56,9 @@ def kept(session: Session) -> Kept:
         ) from None
 
 
-def api(session: Session, head_state: Kept, name: str | None) -> tuple[Desired, Node]:
+def select_server(
+    session: Session, head_state: ServersState, name: str | None
+) -> tuple[Desired, Node]:
     """Return the server that is meant, as it is wanted, and the node that has its API, which is
     connected to; of several the first that answers, as the keeper says, and that is reached.
 
@@ -65,17 +67,17 @@ def api(session: Session, head_state: Kept, name: str | None) -> tuple[Desired, 
             being stopped.
         ConnectError: no such node can be reached.
     """
-    server = servers.choose(head_state.running, name)
+    server = servers.choose_server(head_state.running, name)
     spec = server.desired
     if spec is None:
-        raise RequestError(f"{server.what} is being stopped", hint="look at `vlaunch status`")
+        raise RequestError(f"{server.label} is being stopped", hint="look at `vlaunch status`")
     endpoints = server.observed.endpoints if server.observed else {}
     healthy = [node for node, health in endpoints.items() if health.verdict in servers.GOOD]
-    nodes = chosen(session.inventory, [process.node for process in spec.apis])
+    nodes = select_nodes(session.inventory, [process.node for process in spec.apis])
     failed: list[NodeError] = []
     for node in sorted(nodes, key=lambda node: node.name not in healthy):
         error = session.fleet.connect([node.name]).get(node.name)
         if error is None:
             return spec, node
         failed.append(error)
-    raise together(failed)
+    raise combine_errors(failed)

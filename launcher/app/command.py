@@ -13,11 +13,11 @@ from typing import Any, Literal
 import click
 
 from launcher.app import options
-from launcher.app.hooks import Hooks, hooks
+from launcher.app.hooks import Hooks, find_hooks
 from launcher.app.locked import locked
-from launcher.app.progress import Printer, printer
-from launcher.app.refusal import recorded
-from launcher.app.session import Session, reach, read
+from launcher.app.progress import Printer, make_printer
+from launcher.app.refusal import record_refusal
+from launcher.app.session import Session, load_inventory, open_session
 from launcher.core.domain import Inventory, Node
 from launcher.core.plan import Plan
 
@@ -27,7 +27,7 @@ Shows = Literal["all", "people", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CommandContext:
     """What the shared flags of one command line say; a command has those that it declares.
 
     `path` and `named` are where the inventory was named: as an argument, and with `-i`.
@@ -50,13 +50,13 @@ class Call:
     @functools.cached_property
     def inventory(self) -> Inventory:
         """The inventory, found and read when it is first asked for; raises VlaunchError."""
-        return read(self.path, self.named)
+        return load_inventory(self.path, self.named)
 
     def printer(self) -> Printer:
         """Return what shows events to whom this command shows them."""
         if self.shows == "all":
-            return printer(as_json=self.as_json, quiet=self.dry_run)
-        return printer(quiet=self.as_json or self.shows == "none")
+            return make_printer(as_json=self.as_json, quiet=self.dry_run)
+        return make_printer(quiet=self.as_json or self.shows == "none")
 
     @contextmanager
     def session(
@@ -78,14 +78,14 @@ class Call:
         inventory = inventory or self.inventory
         programs = Hooks(inventory=inventory, verb=hooks_of)
         if hooks_of:
-            programs = hooks(inventory, hooks_of, skip=self.no_hooks, dry_run=self.dry_run)
+            programs = find_hooks(inventory, hooks_of, skip=self.no_hooks, dry_run=self.dry_run)
         with ExitStack() as stack:
             if self.shows == "all" and not self.dry_run:
-                stack.enter_context(recorded(inventory.cluster))
+                stack.enter_context(record_refusal(inventory.cluster))
             shown = stack.enter_context(self.printer()) if printer is None else printer
-            hook_values = stack.enter_context(programs.watching(shown, **(hook_about or {})))
+            hook_values = stack.enter_context(programs.run_on_failure(shown, **(hook_about or {})))
             yield stack.enter_context(
-                reach(
+                open_session(
                     inventory,
                     shown,
                     accept_new_host_keys=self.accept_new_host_keys,
@@ -106,9 +106,9 @@ class Call:
 
     def print_script(self, plans: Sequence[Plan]) -> None:
         """Print what a dry run would send."""
-        from launcher.app.script import script
+        from launcher.app.script import render_script
 
-        click.echo(script(self.inventory, plans), nl=False)
+        click.echo(render_script(self.inventory, plans), nl=False)
 
 
 def command(
@@ -140,7 +140,7 @@ def command(
         @functools.wraps(function)
         def called(**own: Any) -> Any:
             shared_values = {key: own.pop(key) for key in shared}
-            return function(Call(shows=shows, **shared_values), **own)
+            return function(CommandContext(shows=shows, **shared_values), **own)
 
         built = click.command(name, cls=kind, **attributes)(called)
         built.params = [*first, *built.params, *last]

@@ -21,17 +21,17 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
     What is named is returned as it is, so that a name that does not exist is reported by the
     loader, with its path. Raises RequestError when nothing is named and nothing is found.
     """
-    if named := _named(argument, option):
+    if named := _explicit_name(argument, option):
         return Path(named).expanduser() if named.startswith("~/") else Path(named)
     if Path(DEFAULT).exists():
         return Path(DEFAULT)
     last = remembered()
     if last is not None and last.exists():
         return last
-    raise _nothing_found(last)
+    raise _missing_error(last)
 
 
-def _named(argument: str | None, option: str | None) -> str | None:
+def _explicit_name(argument: str | None, option: str | None) -> str | None:
     """Return what the command line names, or else the environment; raises RequestError when two are
     named.
     """
@@ -43,7 +43,7 @@ def _named(argument: str | None, option: str | None) -> str | None:
     return argument or option or os.environ.get(ENVIRONMENT)
 
 
-def _nothing_found(last_path: Path | None) -> RequestError:
+def _missing_error(last_path: Path | None) -> RequestError:
     evidence = [
         "no path was given, as an argument or with -i",
         f"{ENVIRONMENT} is not set",
@@ -62,7 +62,7 @@ def remember(path: Path) -> None:
 
     A state folder that cannot be written is no failure.
     """
-    memory = _memory()
+    memory = _memory_path()
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -77,13 +77,13 @@ def remember(path: Path) -> None:
 def remembered() -> Path | None:
     """Return the inventory last brought up, whether or not it still exists."""
     try:
-        name = _memory().read_text(encoding="utf-8").strip()
+        name = _memory_path().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     return Path(name) if name else None
 
 
-def _memory() -> Path:
+def _memory_path() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("vlaunch")) / "inventory"

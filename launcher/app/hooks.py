@@ -45,16 +45,16 @@ class Hooks:
     verb: str
     files: Mapping[str, Path] = field(default_factory=dict)
 
-    def pre(self, printer: Printer, **details: str) -> None:
+    def run_pre(self, printer: Printer, **details: str) -> None:
         """Run `pre-VERB`; raises HookError when it fails, before anything is touched."""
         self._run(f"pre-{self.verb}", printer, details)
 
-    def post(self, printer: Printer, **details: str) -> None:
+    def run_post(self, printer: Printer, **details: str) -> None:
         """Run `post-VERB`; that it fails is told, and changes nothing."""
-        self._leniently(f"post-{self.verb}", printer, details)
+        self._run_leniently(f"post-{self.verb}", printer, details)
 
     @contextlib.contextmanager
-    def watching(self, printer: Printer, **details: str) -> Iterator[dict[str, str]]:
+    def run_on_failure(self, printer: Printer, **details: str) -> Iterator[dict[str, str]]:
         """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is
         somebody else's or lost.
 
@@ -65,10 +65,10 @@ class Hooks:
         except (VlaunchError, OSError) as error:
             if not isinstance(error, (RequestError, LockError)):
                 text = error.message if isinstance(error, VlaunchError) else str(error)
-                self._leniently(FAILURE, printer, {**details, "error": redact(text)})
+                self._run_leniently(FAILURE, printer, {**details, "error": redact(text)})
             raise
 
-    def _leniently(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
+    def _run_leniently(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
         try:
             self._run(name, printer, details)
         except HookError as error:
@@ -122,7 +122,9 @@ class Hooks:
         }
 
 
-def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool = False) -> Hooks:
+def find_hooks(
+    inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool = False
+) -> Hooks:
     """Find the hooks of a command; a dry run only says which there are, and runs none.
 
     Raises:
@@ -131,7 +133,7 @@ def hooks(inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool 
     names = (f"pre-{verb}", f"post-{verb}", FAILURE)
     folder = inventory.path.absolute().parent / FOLDER
     if not skip:
-        _odd(folder)
+        _warn_unknown_names(folder)
     files = {name: folder / name for name in names if os.path.lexists(folder / name)}
     if skip or not files:
         return Hooks(inventory=inventory, verb=verb)
@@ -162,7 +164,7 @@ def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _odd(folder: Path) -> None:
+def _warn_unknown_names(folder: Path) -> None:
     """Tell of programs whose names are no hooks' (`pre-up.sh`): they would never be run, and nobody
     would know.
     """
@@ -228,11 +230,11 @@ def _execute(
     finally:
         finished.set()
         if process.poll() is None:
-            _end(process)
+            _terminate(process)
     return process.returncode
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _terminate(process: subprocess.Popen[str]) -> None:
     """End the whole group: politely, then for certain, for a child may ignore what its parent
     obeys.
     """

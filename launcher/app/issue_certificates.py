@@ -22,23 +22,23 @@ _AGENTS = timedelta(days=5 * 365)
 _FORM = serialization.Encoding.PEM
 
 
-def make(name: str) -> str:
+def make_certificate(name: str) -> str:
     """Return a certificate with its private key as text (PEM), of an elliptic curve that every TLS
     1.3 has.
     """
-    key, subject = ec.generate_private_key(ec.SECP256R1()), _name(name)
+    key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
     certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
-    return _pem(certificate) + _pem_of_key(key)
+    return _to_pem(certificate) + _key_to_pem(key)
 
 
-def issue(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
+def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
     """Return the certificate of a new authority, and those of the nodes with their private keys,
     as text (PEM); the authority ends with this function.
     """
     until = now + _AGENTS
     authority = Authority(inventory.cluster, until)
     issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
-    redaction.learn(*(line for pair in issued.values() for line in _lines_of_key(pair)))
+    redaction.add_secrets(*(line for pair in issued.values() for line in _key_lines(pair)))
     return authority.certificate, issued
 
 
@@ -46,14 +46,14 @@ class Authority:
     """What signs the certificates of one cluster's agents; its key is in memory only."""
 
     def __init__(self, cluster: str, until: datetime) -> None:
-        self._cluster, self._name = cluster, _name("vlaunch", cluster)
+        self._cluster, self._name = cluster, _x509_name("vlaunch", cluster)
         self._key = ec.generate_private_key(ec.SECP256R1())
         public = self._key.public_key()
         self._identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
-        self.certificate = _pem(
+        self.certificate = _to_pem(
             _unsigned(self._name, self._name, self._key, until)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(_key_usage(signs=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -64,24 +64,24 @@ class Authority:
         names = [x509.DNSName(node), x509.IPAddress(ipaddress.ip_address(ip))]
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         signed = (
-            _unsigned(_name(node, self._cluster), self._name, key, until)
+            _unsigned(_x509_name(node, self._cluster), self._name, key, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(_key_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(self._identifier, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return Secret(_pem(signed) + _pem_of_key(key))
+        return Secret(_to_pem(signed) + _key_to_pem(key))
 
 
-def _lines_of_key(pair: Secret) -> Iterable[str]:
+def _key_lines(pair: Secret) -> Iterable[str]:
     """Return the lines of a private key, which may be shown one by one."""
     lines = pair.reveal().splitlines()
     return lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1 : -1]
 
 
-def _name(name: str, cluster: str = "") -> x509.Name:
+def _x509_name(name: str, cluster: str = "") -> x509.Name:
     parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
     if cluster:
         parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster))
@@ -102,7 +102,7 @@ def _unsigned(
     )
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
     """Return what a key is for: an authority's signs certificates, a node's proves who it is."""
     return x509.KeyUsage(
         digital_signature=not signs,
@@ -117,11 +117,11 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _pem(certificate: x509.Certificate) -> str:
+def _to_pem(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(_FORM).decode()
 
 
-def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> str:
+def _key_to_pem(key: ec.EllipticCurvePrivateKey) -> str:
     return key.private_bytes(
         _FORM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()

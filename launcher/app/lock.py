@@ -24,8 +24,8 @@ BUSY, MISSING = 75, 69
 # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
 _COMMAND = 250
 
-_Text = Annotated[str, decode.shortened(1000), decode.Or("")]
-_Process = Annotated[int, decode.within(2, 1 << 31), decode.Or(0)]
+_Text = Annotated[str, decode.truncate(1000), decode.Default("")]
+_Process = Annotated[int, decode.in_range(2, 1 << 31), decode.Default(0)]
 _PROC = Path("/proc")
 
 
@@ -46,37 +46,37 @@ class Owner:
     raw: str = ""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Who it is and what they do, in a few words."""
         if not self.who:
             return "somebody who left no name"
         return f"{self.who}@{self.host} since {self.since} (`{self.command}`)"
 
 
-def hold(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
+def hold_argv(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
     """Take the lock and keep it until standard input ends.
 
     Prints `held OWNER` while another one has it, then `locked`.
     """
-    return ("sh", "-c", shell.program("lock_hold"), "lock", state_dir, cluster, f"{wait:.0f}")
+    return ("sh", "-c", shell.program_text("lock_hold"), "lock", state_dir, cluster, f"{wait:.0f}")
 
 
-def look(state_dir: str, cluster: str) -> Argv:
+def status_argv(state_dir: str, cluster: str) -> Argv:
     """Print `free`, or `held OWNER`."""
-    return ("sh", "-c", shell.program("lock_look"), "lock-look", state_dir, cluster)
+    return ("sh", "-c", shell.program_text("lock_look"), "lock-look", state_dir, cluster)
 
 
-def break_(state_dir: str, cluster: str, owner: Owner) -> Argv:
+def break_argv(state_dir: str, cluster: str, owner: Owner) -> Argv:
     """End the process of `owner`, if it still is the one that holds the lock.
 
     Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when
     the process is another one.
     """
     arguments = (state_dir, cluster, str(owner.pid), owner.raw)
-    return ("sh", "-c", shell.program("lock_break"), "lock-break", *arguments)
+    return ("sh", "-c", shell.program_text("lock_break"), "lock-break", *arguments)
 
 
-def said(user: str, host: str, command: str, launcher: str = "") -> bytes:
+def encode_owner(user: str, host: str, command: str, launcher: str = "") -> bytes:
     """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
     text = json.dumps(
         {"who": user, "host": host, "command": command[:_COMMAND], "launcher": launcher}
@@ -84,23 +84,23 @@ def said(user: str, host: str, command: str, launcher: str = "") -> bytes:
     return (text[1:] + "\n").encode()
 
 
-def owner(text: str) -> Owner:
+def parse_owner(text: str) -> Owner:
     """Read the line of an owner; whoever could write it is a stranger, so that nothing is believed
     but its form.
     """
     try:
-        parsed = decode.read(Owner, text, "the lock's owner")
+        parsed = decode.parse_json(Owner, text, "the lock's owner")
     except UnreadableAnswer:
         parsed = Owner()
     return replace(parsed, raw=text)
 
 
-def breaker(text: str) -> Owner:
+def parse_breaker(text: str) -> Owner:
     """Read the line of who broke a lock, as `said` wrote it."""
-    return owner("{" + text)
+    return parse_owner("{" + text)
 
 
-def parse_look(answer: Answer) -> Owner | None:
+def parse_status(answer: Answer) -> Owner | None:
     """Read the answer of `look`: the owner, or None when nobody holds the lock.
 
     Raises:
@@ -110,7 +110,7 @@ def parse_look(answer: Answer) -> Owner | None:
     if answer.ok and state == "free":
         return None
     if answer.ok and state == "held":
-        return owner(rest)
+        return parse_owner(rest)
     raise UnreadableAnswer(f"{answer.node}: does not say who holds the lock", evidence=answer.tail)
 
 
@@ -118,8 +118,8 @@ def identify_process() -> str:
     """Return what tells this process from all others; empty where the system does not say
     enough.
     """
-    machine = _place()
-    return f"{machine}:{os.getpid()}:{_start_of(os.getpid())}" if machine else ""
+    machine = _machine_id()
+    return f"{machine}:{os.getpid()}:{_start_time(os.getpid())}" if machine else ""
 
 
 def process_ended(text: str) -> bool:
@@ -130,12 +130,12 @@ def process_ended(text: str) -> bool:
     """
     machine, _, rest = text.rpartition(":")[0].rpartition(":")
     started = text.rpartition(":")[2]
-    if not machine or machine != _place() or not rest.isascii() or not rest.isdigit():
+    if not machine or machine != _machine_id() or not rest.isascii() or not rest.isdigit():
         return False
-    return _start_of(int(rest)) != started
+    return _start_time(int(rest)) != started
 
 
-def _place() -> str:
+def _machine_id() -> str:
     """Return the machine's present run, and which processes are seen: a container sees others than
     its host.
 
@@ -150,7 +150,7 @@ def _place() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return when a process began, in ticks since the machine did (proc(5)); empty when there is
     none.
     """

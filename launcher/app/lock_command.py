@@ -12,7 +12,7 @@ import click
 
 from launcher.app import lock as tool
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.lock import Owner
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, say
@@ -24,7 +24,7 @@ from launcher.core.transport import Command
 @command(shows="none", flags=[options.JSON])
 @click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
 @click.option("--yes", is_flag=True, help="With --break: do not ask.")
-def lock(call: Call, broken: bool, yes: bool) -> None:
+def lock(call: CommandContext, broken: bool, yes: bool) -> None:
     """Show who holds the cluster's lock.
 
     Commands that change the cluster take it, and give it back however they end.
@@ -37,23 +37,23 @@ def lock(call: Call, broken: bool, yes: bool) -> None:
     if yes and not broken:
         raise click.UsageError("--yes goes with --break")
     with call.session(nodes=[call.inventory.head]) as session:
-        owner = look(session)
+        owner = query_owner(session)
         freed = False
         if broken and owner is not None:
-            _ask(session, owner, yes=yes)
+            _confirm_break(session, owner, yes=yes)
             freed = _break(session, owner)
-    _print(call.inventory.cluster, owner, freed, as_json=call.as_json)
+    _print_owner(call.inventory.cluster, owner, freed, as_json=call.as_json)
 
 
-def look(session: Session) -> Owner | None:
+def query_owner(session: Session) -> Owner | None:
     """Ask the head who holds the lock."""
     head = session.inventory.head
-    argv = tool.look(head.state_dir or "", session.inventory.cluster)
+    argv = tool.status_argv(head.state_dir or "", session.inventory.cluster)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
-    return tool.parse_look(answer)
+    return tool.parse_status(answer)
 
 
-def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
+def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
     """Show whose lock it is, and have it confirmed."""
     head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
@@ -63,7 +63,7 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
             f"does not say which process holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
-    say(untrusted.brief(f"held by {owner.words}, process {owner.pid} on {head}"))
+    say(untrusted.one_line(f"held by {owner.description}, process {owner.pid} on {head}"))
     if yes:
         return
     if not sys.stdin.isatty():
@@ -76,16 +76,16 @@ def _ask(session: Session, owner: Owner, *, yes: bool) -> None:
 
 def _break(session: Session, owner: Owner) -> bool:
     """End the holder's process; returns whether that was needed. An audit line says who did it."""
-    head, cluster, operator = session.inventory.head, session.inventory.cluster, session.author
+    head, cluster, operator = session.inventory.head, session.inventory.cluster, session.operator
     record = session.transport.record(
         "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
     )
     command = Command(
         node=head.name,
-        argv=tool.break_(head.state_dir or "", cluster, owner),
+        argv=tool.break_argv(head.state_dir or "", cluster, owner),
         timeout=40,
-        stdin=partial(tool.said, operator.who, operator.host, operator.command),
-        before=record[head.name],
+        stdin=partial(tool.encode_owner, operator.user, operator.host, operator.command),
+        preamble=record[head.name],
     )
     (answer,) = session.transport.run([command])
     result = answer.out.strip()
@@ -103,7 +103,7 @@ def _break(session: Session, owner: Owner) -> bool:
     )
 
 
-def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
+def _print_owner(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> None:
 
     if as_json:
         fields = (
@@ -118,6 +118,6 @@ def _print(cluster: str, owner: Owner | None, freed: bool, *, as_json: bool) -> 
     elif owner is None:
         say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:
-        say(untrusted.brief(f"{cluster}: broken; it was held by {owner.words}"), err=False)
+        say(untrusted.one_line(f"{cluster}: broken; it was held by {owner.description}"), err=False)
     else:
-        say(untrusted.brief(f"{cluster}: held by {owner.words}"), err=False)
+        say(untrusted.one_line(f"{cluster}: held by {owner.description}"), err=False)

@@ -16,14 +16,14 @@ from launcher.app import lock
 from launcher.app.session import Session
 from launcher.core.domain import Answer, Argv, Node
 from launcher.core.errors import LockError, NodeError, VlaunchError
-from launcher.core.transport import Command, Recording
+from launcher.core.transport import Command, RecordingTransport
 
 if TYPE_CHECKING:
     from launcher.ssh.fleet import Line
-    from launcher.ssh.held import Held
+    from launcher.ssh.held import BackgroundCommand
 
-_ANSWERS = 30.0  # seconds beyond what is waited for anyway
-_TOLD = 6  # lines of what a head complains of that are shown
+_ANSWER = 30.0  # seconds beyond what is waited for anyway
+_COMPLAINT_LINES = 6  # lines of what a head complains of that are shown
 
 
 @contextmanager
@@ -49,18 +49,18 @@ def locked(
         yield session
         return
     if head.name in session.missing:
-        _unlocked(session, f"{head.name} is not reached")
+        _warn_unlocked(session, f"{head.name} is not reached")
         yield session
         return
-    channel = _ask(session, head, wait)
+    channel = _request_lock(session, head, wait)
     reason = ""
     try:
         try:
-            if (dead_owner := _taken(session, head, channel, wait)) is not None:
+            if (dead_owner := _await_lock(session, head, channel, wait)) is not None:
                 channel.end()
-                _bury(session, head, dead_owner)
-                channel = _ask(session, head, wait)
-                _taken(session, head, channel, wait, again=True)
+                _break_dead_lock(session, head, dead_owner)
+                channel = _request_lock(session, head, wait)
+                _await_lock(session, head, channel, wait, again=True)
         except LockError:
             raise
         except NodeError as error:
@@ -68,29 +68,29 @@ def locked(
                 raise
             reason = (error.evidence.strip() or error.message).splitlines()[-1]
         if reason:
-            _unlocked(session, reason)
+            _warn_unlocked(session, reason)
             yield session
         else:
-            yield replace(session, transport=Guarded(session.transport, head, channel))
+            yield replace(session, transport=LockedTransport(session.transport, head, channel))
     finally:
         channel.end()
 
 
-class Guarded:
+class LockedTransport:
     """A transport that sends nothing any more once the lock is lost."""
 
-    def __init__(self, inner: Recording, head: Node, channel: Held) -> None:
-        self._inner, self._head, self._held = inner, head, channel
+    def __init__(self, inner: RecordingTransport, head: Node, channel: BackgroundCommand) -> None:
+        self._inner, self._head, self._channel = inner, head, channel
         self._breaker: lock.Owner | None = None
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
         """Run all commands, if the lock is still ours; see `Transport.run`. Raises LockError."""
-        while (message := self._held.next(0)) is not None and not isinstance(message, Answer):
+        while (message := self._channel.next(0)) is not None and not isinstance(message, Answer):
             state, _, rest = message.text.partition(" ")
             if state == "broken" and not message.error:
-                self._breaker = lock.breaker(rest)
-        if self._breaker is not None or self._held.over is not None:
-            raise _lost(self._head, self._breaker, self._held.over)
+                self._breaker = lock.parse_breaker(rest)
+        if self._breaker is not None or self._channel.over is not None:
+            raise _lost_error(self._head, self._breaker, self._channel.over)
         return self._inner.run(commands)
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
@@ -98,31 +98,31 @@ class Guarded:
         return self._inner.record(verb, changes)
 
 
-def _ask(session: Session, head: Node, wait: float) -> Held:
-    operator = session.author
+def _request_lock(session: Session, head: Node, wait: float) -> BackgroundCommand:
+    operator = session.operator
     stdin = partial(
-        lock.said, operator.who, operator.host, operator.command, lock.identify_process()
+        lock.encode_owner, operator.user, operator.host, operator.command, lock.identify_process()
     )
-    argv = lock.hold(head.state_dir or "", session.inventory.cluster, wait)
+    argv = lock.hold_argv(head.state_dir or "", session.inventory.cluster, wait)
     return session.fleet.hold(
         Command(node=head.name, argv=argv, timeout=math.inf, stdin=stdin, hold_stdin=True)
     )
 
 
-def _bury(session: Session, head: Node, owner: lock.Owner) -> None:
+def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
     """Take the lock away from a launcher of this machine that is dead, and of which the head has
     not heard yet.
     """
-    text = f"the lock is left of a launcher that is dead: {owner.words}; it is taken over"
+    text = f"the lock is left of a launcher that is dead: {owner.description}; it is taken over"
     session.note("lock", text, node=head.name)
-    operator = session.author
-    argv = lock.break_(head.state_dir or "", session.inventory.cluster, owner)
-    stdin = partial(lock.said, operator.who, operator.host, operator.command)
+    operator = session.operator
+    argv = lock.break_argv(head.state_dir or "", session.inventory.cluster, owner)
+    stdin = partial(lock.encode_owner, operator.user, operator.host, operator.command)
     list(session.transport.run([Command(node=head.name, argv=argv, timeout=40, stdin=stdin)]))
 
 
-def _taken(
-    session: Session, head: Node, channel: Held, wait: float, *, again: bool = False
+def _await_lock(
+    session: Session, head: Node, channel: BackgroundCommand, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
     """Return None when the lock is ours, or its owner when that is dead, which is looked for
     once.
@@ -130,33 +130,35 @@ def _taken(
     began = time.monotonic()
     owner, complaints = lock.Owner(), list[str]()
     while True:
-        message = _next(head, channel, wait, began + wait + _ANSWERS)
+        message = _next_message(head, channel, wait, began + wait + _ANSWER)
         if isinstance(message, Answer):
-            answer = replace(message, err="\n".join((*complaints[-_TOLD:], message.err)))
-            raise _refused(session, head, answer, owner, wait)
+            answer = replace(message, err="\n".join((*complaints[-_COMPLAINT_LINES:], message.err)))
+            raise _refusal_error(session, head, answer, owner, wait)
         state, _, rest = message.text.partition(" ")
         if message.error:
             complaints.append(message.text)
             continue
         if state == "held":
-            owner = lock.owner(rest)
-            if not again and _dead(owner):
+            owner = lock.parse_owner(rest)
+            if not again and _is_dead(owner):
                 return owner
             if wait:
-                text = f"the cluster's lock, which {owner.words} holds"
+                text = f"the cluster's lock, which {owner.description} holds"
                 session.wait("lock", text, deadline=wait)
         elif state == "locked":
             if owner.raw:
-                _tell_ours(session, head, time.monotonic() - began)
+                _confirm_lock(session, head, time.monotonic() - began)
             return None
 
 
-def _dead(owner: lock.Owner) -> bool:
+def _is_dead(owner: lock.Owner) -> bool:
     """True for a launcher of this machine that runs no more."""
     return bool(owner.pid) and lock.process_ended(owner.launcher)
 
 
-def _next(head: Node, channel: Held, wait: float, until: float) -> Line | Answer:
+def _next_message(
+    head: Node, channel: BackgroundCommand, wait: float, until: float
+) -> Line | Answer:
     """Return what the head says next about the lock; raises NodeError when it says nothing until
     then.
     """
@@ -165,23 +167,24 @@ def _next(head: Node, channel: Held, wait: float, until: float) -> Line | Answer
     if message is None:
         raise NodeError(
             head.name,
-            f"did not answer within {wait + _ANSWERS:.0f}s when asked for the cluster's lock",
+            f"did not answer within {wait + _ANSWER:.0f}s when asked for the cluster's lock",
         )
     return message
 
 
-def _tell_ours(session: Session, head: Node, seconds: float) -> None:
+def _confirm_lock(session: Session, head: Node, seconds: float) -> None:
     session.step("lock", "the cluster's lock is ours", node=head.name, seconds=seconds)
 
 
-def _refused(
+def _refusal_error(
     session: Session, head: Node, answer: Answer, owner: lock.Owner, wait: float
 ) -> VlaunchError:
     if answer.code == lock.BUSY:
         waited = f" (waited {wait:.0f}s)" if wait else ""
         return LockError(
             head.name,
-            f"another operator works on cluster {session.inventory.cluster}: {owner.words}{waited}",
+            f"another operator works on cluster {session.inventory.cluster}:"
+            f" {owner.description}{waited}",
             hint=(
                 f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
                 "if it is gone for good and this is left of it: `vlaunch lock --break`"
@@ -197,15 +200,15 @@ def _refused(
     )
 
 
-def _lost(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> LockError:
+def _lost_error(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> LockError:
     text, evidence = (
         "the cluster's lock was lost with the connection; nothing more was done",
         answer.tail if answer else "",
     )
     if breaker is not None:
-        breaker_name = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
+        name = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
         text, evidence = (
-            f"{breaker_name} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
+            f"{name} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
             "",
         )
     return LockError(
@@ -216,7 +219,7 @@ def _lost(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> Lock
     )
 
 
-def _unlocked(session: Session, reason: str) -> None:
+def _warn_unlocked(session: Session, reason: str) -> None:
     text = (
         f"goes on without the cluster's lock ({reason}): nobody else is kept from changing it"
         " meanwhile"

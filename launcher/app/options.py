@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import click
 
-from launcher.core.descriptions import descriptions
+from launcher.core.descriptions import field_descriptions
 from launcher.core.values import Bounds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,27 +116,27 @@ def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -
     )
 
 
-def key(
+def inventory_option(
     section: type, name: str, *flags: str, default: str = "", **attributes: Any
 ) -> Callable[[F], F]:
     """Return the option of a key of the inventory, with the key's type, bounds and description;
     `default` says what holds without the option. What `more` gives goes over these.
     """
     annotation = get_type_hints(section, include_extras=True)[name]
-    text = descriptions(section)[name]
+    text = field_descriptions(section)[name]
     if default:
         text = f"{text.rstrip('.')} (default: {default})."
-    kind = _kind(annotation)
+    kind = _click_type(annotation)
     return click.option(*(flags or [f"--{name}"]), **{"type": kind, "help": text, **attributes})
 
 
-def _kind(annotation: Any) -> Any:
+def _click_type(annotation: Any) -> Any:
     """Return click's type of a field: a choice, or a number within its bounds; else text."""
     if get_origin(annotation) is Literal:
         return click.Choice(get_args(annotation))
     inner = [kind for kind in get_args(annotation) if kind is not type(None)]
     if get_origin(annotation) is not Annotated:
-        return _kind(inner[0]) if inner else click.STRING
+        return _click_type(inner[0]) if inner else click.STRING
     for bounds in inner[1:]:
         if isinstance(bounds, Bounds):
             number_type: Any = click.IntRange if inner[0] is int else click.FloatRange

@@ -17,7 +17,7 @@ import click
 from launcher.app import terminal
 from launcher.app.terminal import Line, dump_json
 from launcher.core import untrusted
-from launcher.core.domain import fold, natural
+from launcher.core.domain import fold, natural_key
 from launcher.core.events import Event, State
 
 if TYPE_CHECKING:
@@ -58,18 +58,18 @@ class Printer(Protocol):
     ) -> None: ...
 
 
-def printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
+def make_printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
     """Choose how to show events: JSON lines on standard output, a live display, or plain lines on
     standard error.
     """
     if as_json:
         return JsonLines()
     if quiet:
-        return Silent()
+        return SilentPrinter()
     return LiveLines() if sys.stderr.isatty() else PlainLines()
 
 
-class Silent:
+class SilentPrinter:
     """Shows nothing; the others show more."""
 
     def __enter__(self) -> Printer:
@@ -100,7 +100,7 @@ class _Fold:
         self._open: dict[tuple[str, str], list[str]] = {}
         self._done: dict[tuple[str, str], list[Event]] = {}
 
-    def take(self, event: Event) -> Event | None:
+    def add(self, event: Event) -> Event | None:
         """Return what to show now: the event, several of them as one, or nothing yet."""
         key = (event.stage, event.text)
         if event.kind != "step" or not event.node:
@@ -115,21 +115,21 @@ class _Fold:
         if event.state != "ok":
             return event
         self._done.setdefault(key, []).append(event)
-        return self._together(key) if not waiting else None
+        return self._merge_events(key) if not waiting else None
 
-    def rest(self) -> list[Event]:
+    def flush(self) -> list[Event]:
         """Return what is still held back, when no more will come."""
-        return [event for key in list(self._done) if (event := self._together(key))]
+        return [event for key in list(self._done) if (event := self._merge_events(key))]
 
-    def _together(self, key: tuple[str, str]) -> Event | None:
+    def _merge_events(self, key: tuple[str, str]) -> Event | None:
         events = self._done.pop(key, [])
         if not events:
             return None
-        nodes = fold(sorted((event.node for event in events), key=natural))
+        nodes = fold(sorted((event.node for event in events), key=natural_key))
         return replace(events[0], node=nodes, seconds=max(event.seconds for event in events))
 
 
-class JsonLines(Silent):
+class JsonLines(SilentPrinter):
     """One JSON object a line on standard output."""
 
     def show(self, event: Event) -> None:
@@ -137,7 +137,7 @@ class JsonLines(Silent):
         click.echo(dump_json(event.as_json()))
 
 
-class PlainLines(Silent):
+class PlainLines(SilentPrinter):
     """One line an event on standard error; repeated waits and the start of steps are left out."""
 
     def __init__(self) -> None:
@@ -145,8 +145,8 @@ class PlainLines(Silent):
 
     def show(self, event: Event) -> None:
         """Print the event, if it says something new."""
-        event = cleaned(event)
-        folded = self._fold.take(event)
+        event = strip_codes(event)
+        folded = self._fold.add(event)
         if folded is not None:
             self._print(folded)
 
@@ -156,21 +156,21 @@ class PlainLines(Silent):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for event in self._fold.rest():
+        for event in self._fold.flush():
             self._print(event)
 
     def _print(self, event: Event) -> None:
-        line = plain_line(event)
+        line = format_plain(event)
         if line:
             click.echo(line, err=True)
 
 
-def cleaned(event: Event) -> Event:
+def strip_codes(event: Event) -> Event:
     """Return the event without terminal codes: parts of it were read from nodes."""
-    return replace(event, text=untrusted.brief(event.text), node=untrusted.brief(event.node))
+    return replace(event, text=untrusted.one_line(event.text), node=untrusted.one_line(event.node))
 
 
-def plain_line(event: Event) -> str:
+def format_plain(event: Event) -> str:
     """Return an event as one line of text without colour; empty when it is not worth a line."""
     prefix = f"{event.node}: " if event.node else ""
     duration = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
@@ -178,28 +178,28 @@ def plain_line(event: Event) -> str:
     if event.kind == "stage":
         return f"== {text}" if event.state == "running" else ""
     if event.kind == "wait":
-        return _waiting(event)
+        return _format_wait(event)
     if event.kind == "step" and event.state == "running":
         return f"  {prefix}{text} …" if event.data.get("slow") else ""
     label = _SIGNS[event.state][1]
     return f"  {label + ' ' if label else ''}{prefix}{text}{duration}"
 
 
-def _waiting(event: Event) -> str:
+def _format_wait(event: Event) -> str:
     if event.state != "running":
         return ""
     # What tells how far it is does more than wait.
     return f"  {event.text}" if event.data else f"  waiting: {event.text}"
 
 
-class LiveLines(Silent):
+class LiveLines(SilentPrinter):
     """Finished lines scroll by; what runs is redrawn below them, with its time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
 
         self._clock = clock
-        self._told = 0.0
+        self._wait_at = 0.0
         self._drawn = -1.0
         self._console = Console(stderr=True, highlight=False)
         self._fold = _Fold()
@@ -217,7 +217,7 @@ class LiveLines(Silent):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for event in self._fold.rest():
+        for event in self._fold.flush():
             self._print(event)
         self._running.clear()
         self._wait = None
@@ -225,15 +225,15 @@ class LiveLines(Silent):
 
     def show(self, event: Event) -> None:
         """Draw the event."""
-        event = cleaned(event)
+        event = strip_codes(event)
         if event.kind == "wait":
-            self._wait, self._told = event, self._clock()
+            self._wait, self._wait_at = event, self._clock()
         elif event.state == "running" and event.kind == "step":
             self._running[event.stage, event.node] = event
         else:
             self._wait = None
             self._running.pop((event.stage, event.node), None)
-        folded = self._fold.take(event)
+        folded = self._fold.add(event)
         if (
             folded is not None
             and event.kind != "wait"
@@ -298,7 +298,7 @@ class LiveLines(Silent):
         if self._wait is not None:
             limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
             # A gate that asks for minutes says nothing meanwhile; its time goes on.
-            seconds = self._wait.seconds + self._clock() - self._told
+            seconds = self._wait.seconds + self._clock() - self._wait_at
             lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.
         rows = [Text(line) for line in lines]

@@ -23,7 +23,7 @@ _LINES = 10  # lines of evidence that are kept
 
 
 @contextmanager
-def recorded(cluster: str) -> Iterator[None]:
+def record_refusal(cluster: str) -> Iterator[None]:
     """Record that the block was refused; when it succeeds, forget a refusal of the same command."""
     verb = click.get_current_context().info_name or ""
     try:
@@ -46,13 +46,13 @@ def load(cluster: str) -> Log | None:
         payload = json.loads(_path(cluster).read_text(encoding="utf-8"))
         lines = tuple(f"vlaunch: {line}" for line in payload["lines"])
         stamps = dict.fromkeys(range(len(lines)), format_time(float(payload["at"])))
-        return Log(part="command", what=f"vlaunch {payload['verb']}", lines=lines, stamps=stamps)
+        return Log(part="command", title=f"vlaunch {payload['verb']}", lines=lines, stamps=stamps)
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def _verb(log: Log | None) -> str:
-    return log.what.removeprefix("vlaunch ") if log is not None else ""
+    return log.title.removeprefix("vlaunch ") if log is not None else ""
 
 
 def _write(cluster: str, refusal: dict[str, object]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from launcher.app.command import Call
+    from launcher.app.command import CommandContext
     from launcher.app.session import Session
     from launcher.app.terminal import Line
     from launcher.tools.snapshot import ClusterSnapshot
@@ -46,7 +46,7 @@ def load(package: str, target: str) -> Any:
     return getattr(module, attribute) if attribute else module
 
 
-def extended(command: str) -> Callable[[F], F]:
+def extend_options(command: str) -> Callable[[F], F]:
     """Add the options that optional packages register for a command, by their decorators."""
 
     def add(function: F) -> F:
@@ -74,7 +74,9 @@ class Workload(Protocol):
     def lines(self, jobs: Sequence[Any]) -> list[Line]:
         """Return one line for each job."""
 
-    def stop(self, call: Call, session: Session, names: Sequence[str], grace: float) -> None:
+    def stop(
+        self, call: CommandContext, session: Session, names: Sequence[str], grace: float
+    ) -> None:
         """Stop the jobs of these names, which no server has; `grace` is in seconds. Raises
         RequestError for a name that no job has.
         """

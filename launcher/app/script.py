@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Sequence
 
 from launcher.core.domain import Inventory, Node
-from launcher.core.plan import Plan, Stage, in_waves
+from launcher.core.plan import Plan, Stage, split_waves
 from launcher.core.transport import Command
-from launcher.core.untrusted import brief
+from launcher.core.untrusted import one_line
 from launcher.tools import containers, node_files, ray
 from launcher.tools.site import Site
 
 
-def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
+def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
     """Render plans as bash.
 
     Secrets are named by their source, never by value; `on NODE argv…` is what the run sends.
@@ -22,7 +22,7 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "#!/usr/bin/env bash",
         (
             f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
-            f" from {brief(inventory.path.name)}"
+            f" from {one_line(inventory.path.name)}"
         ),
         (
             "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
@@ -37,32 +37,32 @@ def script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "on() {",
         "  local node=$1; shift",
         "  case $node in",
-        *(f"    {shlex.quote(node.name)}) {_reach(node)} ;;" for node in inventory.nodes),
+        *(f"    {shlex.quote(node.name)}) {_connect_argv(node)} ;;" for node in inventory.nodes),
         "  esac",
         "}",
         "",
         "# Waits for everything that was started with `&`; one that failed ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
-        *_token(inventory, plans),
-        *_certificates(inventory, plans),
+        *_render_token(inventory, plans),
+        *_render_certificates(inventory, plans),
     ]
     for plan in plans:
         lines += [f"# note: {line}" for note in plan.notes for line in note.splitlines()]
         for stage in plan.stages:
-            lines += _stage(stage)
+            lines += _render_stage(stage)
     lines += ["", "exit", "} </dev/null"]
     return "\n".join(lines) + "\n"
 
 
-def _stage(stage: Stage) -> list[str]:
+def _render_stage(stage: Stage) -> list[str]:
     lines = ["", f"# == {stage.title}"]
-    for wave in in_waves(stage.steps):
-        jobs = [_step(step.command) for step in wave]
+    for wave in split_waves(stage.steps):
+        jobs = [_render_step(step.command) for step in wave]
         lines += [*(f"{job} &" for job in jobs), "all"] if len(jobs) > 1 else jobs
     return [*lines, *(f"# gate {gate.id}: {gate.what}" for gate in stage.gates)]
 
 
-def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a
     new one.
     """
@@ -84,7 +84,9 @@ def _token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     else:
         comment = "The head keeps running, and its token is the cluster's."
         path = f"{containers.SECRETS}/{ray.TOKEN}"
-        source = shlex.join(("on", head.name, *Site(inventory).inside(head, ("cat", path)).argv))
+        source = shlex.join(
+            ("on", head.name, *Site(inventory).in_container(head, ("cat", path)).argv)
+        )
     return ["", f"# {comment}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 
@@ -113,7 +115,7 @@ node() {
 """
 
 
-def _certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
+def _render_certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     """Issue the certificates of the nodes' agents, where the plans write them."""
     steps = (step for plan in plans for step in plan.steps)
     if not any(step.command.shown_stdin.startswith(node_files.ISSUED) for step in steps):
@@ -123,12 +125,12 @@ def _certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     return [*issue, *issued, 'rm "$certificates"/.ca.key']
 
 
-def _step(command: Command) -> str:
+def _render_step(command: Command) -> str:
     sent = shlex.join(("on", command.node, *command.argv))
     return f"{command.shown_stdin} | {sent}" if command.shown_stdin else sent
 
 
-def _reach(node: Node) -> str:
+def _connect_argv(node: Node) -> str:
     if node.connection == "local":
         return '"$@"'
     options = [

@@ -53,10 +53,10 @@ def resolve(
     secrets: dict[str, Secret] = {}
     failures: list[str] = []
     for name, source in sorted(sources.items(), key=lambda item: item[1].prompt is not None):
-        if failures and _asks(source, ask):
+        if failures and _needs_prompt(source, ask):
             continue
         try:
-            value = _checked(_fetch(name, source, base, seconds, ask or from_terminal))
+            value = _check_value(_fetch(name, source, base, seconds, ask or from_terminal))
             if name == ray.TOKEN and len(value) < _TOKEN_LENGTH:
                 raise _Unavailable(
                     f"should have at least {_TOKEN_LENGTH} characters, for whoever guesses it runs"
@@ -65,25 +65,25 @@ def resolve(
         except _Unavailable as error:
             failures.append(f"{name}: {error}")
         else:
-            redaction.learn(value)
+            redaction.add_secrets(value)
             secrets[name] = Secret(value)
     if failures:
-        raise _not_fetched(failures)
+        raise _fetch_error(failures)
     return {name: secrets[name] for name in sources}
 
 
-def _asks(source: SecretSource, ask: Callable[[str, str], str] | None) -> bool:
+def _needs_prompt(source: SecretSource, ask: Callable[[str, str], str] | None) -> bool:
     """True when a person would be asked for it."""
     return source.prompt is not None and (ask is not None or sys.stdin.isatty())
 
 
-def _not_fetched(failures: Sequence[str]) -> RequestError:
+def _fetch_error(failures: Sequence[str]) -> RequestError:
     number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
     hint = "`secrets` in the inventory says where each value comes from"
     return RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
 
 
-def recall(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
+def hide_known_values(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
     """Hide the values that can be had without asking anybody or running anything, for commands that
     do not need them; return the names of the others.
 
@@ -94,10 +94,10 @@ def recall(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
         value = ""
         with contextlib.suppress(_Unavailable):
             if source.env is not None:
-                value = _checked(_from_env(source.env))
+                value = _check_value(_from_env(source.env))
             elif source.file is not None:
-                value = _checked(_from_file(source.file, base))
-        redaction.learn(value)
+                value = _check_value(_from_file(source.file, base))
+        redaction.add_secrets(value)
         unknown += [] if value else [name]
     return unknown
 
@@ -107,7 +107,7 @@ def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
     the program knows it.
     """
     values = secrets.values() if isinstance(secrets, Mapping) else secrets
-    pattern = redaction.matching(secret.reveal() for secret in values)
+    pattern = redaction.secrets_pattern(secret.reveal() for secret in values)
     return text if pattern is None else pattern.sub(redaction.MASK, text)
 
 
@@ -144,7 +144,7 @@ def _fetch(
     raise _Unavailable("has no source")
 
 
-def _checked(value: str) -> str:
+def _check_value(value: str) -> str:
     if not value:
         raise _Unavailable("is empty")
     if _CONTROL.search(value):
@@ -182,7 +182,7 @@ def _from_file(name: str, base: Path) -> str:
                 f"`{path}` has mode {mode}; run `chmod 600 {shlex.quote(str(path))}`"
             )
         with open(descriptor, "rb", closefd=False) as file:
-            return _text(file.read(_MAX_BYTES + 1))
+            return _decode(file.read(_MAX_BYTES + 1))
     finally:
         os.close(descriptor)
 
@@ -211,15 +211,15 @@ def _from_command(command: str, seconds: float) -> str:
     except subprocess.TimeoutExpired:
         raise _Unavailable(f"`{argv[0]}` did not answer within {seconds:g} s") from None
     finally:
-        _end(process)
+        _kill_group(process)
     if process.returncode != 0:
         raise _Unavailable(
             f"`{argv[0]}` failed with exit status {process.returncode}{_reason(out, err)}"
         )
-    return _text(out)
+    return _decode(out)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing behind: what the command started is in its process group."""
     if process.returncode is None:
         # `sudo` runs it as somebody else, who sees the streams close
@@ -245,7 +245,7 @@ def _reason(out: bytes, err: bytes) -> str:
     return f": {line[:200]}" if line.isprintable() and line else ""
 
 
-def _text(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     if len(content) > _MAX_BYTES:
         raise _Unavailable(f"is larger than {_MAX_BYTES // 1024} KiB")
     try:

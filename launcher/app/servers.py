@@ -10,17 +10,17 @@ from typing import Any
 from launcher.app.session import Session
 from launcher.core.errors import NodeError
 from launcher.core.plan import Plan
-from launcher.core.transport import Command, by_node
+from launcher.core.transport import Command, run_by_node
 from launcher.tools import history, network_verdict, serving_judges
 from launcher.tools import model as models
 from launcher.tools.node_files import plan_files
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 
-def look(
+def query_cluster(
     session: Session, *, model: str = "", head_only: bool = False, planning: bool = False
 ) -> ClusterSnapshot:
     """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
@@ -31,54 +31,54 @@ def look(
     """
     inventory, head = session.inventory, session.inventory.head
     scanned = replace(inventory, nodes=(head,)) if head_only else inventory
-    facts = observe(scanned, session.transport, [inventory.image])
+    facts = probe_nodes(scanned, session.transport, [inventory.image])
     site = Site(inventory, facts)
     jobs, history_query = list[Command](), None
     if site.head_runs:
-        jobs = [serving_judges.ask_jobs(site)]
+        jobs = [serving_judges.query_jobs(site)]
         if planning:
-            history_query = history.ask_all(site)
+            history_query = history.query_all_histories(site)
     queries = [
         *(*jobs, network_verdict.query_record(site)),
         *([history_query] if history_query else []),
-        *(models.query(site, model) if model else ()),
+        *(models.query_scans(site, model) if model else ()),
     ]
-    answers = by_node(session.transport, queries)
+    answers = run_by_node(session.transport, queries)
     from_head = answers[head.name]
     return ClusterSnapshot(
         site=site,
-        said=try_payload(from_head.pop(0)) if jobs else {},
+        payload=try_payload(from_head.pop(0)) if jobs else {},
         network=network_verdict.parse_record(from_head.pop(0)),
-        answered=history.read_all(from_head.pop(0)) if history_query else (),
-        models={node: models.parse(rest[0]) for node, rest in answers.items() if rest},
+        revisions=history.parse_all_histories(from_head.pop(0)) if history_query else (),
+        models={node: models.parse_scan(rest[0]) for node, rest in answers.items() if rest},
     )
 
 
-def look_updated(
+def update_and_query(
     session: Session, *, verb: str, dry_run: bool, **options: Any
 ) -> tuple[ClusterSnapshot, Plan]:
     """Observe as `look` does, with the node programs brought up to date before, for they are
     queried; return the plan that does it, which a dry run only shows.
     """
-    snapshot = look(session, **options)
+    snapshot = query_cluster(session, **options)
     files = plan_files(snapshot.site, verb=verb)
     if files.steps and not dry_run:
         session.apply(files)
-        snapshot = look(session, **options)
+        snapshot = query_cluster(session, **options)
     return snapshot, files
 
 
 def require_servers(session: Session, snapshot: ClusterSnapshot) -> None:
     """Raise NodeError when the head could not say which servers there are."""
-    if "servers" not in snapshot.said and "error" in snapshot.said:
-        raise silent(session, snapshot)
+    if "servers" not in snapshot.payload and "error" in snapshot.payload:
+        raise head_error(session, snapshot)
 
 
-def silent(session: Session, snapshot: ClusterSnapshot) -> NodeError:
+def head_error(session: Session, snapshot: ClusterSnapshot) -> NodeError:
     """Return the error that the head could not be asked what runs."""
     return NodeError(
         session.inventory.head.name,
         "does not say what runs",
-        evidence=str(snapshot.said["error"]),
+        evidence=str(snapshot.payload["error"]),
         hint="look at `vlaunch status`; `vlaunch down` ends everything",
     )

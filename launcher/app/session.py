@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.app.apply import apply
-from launcher.app.audit import Author, Recorder, author
+from launcher.app.audit import Operator, Recorder, current_operator
 from launcher.app.find_inventory import find_inventory
 from launcher.app.hooks import Hooks
 from launcher.app.progress import Printer, show_all, show_through
-from launcher.app.secrets import recall
+from launcher.app.secrets import hide_known_values
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory, Node, fold
-from launcher.core.errors import ConnectError, RequestError, together
+from launcher.core.errors import ConnectError, RequestError, combine_errors
 from launcher.core.events import Event, Kind, State
 from launcher.core.plan import Plan
-from launcher.core.transport import Command, Recording, Transport
+from launcher.core.transport import Command, RecordingTransport, Transport
 from launcher.tools import symptoms
 from launcher.tools.site import Site
 
@@ -45,11 +45,11 @@ class Session:
 
     inventory: Inventory
     fleet: Fleet
-    transport: Recording
-    to: Printer
+    transport: RecordingTransport
+    printer: Printer
     hooks: Hooks
-    told: dict[str, str] = field(default_factory=dict)
-    author: Author = field(default_factory=author)
+    hook_values: dict[str, str] = field(default_factory=dict)
+    operator: Operator = field(default_factory=current_operator)
     missing: dict[str, ConnectError] = field(default_factory=dict)
 
     @property
@@ -68,11 +68,11 @@ class Session:
 
     def apply(self, plan: Plan) -> None:
         """Run a plan and show what happens; raises what `launcher.app.apply.apply` does."""
-        show_all(apply(plan, self.transport), self.to)
+        show_all(apply(plan, self.transport), self.printer)
 
     def show(self, events: Generator[Event, None, T]) -> T:
         """Show a stream of events, and return what comes of it."""
-        return show_through(events, self.to)
+        return show_through(events, self.printer)
 
     def confirm(self, question: str, refusal: str, *, hint: str) -> None:
         """Ask a person before something is lost; raises Abort for a no, and RequestError where
@@ -80,7 +80,7 @@ class Session:
         """
         if not sys.stdin.isatty():
             raise RequestError(refusal, hint=hint)
-        with self.to.paused():
+        with self.printer.paused():
             click.confirm(question, abort=True, err=True)
 
     # --- what is told, as it happens
@@ -128,22 +128,22 @@ class Session:
         self._tell("done", stage, text, state=state, seconds=seconds, data=data or {})
 
     def _tell(self, kind: Kind, stage: str, text: str, **fields: Any) -> None:
-        self.to.show(Event(kind=kind, stage=stage, text=text, **fields))
+        self.printer.show(Event(kind=kind, stage=stage, text=text, **fields))
 
 
-def read(argument: str | None, option: str | None) -> Inventory:
+def load_inventory(argument: str | None, option: str | None) -> Inventory:
     """Find and load the inventory, as every command does; the secrets it names are not shown from
     here on.
     """
     from launcher.inventory.load import load
 
     inventory = load(find_inventory(argument, option))
-    recall(inventory.secrets, inventory.path.parent)
+    hide_known_values(inventory.secrets, inventory.path.parent)
     return inventory
 
 
 @contextmanager
-def reach(
+def open_session(
     inventory: Inventory,
     printer: Printer,
     *,
@@ -192,23 +192,23 @@ def reach(
                 )
             )
         if missing and not partial:
-            raise together(list(missing.values()))
-        transport: Transport = Verbose(fleet) if verbose else fleet
-        operator = author()
+            raise combine_errors(list(missing.values()))
+        transport: Transport = VerboseTransport(fleet) if verbose else fleet
+        operator = current_operator()
         recorder = Recorder(transport, inventory, operator)
         yield Session(
             inventory=inventory,
             fleet=fleet,
             transport=recorder,
-            to=printer,
+            printer=printer,
             hooks=hooks or Hooks(inventory=inventory, verb=""),
-            told={} if hook_values is None else hook_values,
-            author=operator,
+            hook_values={} if hook_values is None else hook_values,
+            operator=operator,
             missing=missing,
         )
 
 
-class Verbose:
+class VerboseTransport:
     """A transport that says what it sends before it sends it (`--verbose`)."""
 
     def __init__(self, inner: Transport) -> None:
@@ -218,7 +218,7 @@ class Verbose:
         """Show each command, then run all of them."""
         for command in commands:
             line = " ".join(
-                untrusted.plain(argument) if len(argument) < 200 else "'…'"
+                untrusted.sanitize(argument) if len(argument) < 200 else "'…'"
                 for argument in command.argv
             )
             click.echo(f"  + {command.node}: {line}", err=True)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_WORD = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # a space that does not break is part of it
+_CHUNK = re.compile(r"(?:`[^`]*`|[^ \t\n])+")  # a space that does not break is part of it
 _PIPE = 10_000  # columns where there is no terminal: no line of ours is longer
 _EVIDENCE_LINES = 30
 
 
-def rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
+def wrap_rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield the rows of a line whose text begins after `lead` characters: where each begins and
     ends in it, and how many spaces go before it.
 
@@ -44,7 +44,7 @@ def rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
     indent = min(cell_len(line[:lead]), width // 2)
     begin = margin = 0
     end = len(line[:lead].rstrip())
-    for chunk in _WORD.finditer(line, lead):
+    for chunk in _CHUNK.finditer(line, lead):
         cells = cell_len(chunk[0])
         column = margin + cell_len(line[begin : chunk.start()])
         below = indent if cells > width else min(indent, width - cells)
@@ -77,7 +77,7 @@ class Line:
         if self.lead is None:
             yield self.text.copy()
             return
-        for begin, end, margin in rows(self.text.plain, self.lead, width):
+        for begin, end, margin in wrap_rows(self.text.plain, self.lead, width):
             yield Text(" " * margin).append_text(self.text[begin:end])
 
 
@@ -113,12 +113,12 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
     """
     before = click.unstyle(lead)
     line = before + text
-    for number, (begin, end, margin) in enumerate(rows(line, len(before), _columns(err=err))):
+    for number, (begin, end, margin) in enumerate(wrap_rows(line, len(before), _columns(err=err))):
         row = " " * margin + line[begin:end]
         click.echo(row if number else lead + row[len(before) :], err=err, color=_colour())
 
 
-def field(row: str) -> None:
+def print_field(row: str) -> None:
     """Print a row on standard output: a name, two spaces or more, and a value, below which it goes
     on.
     """
@@ -137,22 +137,24 @@ def dump_json(value: object) -> str:
     return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
 
 
-def plain(text: str, style: str = "") -> Text:
+def plain_text(text: str, style: str = "") -> Text:
     """Return words as they are, on one line: neither rich's markup nor a terminal's codes."""
     from rich.text import Text
 
-    return Text(untrusted.brief(text), style=style)
+    return Text(untrusted.one_line(text), style=style)
 
 
-def line(text: str, style: str = "", *, lead: Text | str = "") -> Line:
+def text_line(text: str, style: str = "", *, lead: Text | str = "") -> Line:
     """Return words as a line that goes on below their beginning, after a `lead`."""
-    before = plain(lead) if isinstance(lead, str) else lead
-    return Line(plain("").append_text(before).append_text(plain(text, style)), len(before))
+    before = plain_text(lead) if isinstance(lead, str) else lead
+    return Line(
+        plain_text("").append_text(before).append_text(plain_text(text, style)), len(before)
+    )
 
 
-def log(text: str, style: str = "dim", *, margin: int) -> Line:
+def evidence_line(text: str, style: str = "dim", *, margin: int) -> Line:
     """Return a line of evidence behind `margin` spaces; it is left as it is."""
-    return Line(plain(" " * margin + text, style), None)
+    return Line(plain_text(" " * margin + text, style), None)
 
 
 def make_table(*names: str) -> Table:
@@ -169,8 +171,8 @@ def show_error(error: VlaunchError) -> None:
     """Print an error on standard error; evidence is shortened in the middle, and cleaned of
     terminal codes.
     """
-    say(untrusted.brief(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
-    lines = [untrusted.brief(line) for line in error.evidence.splitlines() if line.strip()]
+    say(untrusted.one_line(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
+    lines = [untrusted.one_line(line) for line in error.evidence.splitlines() if line.strip()]
     if len(lines) > _EVIDENCE_LINES:
         lines = [
             *lines[: _EVIDENCE_LINES // 2],
@@ -186,7 +188,7 @@ def show_error(error: VlaunchError) -> None:
     if error.hint:
         click.echo(err=True)
         for hint in error.hint.splitlines():
-            say(untrusted.brief(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")
+            say(untrusted.one_line(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")
 
 
 def _columns(*, err: bool) -> int:

@@ -11,18 +11,18 @@ from typing import Any
 import click
 
 from launcher.app import options, session
-from launcher.app.choose import chosen, chosen_model
-from launcher.app.command import Call, command
+from launcher.app.choose import select_model, select_nodes
+from launcher.app.command import CommandContext, command
 from launcher.app.terminal import say
 from launcher.core.domain import Inventory, ServeDefaults
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.export import firewall as packet_filter
 from launcher.export import pod_options
-from launcher.export.group import group
-from launcher.export.target import Kind, Target, object_name
-from launcher.serving.serve_request import vllm_arguments
-from launcher.serving.start import StartSpec, policy
-from launcher.tools.observe import observe
+from launcher.export.group import build_group
+from launcher.export.target import ExportTarget, Kind, object_name
+from launcher.serving.serve_request import merge_vllm_args
+from launcher.serving.start import StartSpec, supervision_policy
+from launcher.tools.observe import probe_nodes
 
 
 @click.group()
@@ -52,7 +52,7 @@ def export() -> None:
     is_flag=True,
     help="Ask the nodes which ports their kernels hand out, and close those, too.",
 )
-def firewall(call: Call, form: str, scan: bool) -> None:
+def firewall(call: CommandContext, form: str, scan: bool) -> None:
     """Print the packet filter for the nodes: open between them, closed to others but for SSH and
     the endpoint.
 
@@ -66,14 +66,14 @@ def firewall(call: Call, form: str, scan: bool) -> None:
     ranges = []
     if scan:
         with call.session() as session:
-            facts = observe(inventory, session.transport, [], survey=True, clock=time.time)
+            facts = probe_nodes(inventory, session.transport, [], survey=True, clock=time.time)
         surveys = (node.survey for node in facts.values())
         ranges = [survey.port_range for survey in surveys if survey and survey.port_range]
-    rules = packet_filter.rules(inventory, logins, ranges)
+    rules = packet_filter.build_filter(inventory, logins, ranges)
     click.echo(packet_filter.FORMATS[form](rules), nl=False)
 
 
-def write(folder: str, files: Mapping[str, bytes]) -> None:
+def write_files(folder: str, files: Mapping[str, bytes]) -> None:
     """Write files into a folder; raises VlaunchError."""
     try:
         for name, data in files.items():
@@ -134,26 +134,26 @@ def prometheus(
     """
     from launcher.export import prometheus as monitoring
 
-    inventory = session.read(path, named)
-    files = monitoring.files(
+    inventory = session.load_inventory(path, named)
+    files = monitoring.build_files(
         inventory,
-        [_api(inventory, api) for api in apis],
+        [_parse_api(inventory, api) for api in apis],
         node_exporter=node_exporter,
         dcgm_exporter=dcgm_exporter,
     )
     if folder is None:
         click.echo(files[monitoring.SCRAPE], nl=False)
         return
-    write(folder, {name: text.encode() for name, text in files.items()})
+    write_files(folder, {name: text.encode() for name, text in files.items()})
     say(f"check them: `promtool check config {folder}/{monitoring.SCRAPE}`")
 
 
 @export.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
-@options.key(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
-@options.key(ServeDefaults, "tp")
-@options.key(ServeDefaults, "pp")
-@options.key(ServeDefaults, "dp")
-@options.key(ServeDefaults, "timeout", default="the inventory's")
+@options.inventory_option(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
+@options.inventory_option(ServeDefaults, "tp")
+@options.inventory_option(ServeDefaults, "pp")
+@options.inventory_option(ServeDefaults, "dp")
+@options.inventory_option(ServeDefaults, "timeout", default="the inventory's")
 @click.option(
     "--kind",
     type=click.Choice(["lws", "kuberay"]),
@@ -191,35 +191,35 @@ def kubernetes(
     """
     from launcher.export import kubernetes as renderer
 
-    pods = pod_options.taken(parallelism)
-    inventory, image = session.read(None, named), pods.pop("image")
+    pods = pod_options.pop_values(parallelism)
+    inventory, image = session.load_inventory(None, named), pods.pop("image")
     inventory = replace(inventory, image=image or inventory.image)
     spec = StartSpec(
         name="default",
-        model=chosen_model(model, inventory),
+        model=select_model(model, inventory),
         backend="ray" if kind == "kuberay" else "mp",
         host=inventory.serve.bind,
         port=inventory.ports.api,
-        args=vllm_arguments(inventory, args),
-        policy=policy(inventory, timeout),
+        args=merge_vllm_args(inventory, args),
+        policy=supervision_policy(inventory, timeout),
         **parallelism,
     )
-    target = Target(
+    target = ExportTarget(
         name=object_name(name or inventory.cluster), kind=kind, gate=not skip_network_check, **pods
     )
-    manifests = renderer.manifests(
-        group(inventory, spec.request(inventory, None), spec.policy, target)
+    manifests = renderer.server_manifests(
+        build_group(inventory, spec.build_request(inventory, None), spec.policy, target)
     )
     if output is None:
         click.echo(manifests.text, nl=False)
     else:
-        write(output, manifests.folder())
+        write_files(output, manifests.folder())
 
 
-def _api(inventory: Inventory, text: str) -> tuple[str, int]:
+def _parse_api(inventory: Inventory, text: str) -> tuple[str, int]:
     """Read NODE[:PORT]; raises RequestError where that is no node, or no port."""
     name, colon, number = text.partition(":")
-    (node,) = chosen(inventory, [name])
+    (node,) = select_nodes(inventory, [name])
     if not colon:
         return node.name, inventory.ports.api
     if not number.isdigit() or not 0 < int(number) < 65536:

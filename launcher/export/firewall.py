@@ -23,7 +23,7 @@ from launcher.hosts.checks.ports import DYNAMIC_PORTS
 # (batch/driver/rank_pool.py).
 MP_PORTS = 8
 
-WHAT: Mapping[str, str] = {
+PURPOSES: Mapping[str, str] = {
     "gcs": "Ray's cluster store",
     "dashboard": "Ray's dashboard and job API",
     "client": "Ray client server",
@@ -52,7 +52,7 @@ class PortRule:
 
     low: int
     high: int
-    what: str
+    purpose: str
     address: str = ""
 
 
@@ -66,7 +66,7 @@ class Filter:
     closed: tuple[PortRule, ...]
 
 
-def rules(
+def build_filter(
     inventory: Inventory, logins: Iterable[int], ranges: Iterable[tuple[int, int]] = ()
 ) -> Filter:
     """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at,
@@ -76,20 +76,20 @@ def rules(
     handed_out = PortRule(
         low=min(lows),
         high=max(highs),
-        what="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
+        purpose="ports that the kernel hands out: Gloo, NCCL, ZMQ, stores",
     )
     ssh = [
-        PortRule(low=port, high=port, what="SSH, from operators") for port in sorted(set(logins))
+        PortRule(low=port, high=port, purpose="SSH, from operators") for port in sorted(set(logins))
     ]
     return Filter(
         cluster=inventory.cluster,
         nodes=tuple(dict.fromkeys(node.ip for node in inventory.nodes)),
-        open=(*ssh, *_endpoint(inventory)),
-        closed=(*_closed(inventory), handed_out),
+        open=(*ssh, *_endpoint_rules(inventory)),
+        closed=(*_closed_ports(inventory), handed_out),
     )
 
 
-def _endpoint(inventory: Inventory) -> list[PortRule]:
+def _endpoint_rules(inventory: Inventory) -> list[PortRule]:
     """Return the endpoint's port, if it is bound to more than loopback."""
     bind, port = ipaddress.ip_address(inventory.serve.bind), inventory.ports.api
     if bind.is_loopback:
@@ -97,21 +97,21 @@ def _endpoint(inventory: Inventory) -> list[PortRule]:
     # The head may have more addresses than the one in the inventory, so only a chosen one is
     # written down.
     address = "" if bind.is_unspecified else str(bind)
-    return [PortRule(low=port, high=port, what=WHAT["api"], address=address)]
+    return [PortRule(low=port, high=port, purpose=PURPOSES["api"], address=address)]
 
 
-def _closed(inventory: Inventory) -> Iterator[PortRule]:
+def _closed_ports(inventory: Inventory) -> Iterator[PortRule]:
     """Yield the ports that are only for nodes; Ray's are none where there is no Ray."""
     ports = inventory.ports
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
     everywhere = ipaddress.ip_address(inventory.serve.bind).is_unspecified
     for name in (item.name for item in fields(Ports) if item.name != "worker_max"):
-        if inventory.ray.off and WHAT[name].startswith("Ray"):
+        if inventory.ray.off and PURPOSES[name].startswith("Ray"):
             continue
         if name == "api" and everywhere:
             continue
         first: int = getattr(ports, name)
-        yield PortRule(low=first, high=last.get(name, first), what=f"{name}: {WHAT[name]}")
+        yield PortRule(low=first, high=last.get(name, first), purpose=f"{name}: {PURPOSES[name]}")
 
 
 def nft(filter: Filter) -> str:
@@ -120,7 +120,7 @@ def nft(filter: Filter) -> str:
     usage = f"load it on every node: nft -f FILE; take it away: nft delete table {table}"
     lines = [
         "#!/usr/sbin/nft -f",
-        *_said(filter, usage),
+        *_comment_lines(filter, usage),
         "",
         f"table {table}",
         f"delete table {table}",
@@ -139,11 +139,14 @@ def nft(filter: Filter) -> str:
         '    ip saddr @nodes accept comment "between the nodes: everything"',
         "",
         *(
-            f'    {_nft_to(rule)}tcp dport {_span(rule, "-")} accept comment "{rule.what}"'
+            f'    {_nft_to(rule)}tcp dport {_port_range(rule, "-")} accept comment "{rule.purpose}"'
             for rule in filter.open
         ),
         "",
-        *(f'    tcp dport {_span(rule, "-")} drop comment "{rule.what}"' for rule in filter.closed),
+        *(
+            f'    tcp dport {_port_range(rule, "-")} drop comment "{rule.purpose}"'
+            for rule in filter.closed
+        ),
         "  }",
         "}",
     ]
@@ -154,9 +157,9 @@ def iptables(filter: Filter) -> str:
     """Return a shell script for iptables and ip6tables: one chain of its own, replaced as a whole,
     first in INPUT.
     """
-    chain = _chain(filter.cluster)
+    chain = _chain_name(filter.cluster)
     usage = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
-    lines = ["#!/bin/sh", *_said(filter, usage), "set -eu"]
+    lines = ["#!/bin/sh", *_comment_lines(filter, usage), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
         opened = [
@@ -172,8 +175,8 @@ def iptables(filter: Filter) -> str:
             f"-A {chain} -i lo -j ACCEPT",
             f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
             *nodes,
-            *(f"-A {chain} {_ipt(rule)} -j ACCEPT" for rule in opened),
-            *(f"-A {chain} {_ipt(rule)} -j DROP" for rule in filter.closed),
+            *(f"-A {chain} {_iptables_match(rule)} -j ACCEPT" for rule in opened),
+            *(f"-A {chain} {_iptables_match(rule)} -j DROP" for rule in filter.closed),
             "COMMIT",
             "END",
             f"{tool} -w -C INPUT -j {chain} 2>/dev/null || {tool} -w -I INPUT 1 -j {chain}",
@@ -186,14 +189,20 @@ def ufw(filter: Filter) -> str:
     usage = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
-        *_said(filter, usage),
+        *_comment_lines(filter, usage),
         "set -eu",
         "",
         *(f"ufw allow from {ip} comment 'vlaunch {filter.cluster}: a node'" for ip in filter.nodes),
         "",
-        *(f"ufw allow {_ufw(rule)} comment {_note(filter, rule)}" for rule in filter.open),
+        *(
+            f"ufw allow {_ufw_match(rule)} comment {_rule_comment(filter, rule)}"
+            for rule in filter.open
+        ),
         "",
-        *(f"ufw deny {_ufw(rule)} comment {_note(filter, rule)}" for rule in filter.closed),
+        *(
+            f"ufw deny {_ufw_match(rule)} comment {_rule_comment(filter, rule)}"
+            for rule in filter.closed
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -201,7 +210,7 @@ def ufw(filter: Filter) -> str:
 FORMATS: Mapping[str, Callable[[Filter], str]] = {"nft": nft, "iptables": iptables, "ufw": ufw}
 
 
-def _said(filter: Filter, usage: str) -> list[str]:
+def _comment_lines(filter: Filter, usage: str) -> list[str]:
     nodes = ", ".join(filter.nodes)
     return [
         f"# Cluster {filter.cluster}, nodes {nodes}. The same on every node.",
@@ -213,7 +222,7 @@ def _said(filter: Filter, usage: str) -> list[str]:
     ]
 
 
-def _span(rule: PortRule, dash: str) -> str:
+def _port_range(rule: PortRule, dash: str) -> str:
     return str(rule.low) if rule.low == rule.high else f"{rule.low}{dash}{rule.high}"
 
 
@@ -223,22 +232,23 @@ def _nft_to(rule: PortRule) -> str:
     return f"{'ip6' if ':' in rule.address else 'ip'} daddr {rule.address} "
 
 
-def _ipt(rule: PortRule) -> str:
+def _iptables_match(rule: PortRule) -> str:
     destination = f"-d {rule.address} " if rule.address else ""
-    return f'{destination}-p tcp --dport {_span(rule, ":")} -m comment --comment "{rule.what}"'
+    ports = _port_range(rule, ":")
+    return f'{destination}-p tcp --dport {ports} -m comment --comment "{rule.purpose}"'
 
 
-def _ufw(rule: PortRule) -> str:
-    span = _span(rule, ":")
+def _ufw_match(rule: PortRule) -> str:
+    span = _port_range(rule, ":")
     return f"proto tcp to {rule.address} port {span}" if rule.address else f"{span}/tcp"
 
 
-def _note(filter: Filter, rule: PortRule) -> str:
+def _rule_comment(filter: Filter, rule: PortRule) -> str:
     # ufw takes no apostrophe in a comment.
-    return shlex.quote(f"vlaunch {filter.cluster}: {rule.what}".replace("'", ""))
+    return shlex.quote(f"vlaunch {filter.cluster}: {rule.purpose}".replace("'", ""))
 
 
-def _chain(cluster: str) -> str:
+def _chain_name(cluster: str) -> str:
     """Chains have at most 28 characters; a long name ends in a hash of itself."""
     name = f"vlaunch-{cluster}"
     if len(name) <= 28:

@@ -11,9 +11,9 @@ from typing import Any
 from launcher.agent.desired import Desired, Policy
 from launcher.core.domain import Inventory, Logging, Node, RaySettings
 from launcher.core.errors import RequestError
-from launcher.export.target import Target
+from launcher.export.target import ExportTarget
 from launcher.serving import wanted
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
@@ -27,20 +27,20 @@ LWS_LEADER, LWS_INDEX, RAY_HEAD = "$LWS_LEADER_ADDRESS", "$LWS_WORKER_INDEX", "$
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PodGroup:
     """A server in pods: `inventory` as the pods see it, `original` as it is written."""
 
     original: Inventory
     inventory: Inventory
-    request: Request
+    request: ServeRequest
     desired: Desired
-    target: Target
+    target: ExportTarget
     batch: bool = False  # the pods run a batch job
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes with ranks, the one where ranks meet first."""
-        return tuple(self.request.nodes_with_ranks(self.inventory))
+        return tuple(self.request.rank_nodes(self.inventory))
 
     @property
     def size(self) -> int:
@@ -63,39 +63,41 @@ class Group:
         return tuple(sorted(self.original.secrets))
 
 
-def group(inventory: Inventory, request: Request, policy: Policy, target: Target) -> Group:
+def build_group(
+    inventory: Inventory, request: ServeRequest, policy: Policy, target: ExportTarget
+) -> PodGroup:
     """Return a server as pods run it.
 
     Raises RequestError for what cannot be written for Kubernetes, all of it at once.
     """
     _refuse(inventory, request, target)
     request = replace(request, host=_ANY[0])  # a Service forwards to the pod's address
-    pod_inventory = _as_pods(inventory, request, target)
+    pod_inventory = _pod_inventory(inventory, request, target)
     if request.backend == "mp":
         pod_inventory = replace(pod_inventory, ray=RaySettings(version="none"))
     else:
-        ranks = request.nodes_with_ranks(pod_inventory)
+        ranks = request.rank_nodes(pod_inventory)
         heads = tuple(replace(node, head=node is ranks[0]) for node in ranks)
         pod_inventory = replace(pod_inventory, nodes=heads)
     if target.rdma_resource is None and not inventory.privileged:
         # Ranks that meet inside a node need neither the devices nor a right to them.
         pod_inventory = replace(pod_inventory, fabric="ethernet")
     snapshot = ClusterSnapshot(site=Site(pod_inventory))
-    return Group(
+    return PodGroup(
         original=inventory,
         inventory=pod_inventory,
         request=request,
-        desired=wanted.desired(snapshot, request, asked=0.0, policy=policy),
+        desired=wanted.build_spec(snapshot, request, requested_at=0.0, policy=policy),
         target=target,
     )
 
 
-def _as_pods(inventory: Inventory, request: Request, target: Target) -> Inventory:
+def _pod_inventory(inventory: Inventory, request: ServeRequest, target: ExportTarget) -> Inventory:
     """Return the inventory as pods see it: the first one by its name, in the pod network with its
     interface and what is equal on all nodes; a volume is mounted at the first one's `hf_home`.
     """
     leader = LWS_LEADER if target.kind == "lws" else RAY_HEAD
-    nodes = request.nodes_with_ranks(inventory)
+    nodes = request.rank_nodes(inventory)
     home, common = nodes[0].hf_home, _common_env(nodes)
 
     def seen(node: Node) -> Node:
@@ -115,8 +117,11 @@ def _common_env(nodes: Sequence[Node]) -> Mapping[str, str]:
     return dict(sorted(set.intersection(*variables)))
 
 
-def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
-    mistakes = [*_of_server(inventory, request, target), *_of_nodes(inventory, request, target)]
+def _refuse(inventory: Inventory, request: ServeRequest, target: ExportTarget) -> None:
+    mistakes = [
+        *_server_problems(inventory, request, target),
+        *_node_problems(inventory, request, target),
+    ]
     if mistakes:
         raise RequestError(
             "this server cannot be written for Kubernetes",
@@ -125,7 +130,9 @@ def _refuse(inventory: Inventory, request: Request, target: Target) -> None:
         )
 
 
-def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+def _server_problems(
+    inventory: Inventory, request: ServeRequest, target: ExportTarget
+) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the request, each with a fix."""
     named = target.rdma_resource is not None or inventory.privileged
     if inventory.fabric != "ethernet" and request.placement.networked and not named:
@@ -147,9 +154,11 @@ def _of_server(inventory: Inventory, request: Request, target: Target) -> Iterat
         )
 
 
-def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterator[tuple[str, str]]:
+def _node_problems(
+    inventory: Inventory, request: ServeRequest, target: ExportTarget
+) -> Iterator[tuple[str, str]]:
     """Yield what one template cannot say of several nodes, each with a fix."""
-    nodes, shares = request.nodes_with_ranks(inventory), dict(request.placement.nodes)
+    nodes, shares = request.rank_nodes(inventory), dict(request.placement.nodes)
     homes = sorted({node.hf_home for node in nodes})
     if len(homes) > 1 and target.model_volume is None:
         yield (
@@ -173,7 +182,7 @@ def _of_nodes(inventory: Inventory, request: Request, target: Target) -> Iterato
         )
 
 
-def left_out(group: Group) -> list[str]:
+def list_omissions(group: PodGroup) -> list[str]:
     """Return what of the inventory the manifests do not say."""
     inventory = group.original
     nodes = [node for node in inventory.nodes if node.name in group.shares]

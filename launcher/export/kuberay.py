@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher.core.domain import Node
 from launcher.export import pods
-from launcher.export.group import RAY_HEAD, Group, Object
+from launcher.export.group import RAY_HEAD, Object, PodGroup
 
 KIND = "RayJob"
 CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"
@@ -27,7 +27,7 @@ WHY = {
 }
 # Where the inventory sets no limit: each retry brings new pods, without a pause.
 _RETRIES = 5
-_KEPT = 600  # seconds for logs of a job that has ended
+_JOB_TTL = 600  # seconds for logs of a job that has ended
 # The operator's own command (`ray start …`), which otherwise raises the limit itself.
 _START = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
 _OVERWRITE = {"ray.io/overwrite-container-cmd": "true"}
@@ -36,7 +36,7 @@ _CHECKED = "/tmp/network-checked"
 _OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
-def workload(group: Group) -> Object:
+def workload(group: PodGroup) -> Object:
     """Return the RayJob of a server."""
     (process,) = group.desired.processes
     restarts = group.desired.policy.restarts
@@ -44,18 +44,18 @@ def workload(group: Group) -> Object:
     return job(group, shlex.join(process.argv), process.env, retries=retries)
 
 
-def selector(group: Group) -> Object:
+def selector(group: PodGroup) -> Object:
     """Return the labels of the head's pod, which has the API."""
     return {**pods.labels(group), "ray.io/node-type": "head"}
 
 
-def dashboard_policy(group: Group) -> Object:
+def dashboard_policy(group: PodGroup) -> Object:
     """Return the rule that lets the operator reach Ray's dashboard, where programs are run."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
     return {"from": [operator], "ports": [{"port": group.inventory.ports.dashboard}]}
 
 
-def job(group: Group, command: str, env: Mapping[str, str], *, retries: int) -> Object:
+def job(group: PodGroup, command: str, env: Mapping[str, str], *, retries: int) -> Object:
     """Return the RayJob that runs a shell's command on the head of a cluster of its own."""
     wait = f"until test -e {_CHECKED}; do sleep 1; done; " if group.gated else ""
     return {
@@ -67,13 +67,13 @@ def job(group: Group, command: str, env: Mapping[str, str], *, retries: int) -> 
             "submissionMode": "HTTPMode",
             "backoffLimit": retries,
             "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": _KEPT,
+            "ttlSecondsAfterFinished": _JOB_TTL,
             "rayClusterSpec": _cluster(group, env),
         },
     }
 
 
-def _cluster(group: Group, env: Mapping[str, str]) -> Object:
+def _cluster(group: PodGroup, env: Mapping[str, str]) -> Object:
     head, *workers = group.nodes
     worker_groups = [
         {
@@ -82,43 +82,48 @@ def _cluster(group: Group, env: Mapping[str, str]) -> Object:
             "replicas": 1,
             "minReplicas": 1,
             "maxReplicas": 1,
-            **_node(group, node, _worker_script(group, rank), env, {}),
+            **_group_spec(group, node, _worker_script(group, rank), env, {}),
         }
         for rank, node in enumerate(workers, start=1)
     ]
     return {
         "rayVersion": group.inventory.ray.version,
         "authOptions": {"mode": "token"},
-        "headGroupSpec": _node(group, head, _head_script(group), env, {"ports": _ports(group)}),
+        "headGroupSpec": _group_spec(
+            group, head, _head_script(group), env, {"ports": _ports(group)}
+        ),
         **({"workerGroupSpecs": worker_groups} if worker_groups else {}),
     }
 
 
-def _head_script(group: Group) -> str:
+def _head_script(group: PodGroup) -> str:
     """Return the head's commands: Ray starts beside the check, for the operator's own init
     container holds the workers back until it runs; the job waits for the check.
     """
-    check = pods.gate(group, "0", f"${pods.HOST_IP}")
-    return f"{pods.script((*check, 'touch', _CHECKED))} &\n{_START}" if check else _START
+    check = pods.gate_argv(group, "0", f"${pods.HOST_IP}")
+    return f"{pods.shell_script((*check, 'touch', _CHECKED))} &\n{_START}" if check else _START
 
 
-def _worker_script(group: Group, rank: int) -> str:
+def _worker_script(group: PodGroup, rank: int) -> str:
     """Return a worker's commands: without a passed check its Ray does not start, and the operator
     does not submit the job before all pods are ready.
     """
-    check = pods.gate(group, str(rank), RAY_HEAD)
-    return pods.script(("exec", *check, "sh", "-c", _START)) if check else _START
+    check = pods.gate_argv(group, str(rank), RAY_HEAD)
+    return pods.shell_script(("exec", *check, "sh", "-c", _START)) if check else _START
 
 
-def _node(
-    group: Group, node: Node, commands: str, env: Mapping[str, str], extra: Mapping[str, object]
+def _group_spec(
+    group: PodGroup, node: Node, commands: str, env: Mapping[str, str], extra: Mapping[str, object]
 ) -> Object:
-    template = pods.template(group, [node], commands, env, extra)
+    template = pods.pod_template(group, [node], commands, env, extra)
     metadata = {**template["metadata"], "annotations": _OVERWRITE}
-    return {"rayStartParams": _params(group, node), "template": {**template, "metadata": metadata}}
+    return {
+        "rayStartParams": _ray_params(group, node),
+        "template": {**template, "metadata": metadata},
+    }
 
 
-def _params(group: Group, node: Node) -> Mapping[str, str]:
+def _ray_params(group: PodGroup, node: Node) -> Mapping[str, str]:
     """Return the options of `ray start`; the operator adds addresses."""
     ports, store = group.inventory.ports, group.inventory.ray.object_store
     params = {"port": ports.gcs, "dashboard-port": ports.dashboard} if node.head else {}
@@ -127,7 +132,7 @@ def _params(group: Group, node: Node) -> Mapping[str, str]:
     return {**{name: str(value) for name, value in params.items()}, "disable-usage-stats": "true"}
 
 
-def _ports(group: Group) -> list[Object]:
+def _ports(group: PodGroup) -> list[Object]:
     ports = group.inventory.ports
     numbers = {"gcs-server": ports.gcs, "dashboard": ports.dashboard}
     if group.gated:

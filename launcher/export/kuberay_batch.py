@@ -14,10 +14,10 @@ from launcher.core.domain import Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.export import group as groups
 from launcher.export import kuberay, kubernetes, pods
-from launcher.export.group import Group, Object
+from launcher.export.group import Object, PodGroup
 from launcher.export.kubernetes import Manifests
-from launcher.export.target import Target
-from launcher.serving.serve_request import Request
+from launcher.export.target import ExportTarget
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools import containers, zipapps
 from launcher.tools.placement import Placement
 
@@ -26,16 +26,18 @@ _RETRIES = 2  # each continues where the one before has ended
 _MOST = 1 << 20  # bytes of a ConfigMap (kubernetes.io/docs/concepts/configuration/configmap)
 
 
-def group(inventory: Inventory, job_request: batch_plan.Request, target: Target) -> Group:
+def build_job_group(
+    inventory: Inventory, batch: batch_plan.BatchRequest, target: ExportTarget
+) -> PodGroup:
     """Return the pods of a job: as many nodes as it can use.
 
     Raises RequestError for what pods cannot do.
     """
-    _refuse(job_request)
-    nodes = _nodes(inventory, job_request)
-    request = Request(
-        name=job_request.job.name,
-        model=job_request.job.model,
+    _refuse(batch)
+    nodes = _usable_nodes(inventory, batch)
+    request = ServeRequest(
+        name=batch.job.name,
+        model=batch.job.model,
         placement=Placement(
             tp=1, pp=1, why="", nodes=tuple((node.name, node.gpus) for node in nodes)
         ),
@@ -43,36 +45,34 @@ def group(inventory: Inventory, job_request: batch_plan.Request, target: Target)
         host="",
         port=inventory.ports.api,
     )
-    engine = job_request.job.engine
-    networked = job_request.job.mode == "engine" and engine.tp * engine.pp > min(
-        n.gpus for n in nodes
-    )
+    engine = batch.job.engine
+    networked = batch.job.mode == "engine" and engine.tp * engine.pp > min(n.gpus for n in nodes)
     # A job has no endpoint.
     local = replace(inventory, serve=replace(inventory.serve, bind="::"))
-    built = groups.group(local, request, Policy(), replace(target, gate=networked))
+    built = groups.build_group(local, request, Policy(), replace(target, gate=networked))
     return replace(built, batch=True)
 
 
-def manifests(group: Group, job_request: batch_plan.Request) -> Manifests:
+def job_manifests(group: PodGroup, batch: batch_plan.BatchRequest) -> Manifests:
     """Return the export of a job; raises RequestError where its files are too large."""
-    job = kuberay.job(group, _command(job_request), {}, retries=_RETRIES)
-    files, volume = _files(group, job_request)
+    job = kuberay.job(group, _entrypoint(batch), {}, retries=_RETRIES)
+    files, volume = _file_objects(group, batch)
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     head["volumes"].append(volume)
     mount = {"name": "job", "mountPath": _FILES, "readOnly": True}
     head["containers"][0]["volumeMounts"].append(mount)
-    program = zipapps.pack(zipapps.batch(), compress=True)
+    program = zipapps.pack(zipapps.batch_files(), compress=True)
     policies = kubernetes.policies(group, [kuberay.dashboard_policy(group)])
     return Manifests(
-        header=tuple(_header(group, job_request)),
+        header=tuple(_header(group, batch)),
         objects=(job, files, *policies),
         programs={**kubernetes.network_program(group), zipapps.BATCH: program},
         group=group,
     )
 
 
-def _refuse(job_request: batch_plan.Request) -> None:
-    job, problems, hints = job_request.job, [], []
+def _refuse(batch: batch_plan.BatchRequest) -> None:
+    job, problems, hints = batch.job, [], []
     if job.mode == "data-parallel":
         problems.append("data-parallel ranks are placed by addresses, which pods do not have yet")
         hints.append("use replicas: leave out `data_parallel`")
@@ -89,9 +89,9 @@ def _refuse(job_request: batch_plan.Request) -> None:
         )
 
 
-def _nodes(inventory: Inventory, job_request: batch_plan.Request) -> list[Node]:
+def _usable_nodes(inventory: Inventory, batch: batch_plan.BatchRequest) -> list[Node]:
     """Return the nodes that a job can use: all, where it says nothing of GPUs."""
-    most = job_request.job.gpus[1] or float("inf")
+    most = batch.job.gpus[1] or float("inf")
     usable: list[Node] = []
     for node in (inventory.head, *inventory.workers):
         if sum(node.gpus for node in usable) < most:
@@ -99,26 +99,26 @@ def _nodes(inventory: Inventory, job_request: batch_plan.Request) -> list[Node]:
     return usable
 
 
-def _command(job_request: batch_plan.Request) -> str:
+def _entrypoint(batch: batch_plan.BatchRequest) -> str:
     """Return the entrypoint: it copies the job's files to its folder, where retries find what was
     done, and starts the driver.
     """
-    run = f"PYTHONPATH={containers.PAYLOAD}/{zipapps.BATCH} python3 -m vlaunch_batch {job_request.work}"
-    return f"mkdir -p {job_request.work} && cp -RL {_FILES}/* {job_request.work}/ && exec env {run}"
+    run = f"PYTHONPATH={containers.PAYLOAD}/{zipapps.BATCH} python3 -m vlaunch_batch {batch.work}"
+    return f"mkdir -p {batch.work} && cp -RL {_FILES}/* {batch.work}/ && exec env {run}"
 
 
-def _files(group: Group, job_request: batch_plan.Request) -> tuple[Object, Object]:
+def _file_objects(group: PodGroup, batch: batch_plan.BatchRequest) -> tuple[Object, Object]:
     """Return the ConfigMap with the job's files, and its volume.
 
     Raises RequestError: they are larger than it takes.
     """
-    spec = json.dumps({**job_request.spec, "retry_errors": False, "restart": False})
+    spec = json.dumps({**batch.spec, "retry_errors": False, "restart": False})
     files = {"job.json": spec.encode()}
-    files |= {file.to: file.path.read_bytes() for file in job_request.files}
+    files |= {file.to: file.path.read_bytes() for file in batch.files}
     size = sum(map(len, files.values()))
     if size > _MOST:
         raise RequestError(
-            f"the files of `{job_request.job.name}` have {size:,} bytes, more than a ConfigMap takes"
+            f"the files of `{batch.job.name}` have {size:,} bytes, more than a ConfigMap takes"
             f" ({_MOST:,})",
             hint="put the input where the pods see it: `nodes:/path`, or an object store (s3://…)",
         )
@@ -136,25 +136,25 @@ def _files(group: Group, job_request: batch_plan.Request) -> tuple[Object, Objec
     return {**config, **({"binaryData": binaries} if binaries else {})}, volume
 
 
-def _header(group: Group, job_request: batch_plan.Request) -> list[str]:
-    job, target = job_request.job, group.target
+def _header(group: PodGroup, batch: batch_plan.BatchRequest) -> list[str]:
+    job, target = batch.job, group.target
     labels = ",".join(f"{key}={value}" for key, value in kuberay.selector(group).items())
     pod = f'"$({target.kubectl} get pods -l {labels} -o name)"'
-    shared = f"{job_request.work} on a volume that all nodes share, or a retry starts from zero"
+    shared = f"{batch.work} on a volume that all nodes share, or a retry starts from zero"
     return [
-        f"The batch job {job.name} on {kubernetes.nodes(group)} of the cluster"
+        f"The batch job {job.name} on {kubernetes.format_node_count(group)} of the cluster"
         f" `{group.original.cluster}`, answers to {job.to.shown}, as a {kuberay.KIND}. Made by"
         " `vlaunch batch --export kuberay`.",
         "",
-        *kubernetes.needs(group, shared),
+        *kubernetes.list_requirements(group, shared),
         "",
-        *kubernetes.apply(group),
+        *kubernetes.apply_lines(group),
         "Show its progress, and wait until each row has its answer:",
-        f"  {target.kubectl} exec {pod} -- cat {job_request.work}/progress.json",
+        f"  {target.kubectl} exec {pod} -- cat {batch.work}/progress.json",
         f"  {target.kubectl} wait --for=jsonpath='{{.status.jobStatus}}'=SUCCEEDED --timeout=24h"
         f" rayjob/{target.name}",
-        *kubernetes.logs(group),
+        *kubernetes.log_lines(group),
         "",
-        *kubernetes.listed("Not carried over:", groups.left_out(group)),
+        *kubernetes.format_list("Not carried over:", groups.list_omissions(group)),
         "- `vlaunch jobs`, `stop` and gathering: the job is Kubernetes' own",
     ]

@@ -12,13 +12,13 @@ from types import ModuleType
 from launcher.agent.task import CHAT
 from launcher.export import group as groups
 from launcher.export import kuberay, lws, pods, yaml_text
-from launcher.export.group import Group, Object
+from launcher.export.group import Object, PodGroup
 from launcher.serving import endpoints
 from launcher.tools import node_files, vllm, zipapps
 
 KINDS: Mapping[str, ModuleType] = {"lws": lws, "kuberay": kuberay}
 # A reason above a line that may surprise.
-_WHY: Mapping[str, str] = {
+_REASONS: Mapping[str, str] = {
     "enableServiceLinks: false": (
         "a Service called `vllm` would set VLLM_PORT, on which vLLM stops"
     ),
@@ -35,7 +35,7 @@ class Manifests:
     header: tuple[str, ...]
     objects: tuple[Object, ...]
     programs: Mapping[str, bytes]
-    group: Group
+    group: PodGroup
 
     @property
     def text(self) -> str:
@@ -65,10 +65,10 @@ class Manifests:
         }
 
     def _yaml(self, *objects: Object) -> str:
-        return yaml_text.comment(self.header) + yaml_text.dump(objects, _WHY)
+        return yaml_text.comment(self.header) + yaml_text.dump(objects, _REASONS)
 
 
-def manifests(group: Group) -> Manifests:
+def server_manifests(group: PodGroup) -> Manifests:
     """Return the export of a server; raises RequestError where one template cannot say it."""
     kind = KINDS[group.target.kind]
     objects = [kind.workload(group), _service(group)]
@@ -83,14 +83,14 @@ def manifests(group: Group) -> Manifests:
     )
 
 
-def network_program(group: Group) -> Mapping[str, bytes]:
+def network_program(group: PodGroup) -> Mapping[str, bytes]:
     """Return the network check, where the pods run it."""
     if not group.gated:
         return {}
-    return {zipapps.NETWORK: zipapps.pack(zipapps.network(), compress=True)}
+    return {zipapps.NETWORK: zipapps.pack(zipapps.network_files(), compress=True)}
 
 
-def policies(group: Group, opened: Sequence[Object]) -> list[Object]:
+def policies(group: PodGroup, opened: Sequence[Object]) -> list[Object]:
     """Return the NetworkPolicy; `opened` are rules for others than the group's pods. It would not
     hold in the host's network.
     """
@@ -108,7 +108,7 @@ def policies(group: Group, opened: Sequence[Object]) -> list[Object]:
     ]
 
 
-def _service(group: Group) -> Object:
+def _service(group: PodGroup) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -120,40 +120,40 @@ def _service(group: Group) -> Object:
     }
 
 
-def _header(group: Group) -> list[str]:
+def _header(group: PodGroup) -> list[str]:
     request, target, kind = group.request, group.target, KINDS[group.target.kind]
     start = group.desired.policy.start_timeout
-    seconds = start + (pods.deadline(group) if group.gated else start)
+    seconds = start + (pods.gate_deadline(group) if group.gated else start)
     return [
-        f"{request.model} on {nodes(group)} of the cluster `{group.original.cluster}`:"
-        f" {request.placement.words}, as a {kind.KIND}. Made by `vlaunch export kubernetes`.",
+        f"{request.model} on {format_node_count(group)} of the cluster `{group.original.cluster}`:"
+        f" {request.placement.label}, as a {kind.KIND}. Made by `vlaunch export kubernetes`.",
         "",
-        *needs(group),
+        *list_requirements(group),
         "",
-        *apply(group),
+        *apply_lines(group),
         f"Wait until {'vLLM answers' if kind is lws else 'Ray runs vLLM'}, then chat:",
         f"  {target.kubectl} wait --for={kind.CONDITION} --timeout={seconds:.0f}s"
         f" {kind.KIND.lower()}/{target.name}",
         f"  {target.kubectl} port-forward service/{target.name}-api"
         f" {request.port}:{request.port} &",
-        *_chat(group),
-        *logs(group),
+        *_chat_lines(group),
+        *log_lines(group),
         "",
-        *listed("Not carried over:", (*groups.left_out(group), kind.LEFT_OUT)),
+        *format_list("Not carried over:", (*groups.list_omissions(group), kind.LEFT_OUT)),
     ]
 
 
-def nodes(group: Group) -> str:
+def format_node_count(group: PodGroup) -> str:
     """Return the number of nodes in words."""
     return "1 node" if group.size == 1 else f"{group.size} nodes"
 
 
-def listed(title: str, lines: Sequence[str]) -> list[str]:
+def format_list(title: str, lines: Sequence[str]) -> list[str]:
     """Return lines as a list."""
     return [title, *(f"- {line}" for line in lines)]
 
 
-def needs(group: Group, *extra: str) -> list[str]:
+def list_requirements(group: PodGroup, *extra: str) -> list[str]:
     """Return what the cluster must have."""
     target, inventory = group.target, group.inventory
     counts = " or ".join(map(str, sorted(set(group.shares.values()))))
@@ -161,37 +161,44 @@ def needs(group: Group, *extra: str) -> list[str]:
     name, count = target.rdma_resource or ("", 0)
     rdma = f" and {count} {name}" if name else ""
     ray = ", with Ray in it (`--image IMAGE`)" if target.kind == "kuberay" else ""
-    lines = [KINDS[target.kind].NEEDS, f"{nodes(group)}{gpus}{rdma}"]
+    lines = [KINDS[target.kind].NEEDS, f"{format_node_count(group)}{gpus}{rdma}"]
     if target.host_network:
         names = ", ".join(node.name for node in group.nodes)
         lines.append(f"nodes called {names} (`kubernetes.io/hostname`), for their own network")
-    lines += [f"the image {inventory.image}{ray}", _model(group), *extra]
-    secret = ["- the secret, once:", f"    {_secret(group)}"] if group.secrets else []
-    return [*listed("The cluster must have:", lines), *secret]
+    lines += [f"the image {inventory.image}{ray}", _model_line(group), *extra]
+    secret = ["- the secret, once:", f"    {_secret_line(group)}"] if group.secrets else []
+    return [*format_list("The cluster must have:", lines), *secret]
 
 
-def _model(group: Group) -> str:
-    mount_path, volume, model = pods.model_at(group), group.target.model_volume, group.request.model
+def _model_line(group: PodGroup) -> str:
+    mount_path, volume, model = (
+        pods.model_mount_path(group),
+        group.target.model_volume,
+        group.request.model,
+    )
     source = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
     contents = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
     access = "only read" if pods.reads_only(group) else "written where something is missing"
     return f"{source}, mounted at {mount_path}: {contents}; it is {access}"
 
 
-def _secret(group: Group) -> str:
+def _secret_line(group: PodGroup) -> str:
     """Return the line that creates the secret; no value becomes an argument."""
     target = group.target
     steps = [
         "d=$(mktemp -d)",
         "trap 'rm -rf \"$d\"' EXIT",
-        *(f'{node_files.shown(group.original, name)} >"$d/{name}"' for name in group.secrets),
+        *(
+            f'{node_files.secret_command(group.original, name)} >"$d/{name}"'
+            for name in group.secrets
+        ),
         '! find "$d" -type f -empty | grep .',
         f'{target.kubectl} create secret generic {target.name}-secrets --from-file="$d"',
     ]
     return f"(umask 077; {' && '.join(steps)})"
 
 
-def apply(group: Group) -> list[str]:
+def apply_lines(group: PodGroup) -> list[str]:
     """Return the lines that check and apply the manifests."""
     kubectl = group.target.kubectl
     return [
@@ -201,10 +208,10 @@ def apply(group: Group) -> list[str]:
     ]
 
 
-def _chat(group: Group) -> list[str]:
+def _chat_lines(group: PodGroup) -> list[str]:
     target, request = group.target, group.request
     with_key = "VLLM_API_KEY" in group.original.secrets
-    names = vllm.values(request.args, "--served-model-name")
+    names = vllm.option_values(request.args, "--served-model-name")
     model = names[-1] if names else request.model
     line = endpoints.curl_line(f"http://localhost:{request.port}/v1", CHAT, model, key=with_key)
     line = line.replace("curl", "curl --retry 10 --retry-connrefused", 1)
@@ -214,7 +221,7 @@ def _chat(group: Group) -> list[str]:
     return [*([f'  VLLM_API_KEY="$({secret_query} | base64 -d)"'] if with_key else []), f"  {line}"]
 
 
-def logs(group: Group) -> list[str]:
+def log_lines(group: PodGroup) -> list[str]:
     """Return the lines that tell why it does not start."""
     target = group.target
     label = f"{pods.INSTANCE}={target.name}"

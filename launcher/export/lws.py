@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from launcher.agent.desired import Process
+from launcher.agent.desired import ProcessSpec
 from launcher.core.errors import RequestError
 from launcher.export import pods
-from launcher.export.group import LWS_INDEX, LWS_LEADER, Group, Object
+from launcher.export.group import LWS_INDEX, LWS_LEADER, Object, PodGroup
 
 KIND = "LeaderWorkerSet"
 CONDITION = "condition=Available"
@@ -32,7 +32,7 @@ _PERIOD = 10  # seconds between two probes
 _OWN = ("--node-rank", "--data-parallel-start-rank")
 
 
-def workload(group: Group) -> Object:
+def workload(group: PodGroup) -> Object:
     """Return the LeaderWorkerSet."""
     leader = _template(group, group.desired.processes[0], leads=True)
     templates = {"workerTemplate": leader}
@@ -56,28 +56,30 @@ def workload(group: Group) -> Object:
     }
 
 
-def selector(group: Group) -> Object:
+def selector(group: PodGroup) -> Object:
     """Return the labels of the pod with the API."""
     prefix = "leaderworkerset.sigs.k8s.io"
     return {f"{prefix}/name": group.target.name, f"{prefix}/worker-index": "0"}
 
 
-def _template(group: Group, process: Process, *, leads: bool) -> Object:
+def _template(group: PodGroup, process: ProcessSpec, *, leads: bool) -> Object:
     nodes = group.nodes[:1] if leads else group.nodes[1:]
-    command = pods.script(("exec", *pods.gate(group, LWS_INDEX, LWS_LEADER), *process.argv))
+    command = pods.shell_script(
+        ("exec", *pods.gate_argv(group, LWS_INDEX, LWS_LEADER), *process.argv)
+    )
     container_fields = {
         "ports": [{"name": "http", "containerPort": group.request.port}],
         **_probes(group),
     }
-    return pods.template(group, nodes, command, process.env, container_fields if leads else {})
+    return pods.pod_template(group, nodes, command, process.env, container_fields if leads else {})
 
 
-def _probes(group: Group) -> Object:
+def _probes(group: PodGroup) -> Object:
     """Return the probes of the pod with the API: vLLM answers `/health` once the model is loaded,
     and no longer once an engine has failed.
     """
     policy = group.desired.policy
-    start = policy.start_timeout + (pods.deadline(group) if group.gated else 0)
+    start = policy.start_timeout + (pods.gate_deadline(group) if group.gated else 0)
     health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PERIOD}
 
     def probe(seconds: float) -> Object:
@@ -91,7 +93,7 @@ def _probes(group: Group) -> Object:
     }
 
 
-def _any_worker(processes: Sequence[Process]) -> Process:
+def _any_worker(processes: Sequence[ProcessSpec]) -> ProcessSpec:
     """Return the process of all pods but the first, which come from one template: each option of
     its own must be a multiple of the pod's number.
 

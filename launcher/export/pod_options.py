@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from launcher.batch.batch_plan import Request
+from launcher.batch.batch_plan import BatchRequest
 from launcher.core.domain import Inventory
 from launcher.export import target
 
@@ -28,7 +28,7 @@ def flags(function: F, *, where: str = "") -> F:
         click.option(
             "--memory",
             metavar="SIZE",
-            callback=_read,
+            callback=_parse_flag,
             help=f"{where}Memory of each pod, requested and limited.",
         ),
         click.option(
@@ -40,14 +40,14 @@ def flags(function: F, *, where: str = "") -> F:
         click.option(
             "--model-volume",
             metavar="SOURCE",
-            callback=_read,
+            callback=_parse_flag,
             help=f"{where}Volume of the model: pvc:NAME[:/SUB/PATH] or hostPath:/PATH (default:"
             " `hf_home`).",
         ),
         click.option(
             "--rdma-resource",
             metavar="NAME[=N]",
-            callback=_read,
+            callback=_parse_flag,
             help=f"{where}Device plugin's resource for RDMA devices, such as rdma/ib.",
         ),
         click.option(
@@ -63,12 +63,12 @@ def flags(function: F, *, where: str = "") -> F:
     return function
 
 
-def _read(_: click.Context, parameter: click.Parameter, text: str | None) -> object:
+def _parse_flag(_: click.Context, parameter: click.Parameter, text: str | None) -> object:
     """Read a value by the function of the flag's name; raises RequestError."""
     return None if text is None else getattr(target, str(parameter.name))(text)
 
 
-def taken(values: dict[str, Any]) -> dict[str, Any]:
+def pop_values(values: dict[str, Any]) -> dict[str, Any]:
     """Take the values of these flags out of a command line's."""
     return {name: values.pop(name) for name in NAMES}
 
@@ -78,7 +78,7 @@ def batch_flags(function: F) -> F:
 
     @functools.wraps(function)
     def called(*args: Any, export: str | None, **values: Any) -> Any:
-        exporter = functools.partial(_exporter, export, taken(values))
+        exporter = functools.partial(_exporter, export, pop_values(values))
         return function(*args, exporter=exporter, **values)
 
     option = click.option(
@@ -91,7 +91,7 @@ def batch_flags(function: F) -> F:
 
 def _exporter(
     export: str | None, pods: dict[str, Any], about_nodes: bool
-) -> Callable[[Inventory, Request], None] | None:
+) -> Callable[[Inventory, BatchRequest], None] | None:
     """Return what prints a job, None without `--export`; raises UsageError for options that are
     about nodes beside `--export`, and about pods without it.
     """
@@ -103,16 +103,16 @@ def _exporter(
             "--export only prints: --discard-results, --retry-errors, --queue, --detach, --dry-run"
             " and --fetch are about a job on the nodes"
         )
-    return functools.partial(_show, pods) if export else None
+    return functools.partial(_print_job, pods) if export else None
 
 
-def _show(pods: dict[str, Any], inventory: Inventory, job_request: Request) -> None:
+def _print_job(pods: dict[str, Any], inventory: Inventory, job_request: BatchRequest) -> None:
     """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
     from launcher.export import kuberay_batch
 
     inventory = replace(inventory, image=pods.pop("image") or inventory.image)
-    pod_target = target.Target(
+    pod_target = target.ExportTarget(
         name=target.object_name(job_request.job.name), kind="kuberay", **pods
     )
-    group = kuberay_batch.group(inventory, job_request, pod_target)
-    click.echo(kuberay_batch.manifests(group, job_request).text, nl=False)
+    group = kuberay_batch.build_job_group(inventory, job_request, pod_target)
+    click.echo(kuberay_batch.job_manifests(group, job_request).text, nl=False)

@@ -13,10 +13,10 @@ from pathlib import PurePosixPath
 
 from launcher.core.domain import Argv, Mount, Node, Secret
 from launcher.core.expectations import Expectations, required_level
-from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Group, Object
+from launcher.export.group import LWS_INDEX, LWS_LEADER, RAY_HEAD, Object, PodGroup
 from launcher.export.target import GPUS
 from launcher.network import network_plan
-from launcher.network.network_shape import Ask
+from launcher.network.network_shape import CheckOptions
 from launcher.tools import containers, zipapps
 from launcher.tools.docker import ContainerSpec
 from launcher.tools.site import Site
@@ -28,19 +28,19 @@ _VARIABLES = (LWS_LEADER, LWS_INDEX, RAY_HEAD, f"${HOST_IP}")
 _SHM = 16 << 30  # bytes of /dev/shm where the inventory names no size: a share of the node's memory
 _WIDTH = 84
 # Docker's way to secrets, and KubeRay's own settings.
-_LEFT_OUT = ("HF_TOKEN_PATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", HOST_IP)
+_OMITTED = ("HF_TOKEN_PATH", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", HOST_IP)
 
 # Secrets are files, so that no description of a container shows a value; vLLM reads variables. The
 # kubelet would replace `$(…)`.
 _EXPORT = f'for file in {containers.SECRETS}/*; do export "${{file##*/}}=`cat $file`"; done\n'
 
 
-def labels(group: Group) -> dict[str, str]:
+def labels(group: PodGroup) -> dict[str, str]:
     """Return the labels of all objects of a group, which select its pods."""
     return {"app.kubernetes.io/name": "vllm", INSTANCE: group.target.name}
 
 
-def metadata(group: Group, suffix: str = "") -> Object:
+def metadata(group: PodGroup, suffix: str = "") -> Object:
     """Return the name, namespace and labels of an object."""
     target = group.target
     space = {"namespace": target.namespace} if target.namespace else {}
@@ -48,12 +48,12 @@ def metadata(group: Group, suffix: str = "") -> Object:
     return {"name": f"{target.name}{suffix}", **space, "labels": managed}
 
 
-def gpu_resource(group: Group) -> str:
+def gpu_resource(group: PodGroup) -> str:
     """Return the device plugin's name for the GPUs; empty where the model runs on CPUs."""
     return GPUS.get(group.inventory.accelerator, "")
 
 
-def script(argv: Argv) -> str:
+def shell_script(argv: Argv) -> str:
     """Return a command as a shell reads it, broken before options and behind `--`."""
     lines, line, before = list[str](), "", ""
     for argument in argv:
@@ -67,15 +67,18 @@ def script(argv: Argv) -> str:
     return "\n".join([*lines, line])
 
 
-def deadline(group: Group) -> float:
+def gate_deadline(group: PodGroup) -> float:
     """Return the seconds that the network check may take at most, with the wait for all pods, whose
     images take as long as a start may.
     """
     inventory = replace(group.inventory, nodes=group.nodes)
-    return network_plan.deadline(inventory, Ask(nonce="")) + group.desired.policy.start_timeout
+    return (
+        network_plan.probe_deadline(inventory, CheckOptions(nonce=""))
+        + group.desired.policy.start_timeout
+    )
 
 
-def gate(group: Group, rank: str, master: str) -> Argv:
+def gate_argv(group: PodGroup, rank: str, master: str) -> Argv:
     """Return the network check that runs before a command, up to the `--` behind which the command
     stands; nothing where there is none.
     """
@@ -95,14 +98,14 @@ def gate(group: Group, rank: str, master: str) -> Argv:
         "--backend": "gloo" if inventory.accelerator == "cpu" else "nccl",
         "--require": level,
         "--wait": f"{wait:g}",
-        "--deadline": f"{deadline(group) - wait:g}",
+        "--deadline": f"{gate_deadline(group) - wait:g}",
     }
     program = f"{containers.PAYLOAD}/{zipapps.NETWORK}"
     return ("python3", program, *chain.from_iterable(options.items()), "--")
 
 
-def template(
-    group: Group,
+def pod_template(
+    group: PodGroup,
     nodes: Sequence[Node],
     commands: str,
     env: Mapping[str, str],
@@ -111,7 +114,7 @@ def template(
     """Return the template of pods that may run on `nodes`, whose container runs a shell's commands
     and has `more` fields.
     """
-    target, spec = group.target, _spec(group, nodes[0])
+    target, spec = group.target, _container_spec(group, nodes[0])
     volumes = _volumes(group, spec)
     host = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     taint = {"key": gpu_resource(group), "operator": "Exists", "effect": "NoSchedule"}
@@ -140,7 +143,7 @@ def template(
     return {"metadata": {"labels": labels(group)}, "spec": pod_spec}
 
 
-def model_at(group: Group) -> str:
+def model_mount_path(group: PodGroup) -> str:
     """Return the mount of the model's files: a model with a path lies in the mount that holds it,
     or else in the folder around it; any other in the Hugging Face cache.
     """
@@ -154,15 +157,15 @@ def model_at(group: Group) -> str:
     return str(path.parent)
 
 
-def reads_only(group: Group) -> bool:
+def reads_only(group: PodGroup) -> bool:
     """True when pods only read the model's volume; a Hugging Face cache is written, unless they are
     offline.
     """
-    cache = model_at(group) == group.nodes[0].hf_home
+    cache = model_mount_path(group) == group.nodes[0].hf_home
     return not cache or group.nodes[0].env.get("HF_HUB_OFFLINE") == "1"
 
 
-def _spec(group: Group, node: Node) -> ContainerSpec:
+def _container_spec(group: PodGroup, node: Node) -> ContainerSpec:
     """Return the container of a node."""
     inventory = group.inventory
     secrets = {name: Secret("") for name in group.secrets}
@@ -171,7 +174,7 @@ def _spec(group: Group, node: Node) -> ContainerSpec:
     )
 
 
-def _affinity(group: Group, nodes: Sequence[Node]) -> Object:
+def _affinity(group: PodGroup, nodes: Sequence[Node]) -> Object:
     """Return one pod a node, and, in the host's network, the inventory's own nodes."""
     key = "kubernetes.io/hostname"
     required = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -195,7 +198,7 @@ def _env(env: Mapping[str, str]) -> list[Object]:
         {"name": name, "value": _escaped(value)}
         for name, value in sorted(env.items())
         # Caches of compiled code are lost with a pod; ranks write NCCL's log to their output.
-        if name not in (*_LEFT_OUT, "NCCL_DEBUG_FILE") and not value.startswith(containers.COMPILED)
+        if name not in (*_OMITTED, "NCCL_DEBUG_FILE") and not value.startswith(containers.COMPILED)
     ]
     return [address, *plain]
 
@@ -210,7 +213,7 @@ def _rights(spec: ContainerSpec) -> Object:
     return {**escalation, **capabilities, "seccompProfile": {"type": profile}}
 
 
-def _resources(group: Group, gpus: int) -> Object:
+def _resources(group: PodGroup, gpus: int) -> Object:
     target, name = group.target, gpu_resource(group)
     limits: Object = {name: gpus} if name else {}
     if target.rdma_resource is not None:
@@ -230,27 +233,27 @@ def _quantity(size: int) -> str:
     return str(size)
 
 
-def _volumes(group: Group, spec: ContainerSpec) -> list[tuple[Object, Object]]:
+def _volumes(group: PodGroup, spec: ContainerSpec) -> list[tuple[Object, Object]]:
     """Return the volumes of a container, each with its mount."""
     volumes = [_volume(group, mount) for mount in _mounts(group, spec)]
     if group.gated or group.batch:
         program = {"configMap": {"name": f"{group.target.name}-programs"}}
         mount = Mount(source="", target=containers.PAYLOAD, read_only=True)
-        volumes.insert(0, _mounted("programs", program, mount))
+        volumes.insert(0, _mounted_volume("programs", program, mount))
     if spec.shm != "host":
         volumes.append(_shared_memory(group, spec))
     if group.secrets:
         source = {"secret": {"secretName": f"{group.target.name}-secrets"}}
         mount = Mount(source="", target=containers.SECRETS, read_only=True)
-        volumes.append(_mounted("secrets", source, mount))
+        volumes.append(_mounted_volume("secrets", source, mount))
     return volumes
 
 
-def _mounts(group: Group, spec: ContainerSpec) -> list[Mount]:
+def _mounts(group: PodGroup, spec: ContainerSpec) -> list[Mount]:
     """Return the mounts, with one for the model's volume where the inventory has none there."""
     reserved = (containers.PAYLOAD, containers.SECRETS, containers.SERVERS, containers.COMPILED)
     mounts = [mount for mount in spec.mounts if mount.target not in reserved]
-    mount_path = model_at(group)
+    mount_path = model_mount_path(group)
     if group.target.model_volume is not None and mount_path not in [
         mount.target for mount in mounts
     ]:
@@ -258,36 +261,41 @@ def _mounts(group: Group, spec: ContainerSpec) -> list[Mount]:
     return mounts
 
 
-def _volume(group: Group, mount: Mount) -> tuple[Object, Object]:
+def _volume(group: PodGroup, mount: Mount) -> tuple[Object, Object]:
     volume, home = group.target.model_volume, group.nodes[0].hf_home
-    if volume is not None and mount.target == model_at(group):
-        model_mount = replace(mount, read_only=mount.read_only or reads_only(group))
+    if volume is not None and mount.target == model_mount_path(group):
+        source_mount = replace(mount, read_only=mount.read_only or reads_only(group))
         if not volume.claim:
-            return _on_node("model", replace(model_mount, source=volume.path), "Directory")
-        claim = {"claimName": volume.claim, **({"readOnly": True} if model_mount.read_only else {})}
-        source, volume_mount = _mounted("model", {"persistentVolumeClaim": claim}, model_mount)
+            return _host_volume("model", replace(source_mount, source=volume.path), "Directory")
+        claim = {
+            "claimName": volume.claim,
+            **({"readOnly": True} if source_mount.read_only else {}),
+        }
+        source, volume_mount = _mounted_volume(
+            "model", {"persistentVolumeClaim": claim}, source_mount
+        )
         return source, {**volume_mount, **({"subPath": volume.path} if volume.path else {})}
     if mount.target == home and volume is not None:
         # The model lies elsewhere; what is fetched beside it needs a place to be written.
-        return _mounted("hf-home", {"emptyDir": {}}, mount)
+        return _mounted_volume("hf-home", {"emptyDir": {}}, mount)
     path = re.sub("[^a-z0-9]+", "-", mount.target.lower()).strip("-")
     name = "hf-home" if mount.target == home else f"mount-{path}"[:50].rstrip("-")
-    return _on_node(name, mount, "DirectoryOrCreate")
+    return _host_volume(name, mount, "DirectoryOrCreate")
 
 
-def _on_node(name: str, mount: Mount, kind: str) -> tuple[Object, Object]:
-    return _mounted(name, {"hostPath": {"path": mount.source, "type": kind}}, mount)
+def _host_volume(name: str, mount: Mount, kind: str) -> tuple[Object, Object]:
+    return _mounted_volume(name, {"hostPath": {"path": mount.source, "type": kind}}, mount)
 
 
-def _shared_memory(group: Group, spec: ContainerSpec) -> tuple[Object, Object]:
+def _shared_memory(group: PodGroup, spec: ContainerSpec) -> tuple[Object, Object]:
     size = spec.shm if isinstance(spec.shm, int) else _SHM
     if not isinstance(spec.shm, int) and group.target.memory is not None:
         size = min(size, group.target.memory // 2 >> 20 << 20 or size)
     memory = {"medium": "Memory", "sizeLimit": _quantity(size)}
-    return _mounted("shm", {"emptyDir": memory}, Mount(source="", target="/dev/shm"))
+    return _mounted_volume("shm", {"emptyDir": memory}, Mount(source="", target="/dev/shm"))
 
 
-def _mounted(name: str, source: Object, mount: Mount) -> tuple[Object, Object]:
+def _mounted_volume(name: str, source: Object, mount: Mount) -> tuple[Object, Object]:
     volume_mount = {"name": name, "mountPath": mount.target}
     return {"name": name, **source}, {
         **volume_mount,

@@ -18,7 +18,7 @@ _DATA = Path(__file__).parent / "monitoring"
 SCRAPE = "prometheus.yml"
 
 
-def files(
+def build_files(
     inventory: Inventory,
     apis: Sequence[tuple[str, int]] = (),
     *,
@@ -35,7 +35,7 @@ def files(
         dcgm_exporter: the port of NVIDIA's dcgm-exporter, likewise.
     """
     return {
-        SCRAPE: _scrape(inventory, apis, {"node": node_exporter, "dcgm": dcgm_exporter}),
+        SCRAPE: _scrape_config(inventory, apis, {"node": node_exporter, "dcgm": dcgm_exporter}),
         **{
             str(path.relative_to(_DATA)): path.read_text(encoding="utf-8")
             for path in sorted(_DATA.rglob("*.*"))
@@ -43,7 +43,7 @@ def files(
     }
 
 
-def _scrape(
+def _scrape_config(
     inventory: Inventory, apis: Sequence[tuple[str, int]], exporters: Mapping[str, int | None]
 ) -> str:
     ports, head = inventory.ports, inventory.head
@@ -58,7 +58,7 @@ def _scrape(
 
     endpoints = apis or [(head.name, ports.api)]
     jobs = {
-        "vllm": [target(_listens(inventory, node), port, node) for node, port in endpoints],
+        "vllm": [target(_listen_address(inventory, node), port, node) for node, port in endpoints],
         "vlaunch": [target(head.ip, ports.metrics)],  # its samples name their nodes
     }
     if not inventory.ray.off:
@@ -71,11 +71,11 @@ def _scrape(
             {"job_name": name, "static_configs": targets} for name, targets in jobs.items()
         ],
     }
-    why = {f"job_name: {name}": text for name, text in _WHAT.items()}
-    return yaml_text.comment(_said(inventory)) + yaml_text.dump([document], why)
+    why = {f"job_name: {name}": text for name, text in _JOB_COMMENTS.items()}
+    return yaml_text.comment(_header_lines(inventory)) + yaml_text.dump([document], why)
 
 
-_WHAT = {
+_JOB_COMMENTS = {
     "vllm": "Rank 0 of each endpoint. Prometheus needs no key: vLLM 0.32 asks for it on its public"
     " APIs, and /metrics is open.",
     "vlaunch": "The agent on the head, of servers, ranks and nodes; its samples name their nodes.",
@@ -85,7 +85,7 @@ _WHAT = {
 }
 
 
-def _said(inventory: Inventory) -> Iterator[str]:
+def _header_lines(inventory: Inventory) -> Iterator[str]:
     ports = inventory.ports
     ports_scraped = [
         ports.api,
@@ -102,7 +102,7 @@ def _said(inventory: Inventory) -> Iterator[str]:
         yield "The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
 
 
-def _listens(inventory: Inventory, node: str) -> str:
+def _listen_address(inventory: Inventory, node: str) -> str:
     """Return where vLLM answers on a node: at the address it was told to bind to, or any."""
     bind = ipaddress.ip_address(inventory.serve.bind)
     return inventory.node(node).ip if bind.is_unspecified else str(bind)

@@ -29,7 +29,7 @@ class ModelVolume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ExportTarget:
     """The options of an export. `memory` is in bytes."""
 
     name: str
@@ -93,7 +93,7 @@ def model_volume(text: str) -> ModelVolume:
 def memory(text: str) -> int:
     """Read a size such as 900Gi or 900GiB; raises RequestError."""
     try:
-        return sizes.read(f"{text}B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else text)
+        return sizes.parse_size(f"{text}B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else text)
     except ValueError:
         raise RequestError(
             f"--memory should be a size such as 900Gi, not `{text}`",

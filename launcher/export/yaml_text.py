@@ -52,7 +52,7 @@ def dump(documents: Iterable[Mapping[str, Any]], why: Mapping[str, str]) -> str:
     """
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 4096}
     texts = (yaml.dump(document, Dumper=_Dumper, **options) for document in documents)
-    return "---\n".join(_explained(text, why) for text in texts)
+    return "---\n".join(_add_comments(text, why) for text in texts)
 
 
 def comment(lines: Iterable[str]) -> str:
@@ -60,7 +60,7 @@ def comment(lines: Iterable[str]) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
-def _explained(text: str, why: Mapping[str, str]) -> str:
+def _add_comments(text: str, why: Mapping[str, str]) -> str:
     lines, pending = list[str](), dict(why)
     for line in text.splitlines():
         match = re.match(r"( *)(?:- )?(.*)", line)

@@ -1,5 +1,5 @@
-"""Causes of a network below its level: NCCL's lines, its environment and its container against a
-table.
+"""Table of causes for a network below its required level, matched against NCCL's log lines, its
+environment and its container.
 
 Order matters: what explains the rest stands first. Sources: NVIDIA/nccl net_ib, net_socket.cc,
 plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
@@ -21,8 +21,7 @@ ENOUGH_MEMLOCK = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A pattern in what NCCL wrote, what is the matter, and the fix; `{0}` in both stands for the
-    pattern's group.
+    """A pattern in NCCL's log, the cause and the fix; `{0}` in both is the pattern's group.
 
     `explains` is what it is a cause of: TCP in place of RDMA, RDMA without GPUDirect, or anything.
     """
@@ -152,7 +151,7 @@ TABLE = (
 )
 
 
-def cause(
+def find_cause(
     *,
     warnings: Sequence[str],
     level: Level | None,
@@ -160,8 +159,8 @@ def cause(
     infiniband: Sequence[str] | None = None,
     memlock: int | None = None,
 ) -> tuple[str, str, str] | None:
-    """Return the likeliest cause of a network that is below its level, the evidence for it, and the
-    fix; `None`: nothing says.
+    """Return the likeliest cause of a network below its level, the evidence and the fix; `None` if
+    no line explains it.
 
     Args:
         warnings: the telling lines of the log, as `tools.nccl` keeps them.
@@ -179,7 +178,8 @@ def cause(
     evidence = {
         entry: shown
         for entry in TABLE
-        if entry.explains in explained_levels and (shown := _shown(entry, lines)) is not None
+        if entry.explains in explained_levels
+        and (shown := _match_evidence(entry, lines)) is not None
     }
     switched_off = any("NCCL_IB_DISABLE" in entry.pattern for entry in evidence)
     if level != "rdma" and infiniband is not None and not infiniband and not switched_off:
@@ -188,7 +188,7 @@ def cause(
     for entry, (line, name) in evidence.items():
         if no_device and not name and "plugin" in entry.cause:
             continue  # a plugin that found no device could not start: the device is what is missing
-        if entry.pattern == _NO_DEVICE and (hca := _hca(lines)) is not None:
+        if entry.pattern == _NO_DEVICE and (hca := _requested_hca(lines)) is not None:
             return (
                 f"no RDMA device of this node is called `{hca}`",
                 f"NCCL_IB_HCA={hca}; {line}",
@@ -201,8 +201,8 @@ def cause(
     return None
 
 
-def _hca(lines: Sequence[str]) -> str | None:
-    """Return the RDMA devices that NCCL was told to use."""
+def _requested_hca(lines: Sequence[str]) -> str | None:
+    """Return the RDMA devices that the environment requests."""
     for line in lines:
         # `^` excludes names, so that none of them need be there; `=` asks for whole names.
         if match := re.search(rf"NCCL_IB_HCA{_SET}=?(?!\^)(\S+)", line):
@@ -210,8 +210,8 @@ def _hca(lines: Sequence[str]) -> str | None:
     return None
 
 
-def _shown(entry: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
-    """Return the first line that shows a cause, and the name in it."""
+def _match_evidence(entry: Cause, lines: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first line that matches a cause, and the name in it."""
     for line in lines:
         if match := re.search(entry.pattern, line):
             name = next((group for group in match.groups() if group), "")

@@ -1,5 +1,5 @@
-"""`vlaunch check-nccl`: prove the network between the containers that will serve, or read what a
-log says of it.
+"""`vlaunch check-nccl`: measure the network between the containers that will serve, or judge NCCL
+logs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import click
 from launcher import __version__
 from launcher.app import findings_view as ui
 from launcher.app import options
-from launcher.app.command import Call, command
+from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, say, show
-from launcher.core.check import worst
+from launcher.core.check import worst_status
 from launcher.core.domain import LEVELS, Required, Secret
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
 from launcher.core.redaction import redact
-from launcher.core.transport import by_node
+from launcher.core.transport import run_by_node
 from launcher.network import levels, nccl_log, network_view
 from launcher.network import page as network_page
-from launcher.network.network_shape import Ask, Proof, Verdict
+from launcher.network.network_shape import CheckOptions, CheckResult, Verdict
 from launcher.network.network_shape import as_json as plain
 from launcher.tools import network_verdict as kept
-from launcher.tools.observe import observe
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -66,7 +66,7 @@ from launcher.tools.site import Site
 )
 @options.EXPECT
 def check_nccl(
-    call: Call,
+    call: CommandContext,
     paths: tuple[str, ...],
     require: Required | None,
     logs: tuple[str, ...],
@@ -84,7 +84,7 @@ def check_nccl(
     if logs:
         if html is not None:
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
-        return _from_logs(call, (*logs, *paths), require)
+        return _judge_logs(call, (*logs, *paths), require)
     from launcher.app import issue_certificates
     from launcher.core import expectations_read
 
@@ -100,73 +100,73 @@ def check_nccl(
             hint="inside a node: `nvidia-smi topo -m`",
         )
     if html is not None:
-        _writable(html)
+        _require_writable(html)
 
-    ask = Ask(
+    ask = CheckOptions(
         nonce=secrets.token_hex(4),
-        certificate=Secret(issue_certificates.make("vlaunch check-nccl")),
+        certificate=Secret(issue_certificates.make_certificate("vlaunch check-nccl")),
         require=require,
         ranks_per_node=ranks_per_node,
         deadline=deadline,
         pair_timeout=call.pair_timeout,
-        known=expectations_read.load_for_user(expect),
+        expectations=expectations_read.load_for_user(expect),
     )
     with call.session() as session, call.locked(session) as ours:
         verdict = measure(ours, ask)
-    _show(verdict, as_json=call.as_json)
+    _print_verdict(verdict, as_json=call.as_json)
     if html is not None:
-        _page(verdict, inventory.cluster, html)
+        _write_page(verdict, inventory.cluster, html)
     warned = any(finding.status == "warn" for finding in verdict.findings)
     return options.exit_code(failed=not verdict.passed, warned=warned, strict=call.strict)
 
 
-def measure(session: Session, ask: Ask) -> Verdict:
-    """Bring the helper files up to date, run the probes on all nodes at once, judge, and keep the
+def measure(session: Session, ask: CheckOptions) -> Verdict:
+    """Update the node programs, run the probes on all nodes at once, judge the results and save the
     verdict on the head.
     """
     from launcher.network import network_plan as plan
 
     began = time.monotonic()
     inventory = session.inventory
-    facts = observe(inventory, session.transport, [inventory.image], survey=True, clock=time.time)
+    facts = probe_nodes(
+        inventory, session.transport, [inventory.image], survey=True, clock=time.time
+    )
     site = Site(inventory, facts)
-    session.apply(plan.prepare(site))
-    proof = Proof()
-    gate = plan.gate(site, ask, proof)
+    session.apply(plan.plan_prepare(site))
+    proof = CheckResult()
+    gate = plan.network_gate(site, ask, proof)
     session.begin("network", "Prove the network between the nodes")
-    session.wait("network", gate.doing, deadline=plan.deadline(inventory, ask))
-    findings = gate.judge(by_node(session.transport, gate.ask))
+    session.wait("network", gate.progress_text, deadline=plan.probe_deadline(inventory, ask))
+    findings = gate.judge(run_by_node(session.transport, gate.queries))
     if any(finding.status == "wait" for finding in findings):
         session.wait("network", findings[0].text)
-        gate.judge(by_node(session.transport, gate.ask))
+        gate.judge(run_by_node(session.transport, gate.queries))
     assert proof.verdict is not None  # noqa: S101 - the judge has just put it there
     session.step("network", "measured", seconds=time.monotonic() - began)
     if kept.incarnation(site):
         keep = Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(plan.record(site, proof, measured_at=now()),),
+            steps=(plan.record_verdict(site, proof, measured_at=timestamp()),),
         )
         session.apply(Plan(verb="check-nccl", stages=(keep,)))
     return proof.verdict
 
 
-def now() -> str:
-    """Return the time as people and machines read it."""
+def timestamp() -> str:
+    """Return the local time with its UTC offset."""
     return time.strftime("%Y-%m-%d %H:%M:%S%z")
 
 
-def _show(verdict: Verdict, *, as_json: bool) -> None:
+def _print_verdict(verdict: Verdict, *, as_json: bool) -> None:
     if as_json:
         click.echo(dump_json(plain(verdict)))
     else:
         show(network_view.render(verdict))
 
 
-def _writable(path: Path) -> None:
-    """Raise RequestError when a file cannot be written: to be known before the measuring, which
-    takes a minute.
-    """
+def _require_writable(path: Path) -> None:
+    """Raise RequestError if a file cannot be written, before the measurement takes a minute."""
 
     existed = path.exists()
     try:
@@ -179,30 +179,32 @@ def _writable(path: Path) -> None:
         raise RequestError(f"--html {path}: {error.strerror}", hint=hint) from None
 
 
-def _page(verdict: Verdict, cluster: str, path: Path) -> None:
-    page = network_page.page(verdict, cluster=cluster, measured_at=now(), version=__version__)
+def _write_page(verdict: Verdict, cluster: str, path: Path) -> None:
+    page = network_page.render_page(
+        verdict, cluster=cluster, measured_at=timestamp(), version=__version__
+    )
     path.write_text(redact(page), encoding="utf-8")
     say(f"wrote {path}")
 
 
-def _from_logs(call: Call, files: tuple[str, ...], requested: Required | None) -> int:
+def _judge_logs(call: CommandContext, files: tuple[str, ...], requested: Required | None) -> int:
     _refuse_inventories(files)
     require = requested or "auto"
     if call.named is not None and requested is None:
         require = call.inventory.require
-    readings = {name: nccl_log.read(_blocks(name)) for name in dict.fromkeys(files)}
+    readings = {name: nccl_log.parse_log(_read_blocks(name)) for name in dict.fromkeys(files)}
     findings = levels.judge_files(readings, require)
-    status = worst(findings)
+    status = worst_status(findings)
     if call.as_json:
         verdict = {
-            **levels.as_json(nccl_log.merge(readings.values())),
+            **levels.as_json(nccl_log.merge_readings(readings.values())),
             "required": require,
             "passed": status != "fail",
             "findings": [asdict(finding) for finding in findings],
         }
         click.echo(dump_json(verdict))
     else:
-        ui.show(findings)
+        ui.print_findings(findings)
     return options.exit_code(failed=status == "fail", warned=status == "warn", strict=call.strict)
 
 
@@ -212,10 +214,8 @@ def _refuse_inventories(files: Sequence[str]) -> None:
             raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
 
 
-def _blocks(name: str) -> Iterator[bytes]:
-    """Read a file (`-`: standard input) block by block; raises RequestError when it cannot be
-    read.
-    """
+def _read_blocks(name: str) -> Iterator[bytes]:
+    """Yield a file (`-`: standard input) block by block; raise RequestError if that fails."""
 
     try:
         with click.open_file(name, "rb") as file:

@@ -1,5 +1,5 @@
-"""The node, rank, pair or direction that a bad network comes from, the likely cause, and the
-fix.
+"""Findings about a bad network: the node, rank, pair or direction to blame, the likely cause and
+the fix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MISNAMED = re.compile(
 _STOPPED = re.compile(r"stopped: |waiting for all ranks at .+: the store is gone: ")
 # Seconds. torch is imported in 3 to 10 s from a warm disk, its GPUs' first use included; ranks that
 # have it meet within a second or two.
-_SLOW_TORCH, _SLOW_MEETING = 30.0, 15.0
+_SLOW_TORCH, _SLOW_RENDEZVOUS = 30.0, 15.0
 _TORCH_FIX = (
     "look at the disk and the load of {node} (`uptime`, `iostat -x 1`); with NVIDIA GPUs, switch"
     " persistence mode on there: `sudo nvidia-smi -pm 1`"
@@ -33,12 +33,12 @@ _TORCH_FIX = (
 _NAMES_FIX = "see whether names of nodes are found in time: `vlaunch check --only names-resolve`"
 
 
-def nodes(measured: Measurement) -> list[Finding]:
-    """Say of each node what its probe or one of its ranks came to grief with."""
+def node_findings(measured: Measurement) -> list[Finding]:
+    """Return the findings about each node's probe and its ranks."""
     arrived = [
         name
         for name, report in measured.reports.items()
-        if report.ranks and not any(_before(rank) for rank in report.ranks)
+        if report.ranks and not any(_before_rendezvous(rank) for rank in report.ranks)
     ]
     findings = []
     for node in measured.inventory.nodes:
@@ -47,14 +47,14 @@ def nodes(measured: Measurement) -> list[Finding]:
             fix = f"see whether its container runs: `vlaunch logs {node.name}`"
             findings.append(failed(node, text, fix=fix))
         else:
-            findings += _reported(measured, node, arrived)
-            findings += _slow_start(node, measured.reports[node.name])
+            findings += _report_findings(measured, node, arrived)
+            findings += _slow_start_findings(node, measured.reports[node.name])
     return findings
 
 
-def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list[Finding]:
-    """Say what a node's report tells of its probe and of ranks that did not end well; `arrived`
-    are the nodes whose ranks met.
+def _report_findings(measured: Measurement, node: Node, arrived: Sequence[str]) -> list[Finding]:
+    """Return the failures in a node's report; `arrived` are the nodes whose ranks reached the
+    rendezvous.
     """
     inventory, report = measured.inventory, measured.reports[node.name]
     findings = []
@@ -62,13 +62,13 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
         fix = _probe_fix(node, report.error, inventory.ports.probe)
         findings.append(failed(node, report.error, fix=fix))
     for rank in report.ranks:
-        if rank.ended or _follows(measured, node, rank):
+        if rank.ended or _follows_another(measured, node, rank):
             continue
-        others = f"; arrived: {', '.join(arrived)}" if _before(rank) and arrived else ""
+        others = f"; arrived: {', '.join(arrived)}" if _before_rendezvous(rank) and arrived else ""
         findings.append(
             failed(
                 node,
-                f"rank {rank.rank} {_end(rank)} in the phase “{rank.phase}”{others}",
+                f"rank {rank.rank} {_describe_exit(rank)} in the phase “{rank.phase}”{others}",
                 evidence=rank.error or rank.tail,
                 fix=_rank_fix(measured, node, rank),
             )
@@ -76,46 +76,48 @@ def _reported(measured: Measurement, node: Node, arrived: Sequence[str]) -> list
     return findings
 
 
-def _follows(measured: Measurement, node: Node, rank: RankReport) -> bool:
-    """True when a rank stopped because of another, of its own node or the head, that is named."""
+def _follows_another(measured: Measurement, node: Node, rank: RankReport) -> bool:
+    """True if a rank stopped because of another failure on its own node or the head, which is
+    reported itself.
+    """
     names = node.name, measured.inventory.head.name
-    return _stopped(rank) and any(_has_cause(measured, name) for name in names)
+    return _was_stopped(rank) and any(_failed_by_itself(measured, name) for name in names)
 
 
-def _stopped(rank: RankReport) -> bool:
+def _was_stopped(rank: RankReport) -> bool:
     return _STOPPED.match(rank.error) is not None
 
 
-def _has_cause(measured: Measurement, name: str) -> bool:
-    """True when a node's probe, or a rank of it, has failed by itself."""
+def _failed_by_itself(measured: Measurement, name: str) -> bool:
+    """True if a node's probe, or one of its ranks, failed by itself."""
     report = measured.reports.get(name)
     if report is None or report.error:
         return True
-    return any(not rank.ended and not _stopped(rank) for rank in report.ranks)
+    return any(not rank.ended and not _was_stopped(rank) for rank in report.ranks)
 
 
-def _slow_start(node: Node, report: Report) -> list[Finding]:
-    """Return a warning for each thing that was slow before anything was measured."""
+def _slow_start_findings(node: Node, report: Report) -> list[Finding]:
+    """Return a warning for each slow phase before the measurement."""
     findings = []
     torch = max((rank.torch or 0.0 for rank in report.ranks), default=0.0)
     if torch > _SLOW_TORCH:
         text = f"its ranks took {torch:.0f} s to load torch and NCCL; all others waited for them"
         findings.append(warned(node, text, fix=_TORCH_FIX.format(node=node.name)))
     meeting = max((rank.meeting or 0.0 for rank in report.ranks), default=0.0)
-    if meeting > _SLOW_MEETING:
+    if meeting > _SLOW_RENDEZVOUS:
         text = f"its ranks took {meeting:.0f} s to meet the others, all of which had torch"
         findings.append(warned(node, text, fix=_NAMES_FIX))
     return findings
 
 
-def _before(rank: RankReport) -> bool:
-    """True when a rank never met the others."""
+def _before_rendezvous(rank: RankReport) -> bool:
+    """True if a rank failed before the rendezvous."""
     return not rank.ended and (
         "rendezvous" in rank.phase or "importing" in rank.phase or rank.phase == "starting"
     )
 
 
-def _end(rank: RankReport) -> str:
+def _describe_exit(rank: RankReport) -> str:
     if rank.exit is None:
         return "did not finish before the deadline"
     return (
@@ -135,8 +137,8 @@ def _probe_fix(node: Node, error: str, port: int) -> str:
 
 
 def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
-    """Say what to do about a rank that did not end well. Only who could not open the head's port is
-    told to allow it: who was late, or met nobody, got through.
+    """Return the fix for a failed rank. Only a rank that could not open the head's port needs a
+    firewall rule: late ranks got through.
     """
     inventory = measured.inventory
     head, port = inventory.head, inventory.ports.probe
@@ -157,30 +159,30 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
     return "run `vlaunch check --group network`"
 
 
-def cells(measured: Measurement, cells: Sequence[Cell]) -> list[Finding]:
-    """Say who is to blame for cells that are not well: all, a node when all of its own are, else a
-    pair or a direction.
+def cell_findings(measured: Measurement, cells: Sequence[Cell]) -> list[Finding]:
+    """Return findings for bad cells, one per cause: the whole cluster, a node, a pair or a
+    direction.
     """
-    misnamed, cells = _misnamed(_of_present(measured, cells))
+    misnamed, cells = _split_misnamed(_without_absent(measured, cells))
     bad = [cell for cell in cells if _is_bad(cell)]
-    if len(cells) > 2 and len(bad) == len(cells) and _one_trouble(bad):
-        return [*misnamed, _blamed("", bad[0], measured, prefix="every pair: ")]
-    sick = _sick_nodes(measured.inventory.nodes, cells)
+    if len(cells) > 2 and len(bad) == len(cells) and _same_problem(bad):
+        return [*misnamed, _cell_finding("", bad[0], measured, prefix="every pair: ")]
+    sick = _failing_nodes(measured.inventory.nodes, cells)
     rest = [cell for cell in bad if not sick.keys() & {cell.source, cell.target}]
     return [
         *misnamed,
         *(
-            _blamed(name, cell, measured, prefix="every pair with this node: ")
+            _cell_finding(name, cell, measured, prefix="every pair with this node: ")
             for name, cell in sick.items()
         ),
-        *(_blamed(where, cell, measured) for where, cell in _by_pair(rest).items()),
+        *(_cell_finding(where, cell, measured) for where, cell in _group_by_pair(rest).items()),
     ]
 
 
-def _of_present(measured: Measurement, cells: Sequence[Cell]) -> list[Cell]:
-    """Leave out the cells of nodes that took no part: that is told once, of the node itself."""
+def _without_absent(measured: Measurement, cells: Sequence[Cell]) -> list[Cell]:
+    """Leave out the cells of absent nodes, which have a finding of their own."""
     reports = measured.reports
-    absent = {node.name for node in measured.inventory.nodes if _absent(reports.get(node.name))}
+    absent = {node.name for node in measured.inventory.nodes if _is_absent(reports.get(node.name))}
     return [cell for cell in cells if not absent & {cell.source, cell.target}]
 
 
@@ -188,14 +190,14 @@ def _is_bad(cell: Cell) -> bool:
     return cell.status in ("fail", "warn")
 
 
-def _one_trouble(bad: Sequence[Cell]) -> bool:
-    """True when cells have the same trouble, all of them equally bad."""
-    return len({(cell.status, _kind(cell.text)) for cell in bad}) == 1
+def _same_problem(bad: Sequence[Cell]) -> bool:
+    """True if all cells have the same status and the same problem."""
+    return len({(cell.status, _normalize_problem(cell.text)) for cell in bad}) == 1
 
 
-def _sick_nodes(nodes: Sequence[Node], cells: Sequence[Cell]) -> dict[str, Cell]:
-    """Return the nodes of which every cell failed in the same way, while others' did not, with one
-    of those cells; of two nodes neither can be told from the other.
+def _failing_nodes(nodes: Sequence[Node], cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Return nodes whose cells all failed in the same way while others passed, each with one such
+    cell. With two nodes the failing one is unknown.
     """
     if len(nodes) <= 2:
         return {}
@@ -203,37 +205,37 @@ def _sick_nodes(nodes: Sequence[Node], cells: Sequence[Cell]) -> dict[str, Cell]
     for node in nodes:
         node_cells = of_node.get(node.name, [])
         bad = [cell for cell in node_cells if _is_bad(cell) and cell.status == "fail"]
-        if len(bad) == len(node_cells) < len(cells) and _one_trouble(bad):
+        if len(bad) == len(node_cells) < len(cells) and _same_problem(bad):
             failing[node.name] = bad[0]
     return failing
 
 
-def _by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
-    """Return the directions that are bad, `a → b`, those with the same trouble both ways as one,
-    `a ↔ b`, each with its first cell.
+def _group_by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
+    """Group bad directions: `a ↔ b` for one problem both ways, `a → b` otherwise, each with its
+    first cell.
     """
     directions = {(cell.source, cell.target): cell for cell in bad}
     grouped: dict[str, Cell] = {}
     for (source, target), cell in directions.items():
         back = directions.get((target, source))
-        if back is None or _kind(back.text) != _kind(cell.text):
+        if back is None or _normalize_problem(back.text) != _normalize_problem(cell.text):
             grouped[f"{source} → {target}"] = cell
         elif f"{target} ↔ {source}" not in grouped:
             grouped[f"{source} ↔ {target}"] = cell
     return grouped
 
 
-def _blamed(subject: str, cell: Cell, measured: Measurement, *, prefix: str = "") -> Finding:
-    """Return the finding of a node, a pair or a direction (of the cluster, when `where` is empty),
-    with the reason that a cell of it shows.
+def _cell_finding(subject: str, cell: Cell, measured: Measurement, *, prefix: str = "") -> Finding:
+    """Return the finding for a node, pair or direction (the cluster if `subject` is empty) from one
+    of its cells.
     """
-    text, evidence, fix = _why(measured, cell)
+    text, evidence, fix = _explain(measured, cell)
     return Finding(node=subject, status=cell.status, text=prefix + text, evidence=evidence, fix=fix)
 
 
-def _misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
-    """Name each node whose variable names an interface that it has not, once; and return the cells
-    that are not its own.
+def _split_misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
+    """Report each node whose variable names a missing interface, once; also return the cells of the
+    other nodes.
     """
     matches = {}
     for cell in cells:
@@ -253,35 +255,33 @@ def _misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
     return findings, [cell for cell in cells if not matches.keys() & {cell.source, cell.target}]
 
 
-def _absent(report: Report | None) -> bool:
-    """True when nothing can be said of a node's pairs: no report, no rank that met the others, or
-    one that was killed.
+def _is_absent(report: Report | None) -> bool:
+    """True if a node has no usable pairs: no report, a rank that never met the others, or one that
+    was killed.
     """
     if report is None or report.error or not report.ranks:
         return True
-    return any(_before(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
+    return any(_before_rendezvous(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
 
 
-def _kind(text: str) -> str:
-    """Return a trouble without its figures and names, so that the same trouble of two cells is
-    equal.
-    """
+def _normalize_problem(text: str) -> str:
+    """Return a problem without its figures, to compare the problems of two cells."""
     return re.sub(r"[\d.]+", "#", text)[:40]
 
 
-def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
-    """Return what is wrong with a direction, the evidence for the likely cause, and the fix."""
+def _explain(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
+    """Return the problem of a direction, the evidence for its likely cause, and the fix."""
     inventory = measured.inventory
     a, b = inventory.node(cell.source), inventory.node(cell.target)
     if not cell.transport.startswith("Gloo"):
         for name in (cell.source, cell.target):
             if (report := measured.reports.get(name)) is not None and (
-                likely := _cause(report, cell)
+                likely := _find_cause(report, cell)
             ) is not None:
                 return (
                     f"{cell.text}: {likely[0]} on {name}",
                     likely[1],
-                    _on_host(name, likely[2], inventory.fabric),
+                    _host_fix(name, likely[2], inventory.fabric),
                 )
     if cell.bandwidth is None:
         fix = (
@@ -303,8 +303,10 @@ def _why(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
     return cell.text, "", fix
 
 
-def _on_host(name: str, fix: str, fabric: str) -> str:
-    """Return the fix for a node: with the fabric in the inventory, the node lacks its devices."""
+def _host_fix(name: str, fix: str, fabric: str) -> str:
+    """Return the fix for a node; if the inventory already sets the fabric, the host lacks the
+    devices.
+    """
     if fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
     return (
@@ -313,13 +315,13 @@ def _on_host(name: str, fix: str, fabric: str) -> str:
     )
 
 
-def _cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
-    """Return what NCCL's lines and the container say of a link; missing devices explain TCP, not a
-    link that never came up.
+def _find_cause(report: Report, cell: Cell) -> tuple[str, str, str] | None:
+    """Return the cause of a link's level from NCCL's lines and the container; missing devices
+    explain TCP, not a link that never connected.
     """
-    reading = nccl_log.read([report.log.encode()])
+    reading = nccl_log.parse_log([report.log.encode()])
     connected = cell.bandwidth is not None
-    return causes.cause(
+    return causes.find_cause(
         warnings=list(reading.warnings),
         level=cell.level,
         env=report.env,

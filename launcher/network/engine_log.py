@@ -1,6 +1,4 @@
-"""What the engine's own ranks wrote about their links after the start: the last word on what they
-really use.
-"""
+"""NCCL logs of the engine's own ranks after the start, which prove the transport in use."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ from launcher.network import nccl_log
 from launcher.tools.site import Site
 
 _FOLDER = "/tmp/vlaunch-nccl"
-_TELLING = (
+_RELEVANT = (
     "Channel|nNodes|NET/|Using |WARN|Bootstrap|set by environment|GPU Direct|commId|NCCL version"
 )
 _LIMIT = 8_000_000
 
 
 def variables(inventory: Inventory, name: str) -> dict[str, str]:
-    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on a
-    CPU, which has no NCCL.
+    """Return NCCL's variables that make every rank write a log (`%h` host, `%p` process); none on
+    CPUs and on one node.
 
-    Ray's driver hands its environment to the workers (vLLM's ray_executor_v2.py), so that the head
-    need only be told.
+    Only the head needs them: Ray's driver passes its environment to the workers (vLLM's
+    ray_executor_v2.py).
     """
     if inventory.accelerator == "cpu" or len(inventory.nodes) == 1:
         return {}
@@ -34,14 +32,14 @@ def variables(inventory: Inventory, name: str) -> dict[str, str]:
     }
 
 
-def ask(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
-    """Ask the containers of `nodes` for the telling lines of their ranks' logs."""
+def query_logs(site: Site, nodes: Sequence[str], name: str) -> list[Command]:
+    """Query the containers of `nodes` for the relevant lines of their ranks' logs."""
     script = f'grep -ahE "$1" {_FOLDER}."$2".*.log | head -c {_LIMIT}'
-    argv = ("sh", "-c", script, "log", _TELLING, name)
-    return [site.inside(node, argv) for node in site.nodes if node.name in nodes]
+    argv = ("sh", "-c", script, "log", _RELEVANT, name)
+    return [site.in_container(node, argv) for node in site.nodes if node.name in nodes]
 
 
-def read(answers: Mapping[str, Sequence[Answer]]) -> nccl_log.Reading:
-    """Read all ranks' logs as one."""
+def parse_logs(answers: Mapping[str, Sequence[Answer]]) -> nccl_log.Reading:
+    """Parse all ranks' logs as one."""
     outputs = (answer.out.encode() for of_node in answers.values() for answer in of_node)
-    return nccl_log.merge([nccl_log.read([output]) for output in outputs])
+    return nccl_log.merge_readings([nccl_log.parse_log([output]) for output in outputs])

@@ -1,5 +1,5 @@
-"""Measured bandwidth and latency against what network cards are known to do: the right kind of link
-may still be sick.
+"""Measured bandwidth and latency against the expectations for the network cards: a link of the
+right kind may still be slow.
 """
 
 from __future__ import annotations
@@ -7,18 +7,18 @@ from __future__ import annotations
 from functools import cache
 
 from launcher.core.check import Finding
-from launcher.core.expectations import Nic
+from launcher.core.expectations import ExpectedNic
 from launcher.hosts.check import Evidence, Host
-from launcher.hosts.checks.rdma import in_use
-from launcher.network.network_shape import Cell, Verdict, rate
+from launcher.hosts.checks.rdma import ports_in_use
+from launcher.network.network_shape import Cell, Verdict, format_rate
 from launcher.tools.survey import Survey
 
-_ANY = Nic(model="a network card", match=".", source="defaults")
+_ANY = ExpectedNic(model="a network card", match=".", source="defaults")
 
 
 def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[Finding]:
-    """Warn of directions with less bandwidth, or more latency, than their cards should give; silent
-    where cards are unknown.
+    """Warn about directions with less bandwidth or more latency than their cards should give;
+    unknown cards give no warning.
 
     Args:
         verdict: what was measured.
@@ -30,7 +30,7 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
     @cache  # a node is an end of many cells
     def end_of(name: str, tcp: bool) -> tuple[float, float, str] | None:
         host = evidence.host(name)
-        return None if host is None else _end(host, ranks_per_node, tcp)
+        return None if host is None else _card_limits(host, ranks_per_node, tcp)
 
     findings = []
     for cell in verdict.cells:
@@ -40,14 +40,16 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
         ends = [end_of(name, tcp) for name in (cell.source, cell.target)]
         limits = [end for end in ends if end is not None]
         if len(limits) == len(ends):
-            findings += _compare(cell, *min(limits))
+            findings += _compare_cell(cell, *min(limits))
     return findings
 
 
-def _compare(cell: Cell, least: float, bound: float, card: str) -> list[Finding]:
+def _compare_cell(cell: Cell, least: float, bound: float, card: str) -> list[Finding]:
     direction, problems = f"{cell.source} → {cell.target}", []
     if cell.bandwidth is not None and cell.bandwidth < least:
-        problems.append(f"{rate(cell.bandwidth)}, where {card} should give {rate(least)} or more")
+        problems.append(
+            f"{format_rate(cell.bandwidth)}, where {card} should give {format_rate(least)} or more"
+        )
     if cell.latency is not None and cell.latency * 1e6 > bound:
         problems.append(
             f"{cell.latency * 1e6:.0f} µs, where {card} should take {bound:.0f} µs or less"
@@ -59,16 +61,16 @@ def _compare(cell: Cell, least: float, bound: float, card: str) -> list[Finding]
     return [Finding(node=direction, status="warn", text=text, fix=fix) for text in problems]
 
 
-def _end(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
+def _card_limits(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
     """Return the least bandwidth (bytes/s), the most latency (µs) and the card of one end; `None`
-    where that is not known.
+    if unknown.
     """
     if host.survey is None:
         return None
-    return _end_over_tcp(host, host.survey) if tcp else _end_over_rdma(host, host.survey, ranks)
+    return _tcp_limits(host, host.survey) if tcp else _rdma_limits(host, host.survey, ranks)
 
 
-def _end_over_tcp(host: Host, survey: Survey) -> tuple[float, float, str] | None:
+def _tcp_limits(host: Host, survey: Survey) -> tuple[float, float, str] | None:
     name = host.node.interface or host.facts.interface_of(host.node.ip)
     nic = next(
         (
@@ -88,10 +90,10 @@ def _end_over_tcp(host: Host, survey: Survey) -> tuple[float, float, str] | None
     )
 
 
-def _end_over_rdma(host: Host, survey: Survey, ranks: int) -> tuple[float, float, str] | None:
+def _rdma_limits(host: Host, survey: Survey, ranks: int) -> tuple[float, float, str] | None:
     ports = [
         (device, port)
-        for device, port in in_use(host.node, survey)
+        for device, port in ports_in_use(host.node, survey)
         if port.state == "ACTIVE" and port.rate
     ]
     if not ports:

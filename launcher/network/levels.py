@@ -1,5 +1,5 @@
-"""The level of the links between nodes in a log of NCCL, and its verdict: TCP, RDMA, RDMA with
-GPUDirect, or NVLink between nodes.
+"""Level of the inter-node links in an NCCL log, and its verdict: TCP, RDMA, RDMA with GPUDirect, or
+multi-node NVLink.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from launcher.core.check import Finding, failed, passed, warned
-from launcher.core.domain import LEVEL_WORDS, LEVELS, Level, fold
+from launcher.core.domain import LEVEL_LABELS, LEVELS, Level, fold
 from launcher.network import causes, nccl_log
-from launcher.network.nccl_log import Link, Reading
-from launcher.network.probe.network_links import KINDS, WORTH, Kind, kind
+from launcher.network.nccl_log import NcclLink, Reading
+from launcher.network.probe.network_links import KIND_LEVELS, KINDS, Kind, link_kind
 
-_HOW = (
+_HOW_TO_LOG = (
     "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
     " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
     " crosses nodes, not at its start; or run `vlaunch check-nccl`"
@@ -22,19 +22,17 @@ _HOW = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worst:
-    """The worst inter-node network of a log: its name, whether it is GPUDirect, the level it is
-    worth, and its links.
-    """
+class WorstLink:
+    """The worst inter-node network of a log, its level and its links."""
 
     network: str
     gpudirect: bool
     level: Level
-    links: tuple[Link, ...]
+    links: tuple[NcclLink, ...]
 
     @property
     def title(self) -> str:
-        """Its name as in NCCL's own lines: `NET/IB/GDRDMA`, `P2P/MNNVL`."""
+        """Name in NCCL's own lines: `NET/IB/GDRDMA`, `P2P/MNNVL`."""
         return (
             "P2P/MNNVL"
             if self.network == "MNNVL"
@@ -42,40 +40,42 @@ class Worst:
         )
 
 
-def between_nodes(reading: Reading) -> tuple[Link, ...]:
-    """Return the links between nodes: all but those of which both ends are in one host."""
-    near = nccl_log.inside(reading)
+def between_nodes(reading: Reading) -> tuple[NcclLink, ...]:
+    """Return the links between nodes, without those that connect ranks of one host."""
+    near = nccl_log.local_links(reading)
     return tuple(link for link in reading.links if link not in near)
 
 
-def worst(reading: Reading) -> Worst | None:
-    """Return the worst network: TCP before RDMA, RDMA before GPUDirect, that before MNNVL; `None`
-    without inter-node links.
+def find_worst_link(reading: Reading) -> WorstLink | None:
+    """Return the worst network, in the order TCP, RDMA, GPUDirect, MNNVL; `None` without inter-node
+    links.
     """
     everywhere = [name for names in reading.providers.values() for name in names]
-    links_by_kind: dict[Kind, list[Link]] = {}
+    links_by_kind: dict[Kind, list[NcclLink]] = {}
     for link in between_nodes(reading):
         providers = reading.providers.get(link.host, everywhere)
-        links_by_kind.setdefault(kind(link.network, link.gpudirect, providers), []).append(link)
+        links_by_kind.setdefault(link_kind(link.network, link.gpudirect, providers), []).append(
+            link
+        )
     worst_kind = min(links_by_kind, key=KINDS.index, default=None)
     if worst_kind is None:
         return None
     links = tuple(links_by_kind[worst_kind])
-    return Worst(
+    return WorstLink(
         network=links[0].network,
         gpudirect=worst_kind == "GPUDirect",
-        level=WORTH[worst_kind],
+        level=KIND_LEVELS[worst_kind],
         links=links,
     )
 
 
 def as_json(reading: Reading) -> dict[str, Any]:
-    """Return what the log proves as plain data; `gpudirect` is `None` without network links,
+    """Return the facts of a log as plain data; `gpudirect` is `None` without network links,
     `network` without any link.
 
     Links inside a host are no part of either; they are marked as `inside`.
     """
-    worst_link, near = worst(reading), nccl_log.inside(reading)
+    worst_link, near = find_worst_link(reading), nccl_log.local_links(reading)
     far = [link for link in reading.links if link not in near and link.network != "MNNVL"]
     return {
         "network": worst_link.network if worst_link else None,
@@ -104,20 +104,20 @@ def judge(
         hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
             its memory with the CPU.
     """
-    worst_link = worst(reading)
+    worst_link = find_worst_link(reading)
     if worst_link is None:
-        findings = [_nothing(reading)]
+        findings = [_no_links_finding(reading)]
     else:
-        findings = [_level(reading, worst_link, require, hardware)]
-        findings += _unseen(reading)
+        findings = [_level_finding(reading, worst_link, require, hardware)]
+        findings += _coverage_findings(reading)
     if reading.alarms and all(finding.status == "pass" for finding in findings):
-        findings.append(_alarmed(reading))
-    return (*findings, *_gaps(reading))
+        findings.append(_alarm_finding(reading))
+    return (*findings, *_completeness_findings(reading))
 
 
-def _unseen(reading: Reading) -> list[Finding]:
-    """Judge that the log has the links of all ranks."""
-    listed, ranks = nccl_log.unseen(reading)
+def _coverage_findings(reading: Reading) -> list[Finding]:
+    """Warn if ranks are missing from the log."""
+    listed, ranks = nccl_log.count_unlinked_ranks(reading)
     if not ranks:
         return []
     text = f"the log has links of {listed} of {ranks} ranks: what the others use is not known"
@@ -128,8 +128,8 @@ def _unseen(reading: Reading) -> list[Finding]:
     return [warned("", text, fix=fix)]
 
 
-def _gaps(reading: Reading) -> list[Finding]:
-    """Judge that the log is whole, and that all of it was looked at."""
+def _completeness_findings(reading: Reading) -> list[Finding]:
+    """Warn if the log is truncated or was not read completely."""
     findings = []
     if reading.truncated:
         text = "the log is cut off: what comes after is not known"
@@ -148,25 +148,23 @@ def _gaps(reading: Reading) -> list[Finding]:
 def judge_files(
     readings: Mapping[str, Reading], require: Level | Literal["auto"]
 ) -> tuple[Finding, ...]:
-    """Judge several logs of one job, by name: all as one, and each that by itself proves
-    nothing.
-    """
-    findings = judge(nccl_log.merge(readings.values()), require)
+    """Judge several logs of one job together, and report each log that proves nothing by itself."""
+    findings = judge(nccl_log.merge_readings(readings.values()), require)
     if len(readings) == 1:
         return findings
     alone = [
         replace(
-            _nothing(reading),
-            status="warn" if _near(reading) else "fail",
-            text=f"{name}: {_nothing(reading).text}",
+            _no_links_finding(reading),
+            status="warn" if _count_local_links(reading) else "fail",
+            text=f"{name}: {_no_links_finding(reading).text}",
         )
         for name, reading in readings.items()
-        if worst(reading) is None
+        if find_worst_link(reading) is None
     ]
     return (*findings, *alone)
 
 
-def _alarmed(reading: Reading) -> Finding:
+def _alarm_finding(reading: Reading) -> Finding:
     hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
     count = len(reading.alarms)
     text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
@@ -178,16 +176,16 @@ def _alarmed(reading: Reading) -> Finding:
     )
 
 
-def _near(reading: Reading) -> dict[str, int]:
+def _count_local_links(reading: Reading) -> dict[str, int]:
     """Count the links inside nodes, by kind."""
     counts = dict(reading.local)
-    for link in nccl_log.inside(reading):
+    for link in nccl_log.local_links(reading):
         counts[f"NET/{link.network}"] = counts.get(f"NET/{link.network}", 0) + 1
     return counts
 
 
-def _nothing(reading: Reading) -> Finding:
-    if local_links := _near(reading):
+def _no_links_finding(reading: Reading) -> Finding:
+    if local_links := _count_local_links(reading):
         reason = "it has only links inside nodes: " + ", ".join(
             f"{count} {kind}" for kind, count in sorted(local_links.items())
         )
@@ -202,17 +200,17 @@ def _nothing(reading: Reading) -> Finding:
         reason = "NCCL wrote of no link"
     else:
         reason = f"none of its {reading.lines} lines is of NCCL"
-    likely = causes.cause(warnings=list(reading.warnings), level=None)
+    likely = causes.find_cause(warnings=list(reading.warnings), level=None)
     return failed(
         "",
         f"the log proves nothing about the network between nodes: {reason}",
         evidence=likely[1] if likely else "",
-        fix=_HOW,
+        fix=_HOW_TO_LOG,
     )
 
 
-def _level(
-    reading: Reading, worst_link: Worst, require: Level | Literal["auto"], hardware: str
+def _level_finding(
+    reading: Reading, worst_link: WorstLink, require: Level | Literal["auto"], hardware: str
 ) -> Finding:
     total = len(between_nodes(reading))
     all_links = f"all {total} links" if total > 1 else "the one link"
@@ -226,23 +224,23 @@ def _level(
     )
     needed: Level = "rdma" if require == "auto" else require
     if LEVELS.index(worst_link.level) < LEVELS.index(needed):
-        return _below(
-            reading, worst_link, require, f"{text}, where {LEVEL_WORDS[needed]} is required"
+        return _below_finding(
+            reading, worst_link, require, f"{text}, where {LEVEL_LABELS[needed]} is required"
         )
     if require == "auto" and worst_link.level == "rdma":
         if "GB10" in hardware:
             return passed("", f"{text}; GPUDirect is not expected of {hardware}")
-        cause, evidence, fix, _ = _why(reading, worst_link)
+        cause, evidence, fix, _ = _explain(reading, worst_link)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
         return warned("", f"{text}: GPUDirect is not used{cause}", evidence=evidence, fix=fix)
     return passed("", text)
 
 
-def _below(
-    reading: Reading, worst_link: Worst, require: Level | Literal["auto"], text: str
+def _below_finding(
+    reading: Reading, worst_link: WorstLink, require: Level | Literal["auto"], text: str
 ) -> Finding:
-    cause, evidence, fix, host = _why(reading, worst_link)
-    hosts = [host] if host else _hosts(worst_link)
+    cause, evidence, fix, host = _explain(reading, worst_link)
+    hosts = [host] if host else _list_hosts(worst_link)
     allow = (
         "if these nodes have no RDMA, say `--require any`"
         if worst_link.level == "any"
@@ -257,22 +255,22 @@ def _below(
         fix = f"{fix}; {allow}"
     return failed(
         fold(hosts) if hosts else "",
-        f"{text} ({_ranks(worst_link.links)}){cause}",
+        f"{text} ({_list_ranks(worst_link.links)}){cause}",
         evidence=evidence,
         fix=fix,
     )
 
 
-def _why(reading: Reading, worst_link: Worst) -> tuple[str, str, str, str]:
-    """Return the likely cause as the end of a sentence, its evidence, the fix, and the host that it
-    was found on; no host where the evidence is from all of them.
+def _explain(reading: Reading, worst_link: WorstLink) -> tuple[str, str, str, str]:
+    """Return the likely cause as the end of a sentence, its evidence, the fix, and its host; no
+    host if all of them have the evidence.
     """
-    hosts = _hosts(worst_link)
+    hosts = _list_hosts(worst_link)
     for host in (*hosts, ""):
         warnings = [
             text for text, writers in reading.warnings.items() if not host or host in writers
         ]
-        if (likely := causes.cause(warnings=warnings, level=worst_link.level)) is None:
+        if (likely := causes.find_cause(warnings=warnings, level=worst_link.level)) is None:
             continue
         hosts_by_line = [reading.warnings[text].keys() for text in warnings if text in likely[1]]
         everywhere = all(set(hosts) <= line_hosts for line_hosts in hosts_by_line)
@@ -282,10 +280,10 @@ def _why(reading: Reading, worst_link: Worst) -> tuple[str, str, str, str]:
     return "", "", "", ""
 
 
-def _hosts(worst_link: Worst) -> list[str]:
+def _list_hosts(worst_link: WorstLink) -> list[str]:
     return sorted({link.host for link in worst_link.links if link.host})
 
 
-def _ranks(links: Sequence[Link]) -> str:
+def _list_ranks(links: Sequence[NcclLink]) -> str:
     pairs = [f"{a}→{b}" for a, b in dict.fromkeys((link.source, link.target) for link in links)]
     return "ranks " + ", ".join(pairs[:6]) + f" and {len(pairs) - 6} more" * (len(pairs) > 6)

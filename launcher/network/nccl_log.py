@@ -1,5 +1,5 @@
-"""Links between nodes and other facts in logs of NCCL (2.4 to 2.30) or RCCL, of any origin: escaped
-in JSON or not, with any line ends, and read as a stream, for a log may be larger than the memory.
+"""Parser for logs of NCCL (2.4 to 2.30) and RCCL from any source: escaped in JSON or not, with any
+line ends, read as a stream because a log may exceed the memory.
 
 Sources: NVIDIA/nccl src/transport/{net,p2p,shm,coll_net,net_socket}.cc and net_ib, init.cc,
 bootstrap.cc, debug.cc, graph/topo.cc at its tags; ROCm/rccl has the same files, and appends `comm
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from launcher.core.untrusted import plain
-from launcher.network.probe.network_links import via
+from launcher.core.untrusted import sanitize
+from launcher.network.probe.network_links import parse_path
 
 # Different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000.
 MAX_LINKS = 100_000
@@ -41,7 +41,7 @@ _NODES = re.compile(r"\bnRanks \d{1,9} nNodes (\d{1,9})\b")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 VERSION = re.compile(r"(?:\b[NR]CCL version ?:? ?|\bnccl==)(\d[\w.+-]{0,40})")
 # Sentences that explain something although NCCL does not call them a warning.
-_TELLING = re.compile(
+_RELEVANT = re.compile(
     r"NET/[^:]{1,40}: No device found|Unable to open device|No usable listening interface|no"
     r" (?:socket )?interface found"
     r"|GPU Direct RDMA Disabled for|ailed to open (?:libibverbs|libmlx5)|No plugin found|Could not"
@@ -69,11 +69,11 @@ _ESCAPES = (
     (b"\\/", b"/"),
     (b'"', b"\n"),
 )
-_SOON = 50_000  # different lines that are counted before they are parsed
+_BATCH = 50_000  # different lines that are counted before they are parsed
 _MARKERS = (b"CCL", b"NET/", b" via ", b"nccl==", b"Bootstrap")
 
 
-class Link(NamedTuple):
+class NcclLink(NamedTuple):
     """One `Channel … via …` line of a network, or of NVLink between nodes.
 
     `source` and `target` are ranks; `network` is what follows `NET/` (`IB`, `Socket`, `AWS
@@ -98,7 +98,7 @@ class Link(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """The facts of a log. Every collection has a limit, so that no log can fill the memory.
+    """Facts of a log. Every collection has a limit, so that no log can fill the memory.
 
     `links` has each link once, `network_links` counts the lines, `local` those inside nodes by kind
     (`P2P`, `SHM`). `using` are the networks that NCCL announced. `devices` has the network devices
@@ -110,7 +110,7 @@ class Reading:
     kept.
     """
 
-    links: dict[Link, None] = field(default_factory=dict)
+    links: dict[NcclLink, None] = field(default_factory=dict)
     network_links: int = 0
     local: dict[str, int] = field(default_factory=dict)
     using: dict[str, None] = field(default_factory=dict)
@@ -130,61 +130,61 @@ class Reading:
 
     @property
     def mnnvl(self) -> bool:
-        """True when a link is multi-node NVLink."""
+        """True if a link is multi-node NVLink."""
         return any(link.network == "MNNVL" for link in self.links)
 
-    def note(self, line: bytes, times: int) -> None:
-        """Take in a line that occurs so often; it may have colours and any prefix."""
+    def add_line(self, line: bytes, times: int) -> None:
+        """Parse a line that occurs `times` times; it may have colours and any prefix."""
         text = line.decode("utf-8", "replace")
-        text = text if text.isprintable() else plain(text)
+        text = text if text.isprintable() else sanitize(text)
         text = _REPEATED.sub("", text) if "[repeated" in text else text.strip()
         head, info, body = text.partition("CCL INFO ")
         if not info:
             head, alarm, body = text.partition("CCL WARN ")
             if alarm:
-                self._warn(body[:_MAX_TEXT], [_host(head)], alarm=True)
-                self._version(body)
+                self._add_warning(body[:_MAX_TEXT], [_parse_host(head)], alarm=True)
+                self._add_version(body)
                 return
             head, body = "", text
         if " via " in body and (match := _CHANNEL.search(body)):
-            self._channel(_host(head), match, times)
+            self._add_channel(_parse_host(head), match, times)
         else:
-            self._sentence(_host(head), body)
+            self._add_sentence(_parse_host(head), body)
 
-    def add(self, other: Reading) -> None:
-        """Take in another log, as if both were one; links and warnings of both count once."""
+    def add_reading(self, other: Reading) -> None:
+        """Add another log, as if both were one; links and warnings in both count once."""
         self.lines += other.lines
         self.network_links += other.network_links
         self.truncated |= other.truncated
         self.overflow |= other.overflow
         self.nodes = max(self.nodes, other.nodes)
         for link in other.links:
-            self._link(link)
+            self._add_link(link)
         for kind, count in other.local.items():
             self.local[kind] = self.local.get(kind, 0) + count
         for mine, theirs in ((self.using, other.using), (self.versions, other.versions)):
             for name in theirs:
-                _put(mine, name)
+                _add_text(mine, name)
         for text, hosts in other.warnings.items():
-            self._warn(text, hosts, alarm=text in other.alarms)
+            self._add_warning(text, hosts, alarm=text in other.alarms)
         for host, names in other.devices.items():
             self.devices.setdefault(host, {}).update(names)
         for host, providers in other.providers.items():
             self.providers.setdefault(host, {}).update(providers)
         for communicator, ranks in other.ranks.items():
-            self._members(communicator, other.sizes.get(communicator, 0), ranks)
+            self._add_members(communicator, other.sizes.get(communicator, 0), ranks)
 
-    def _channel(self, host: str, match: re.Match[str], times: int) -> None:
+    def _add_channel(self, host: str, match: re.Match[str], times: int) -> None:
         channel, source, target, direction, path = match.groups("")
-        network, device, gpudirect, local = via(path)
+        network, device, gpudirect, local = parse_path(path)
         if local:
             self.local[local] = self.local.get(local, 0) + times
         elif network:
             self.network_links += times if network != "MNNVL" else 0
             ranks = int(source), int(target)
-            self._link(Link(*ranks, channel, direction, network, device, gpudirect, host))
+            self._add_link(NcclLink(*ranks, channel, direction, network, device, gpudirect, host))
 
-    def _link(self, link: Link) -> None:
+    def _add_link(self, link: NcclLink) -> None:
         kind = link.network, link.gpudirect
         if link in self.links:
             return
@@ -196,27 +196,27 @@ class Reading:
         self._kinds.add(kind)
         self.links[link] = None
 
-    def _sentence(self, host: str, text: str) -> None:
-        """Take in a sentence that is not about one link, by the first form that it has."""
+    def _add_sentence(self, host: str, text: str) -> None:
+        """Parse a line that is not about one link; the first matching form counts."""
         if match := _COMMUNICATOR.search(text):
             communicator = match[3].lower()
             if host and int(communicator, 16):
-                self._members(communicator, int(match[2]), {int(match[1]): host})
+                self._add_members(communicator, int(match[2]), {int(match[1]): host})
         elif match := _NODES.search(text):
             self.nodes = max(self.nodes, int(match[1]))
         elif match := _PROVIDER.search(text):
-            _put(_of_host(self.providers, host), match[1].lower())
+            _add_text(_host_entry(self.providers, host), match[1].lower())
         elif match := _DEVICES.search(text):
             self._name_devices(host, match)
         elif match := _USING.search(text):
-            _put(self.using, match[1])
+            _add_text(self.using, match[1])
         else:
-            self._warn(text[:_MAX_TEXT] if _TELLING.search(text) else "", [host])
-            self._version(text)
+            self._add_warning(text[:_MAX_TEXT] if _RELEVANT.search(text) else "", [host])
+            self._add_version(text)
 
-    def _members(self, communicator: str, size: int, ranks: Mapping[int, str]) -> None:
-        """Note the hosts of ranks; the first host of a rank counts, since equal lines are counted
-        together. As many ranks are kept as links.
+    def _add_members(self, communicator: str, size: int, ranks: Mapping[int, str]) -> None:
+        """Record the hosts of ranks, at most as many as links. The first host of a rank counts,
+        since equal lines are counted together.
         """
         self.sizes[communicator] = max(self.sizes.get(communicator, 0), size)
         host_of_rank = self.ranks.setdefault(communicator, {})
@@ -227,31 +227,31 @@ class Reading:
             host_of_rank.setdefault(rank, host)
 
     def _name_devices(self, host: str, match: re.Match[str]) -> None:
-        """Name a host's devices; names of interfaces do not replace others."""
-        names = _of_host(self.devices, host)
+        """Record a host's device names; names of interfaces do not replace others."""
+        names = _host_entry(self.devices, host)
         for index, name in _DEVICE.findall(match[2]):
             if match[1] == "Socket":
                 names.setdefault(int(index), name)
             else:
                 names[int(index)] = name
 
-    def _version(self, text: str) -> None:
+    def _add_version(self, text: str) -> None:
         if match := VERSION.search(text):
-            _put(self.versions, match[1].rstrip("."))
+            _add_text(self.versions, match[1].rstrip("."))
 
-    def _warn(self, text: str, hosts: Iterable[str], *, alarm: bool = False) -> None:
+    def _add_warning(self, text: str, hosts: Iterable[str], *, alarm: bool = False) -> None:
         if not text or not _has_room(self.warnings, text, MAX_TEXTS):
             return
         if alarm:
             self.alarms[text] = None
         writers = self.warnings.setdefault(text, {})
         for host in hosts:
-            _put(writers, host, limit=MAX_HOSTS)
+            _add_text(writers, host, limit=MAX_HOSTS)
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield the lines of a stream, many at a time, at most `MAX_LINE` bytes of each; false with a
-    last line that has no end.
+    """Yield the lines of a stream in batches, at most `MAX_LINE` bytes of each; false with a last
+    line without an end.
 
     Lines that are escaped in JSON (or in Python's `repr`) are unescaped.
     """
@@ -276,60 +276,57 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
         yield [last], False
 
 
-def read(chunks: Iterable[bytes]) -> Reading:
-    """Read a log that comes in blocks, cut anywhere. Any bytes are read; a line that is not NCCL's
-    is skipped.
+def parse_log(chunks: Iterable[bytes]) -> Reading:
+    """Parse a log in chunks that may be cut anywhere. Lines that are not NCCL's are skipped.
 
-    What is kept is bounded by the number of different links, not by the log. A last line without an
-    end may lack the word that proves GPUDirect: it is left out.
+    Memory is bounded by the number of different links, not by the log. A last line without an end
+    is left out: it may lack the suffix that proves GPUDirect.
     """
     reading = Reading()
     counted: dict[bytes, int] = {}
     for block, ended in split_lines(chunks):
         reading.lines += len(block)
         for line in block:
-            if (key := _key(line)) is None:
+            if (key := _relevant_part(line)) is None:
                 continue
             if not ended:
                 reading.truncated = True
                 continue
             counted[key] = counted.get(key, 0) + 1
-            if len(counted) >= _SOON:
-                _take(reading, counted)
-    _take(reading, counted)
+            if len(counted) >= _BATCH:
+                _parse_counted(reading, counted)
+    _parse_counted(reading, counted)
     return reading
 
 
-def merge(readings: Iterable[Reading]) -> Reading:
-    """Put several logs together, as if they were one; links and warnings that are in more than one
-    of them count once.
-    """
+def merge_readings(readings: Iterable[Reading]) -> Reading:
+    """Merge several logs into one; links and warnings in more than one of them count once."""
     merged = Reading()
     for reading in readings:
-        merged.add(reading)
+        merged.add_reading(reading)
     return merged
 
 
-def inside(reading: Reading) -> frozenset[Link]:
-    """Return the links of which both ends are in one host: without P2P and shared memory, NCCL uses
-    the network there, too.
+def local_links(reading: Reading) -> frozenset[NcclLink]:
+    """Return the links with both ends in one host: without P2P and shared memory, NCCL uses the
+    network there, too.
     """
     named = {link.host for link in reading.links}.union(
         *(ranks.values() for ranks in reading.ranks.values())
     )
     if reading.nodes > len(named):
         return frozenset()  # some host's log is missing, or two hosts have one name
-    ends: dict[tuple[int, int, str], list[Link]] = {}
+    ends: dict[tuple[int, int, str], list[NcclLink]] = {}
     for link in reading.links:
         ends.setdefault((link.source, link.target, link.channel), []).append(link)
-    return frozenset(link for links in ends.values() if _near(links) for link in links)
+    return frozenset(link for links in ends.values() if _is_local(links) for link in links)
 
 
-def unseen(reading: Reading) -> tuple[int, int]:
-    """Return of how many ranks of how many there are links between nodes; (0, 0) where none is
-    known to be missing.
+def count_unlinked_ranks(reading: Reading) -> tuple[int, int]:
+    """Return how many ranks have inter-node links, and of how many, for the communicator with the
+    widest gap; (0, 0) if none is known to be missing.
 
-    A rank counts with the links of its host: of the ranks of a node only some have links to others.
+    A rank counts with the links of its host: only some ranks of a node have links to others.
     """
     linked = {link.host for link in reading.links}
     writers = {link.writer for link in reading.links}
@@ -347,10 +344,8 @@ def unseen(reading: Reading) -> tuple[int, int]:
     return widest_gap
 
 
-def _host(head: str) -> str:
-    """Return the host of `host:pid:tid`, the last word before NCCL's `[device]`; empty where there
-    is none.
-    """
+def _parse_host(head: str) -> str:
+    """Return the host of `host:pid:tid` before NCCL's `[device]`; empty if there is none."""
     match = _PREFIX.search(head.rpartition(" [")[0].rpartition(" ")[2])
     return match[1] if match else ""
 
@@ -359,11 +354,11 @@ def _has_room(collection: Mapping[str, object], key: str, limit: int) -> bool:
     return key in collection or len(collection) < limit
 
 
-def _of_host(by_host: dict[str, dict[Any, Any]], host: str) -> dict[Any, Any]:
+def _host_entry(by_host: dict[str, dict[Any, Any]], host: str) -> dict[Any, Any]:
     return by_host.setdefault(host, {}) if _has_room(by_host, host, MAX_HOSTS) else {}
 
 
-def _put(texts: dict[str, None], text: str, *, limit: int = MAX_TEXTS) -> None:
+def _add_text(texts: dict[str, None], text: str, *, limit: int = MAX_TEXTS) -> None:
     if text and len(texts) < limit:
         texts[text] = None
 
@@ -373,7 +368,7 @@ def _is_escaped(text: bytes) -> bool:
 
 
 def _unescape(line: bytes) -> list[bytes]:
-    """Return the strings of a line of JSON, each line of them by itself."""
+    """Split a line of JSON into the lines of its strings."""
     if not _is_escaped(line):
         return [line]
     for code, meaning in _ESCAPES:
@@ -381,24 +376,24 @@ def _unescape(line: bytes) -> list[bytes]:
     return line.split(b"\n")
 
 
-def _near(links: Sequence[Link]) -> bool:
-    """True when one host wrote both the `send` and the `receive` of a channel, and no other host
-    any. A host without a name, or with a placeholder (`<node>`), could be any.
+def _is_local(links: Sequence[NcclLink]) -> bool:
+    """True if one host wrote both the `send` and the `receive` of a channel, and no other host any.
+    A host without a name, or with a placeholder (`<node>`), could be any.
     """
     (host, *others) = {link.host for link in links}
     directions = {link.direction for link in links}
     return not others and directions == {"send", "receive"} and host[:1] not in ("", "<")
 
 
-def _take(reading: Reading, counted: dict[bytes, int]) -> None:
-    """Parse lines that were counted, and forget the counts."""
+def _parse_counted(reading: Reading, counted: dict[bytes, int]) -> None:
+    """Parse the counted lines and clear the counts."""
     for line, times in counted.items():
-        reading.note(line, times)
+        reading.add_line(line, times)
     counted.clear()
 
 
-def _key(line: bytes) -> bytes | None:
-    """Return the part of a line that tells something, `None` when none does."""
+def _relevant_part(line: bytes) -> bytes | None:
+    """Return the part of a line to parse; `None` if the line is irrelevant."""
     start = line.find(b"CCL INFO ")
     if start >= 0:
         # From `host:pid:tid [device] NCCL INFO` on: what stands before, such as a time stamp, makes

@@ -1,5 +1,5 @@
-"""The network check as a plan: a probe in every container that will serve, the verdict as a gate,
-and a record on the head.
+"""Plan of the network check: a probe in every container that will serve, the verdict as a gate, and
+a record on the head.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from launcher.core.check import Finding
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
 from launcher.core.expectations import required_level
-from launcher.core.plan import Gate, Plan, Stage, Step, observed
+from launcher.core.plan import Gate, Plan, Stage, Step, precomputed_gate
 from launcher.core.transport import Answers, Command
 from launcher.hosts.check import Evidence
 from launcher.network import expected, network_shape, transport
 from launcher.network import probe_command as probe
-from launcher.network.network_shape import Ask, Measurement, Proof
+from launcher.network.network_shape import CheckOptions, CheckResult, Measurement
 from launcher.tools import containers, docker, network_verdict, node_files
-from launcher.tools.network_verdict import Record, ServerLinks
+from launcher.tools.network_verdict import NetworkRecord, ServerLinks
 from launcher.tools.site import Site
 
 # Written whole, as secrets are: a reader never sees half of it.
@@ -35,17 +35,17 @@ _COPY = (
 )
 
 
-def prepare(site: Site) -> Plan:
-    """Bring the probe to every node; where no Ray container runs, the image must be there for a
-    throw-away one.
+def plan_prepare(site: Site) -> Plan:
+    """Copy the probe to every node; a node without a running Ray container needs the image for a
+    temporary one.
     """
     writes = tuple(
-        step for node in site.nodes for step in node_files.steps(site, node, {}, fresh=False)
+        step for node in site.nodes for step in node_files.file_steps(site, node, {}, fresh=False)
     )
-    gate = observed(
+    gate = precomputed_gate(
         "container",
         "every node has a container to measure in",
-        lambda: [_measurable(site, node) for node in site.nodes],
+        lambda: [_check_measurable(site, node) for node in site.nodes],
     )
     container_stage = Stage(
         id="container", title="Look for the containers that will serve", gates=(gate,)
@@ -56,9 +56,9 @@ def prepare(site: Site) -> Plan:
     )
 
 
-def _measurable(site: Site, node: Node) -> Finding:
+def _check_measurable(site: Site, node: Node) -> Finding:
     image = site.inventory.image
-    if site.running(node) is not None or site.image(node, image) is not None:
+    if site.running_container(node) is not None or site.image(node, image) is not None:
         return Finding(node=node.name, status="pass", text="")
     return Finding(
         node=node.name,
@@ -68,40 +68,41 @@ def _measurable(site: Site, node: Node) -> Finding:
     )
 
 
-def commands(site: Site, options: Ask) -> list[Command]:
-    """Return the probe of every node, to be run all at once.
+def probe_commands(site: Site, options: CheckOptions) -> list[Command]:
+    """Return the probe commands of all nodes, to run at once.
 
-    It runs in the node's container, or, where none runs, in a throw-away one with the same rights
-    and devices.
+    The probe runs in the node's container, or in a temporary one with the same rights and devices.
     """
     return [
         Command(
             node=node.name,
-            argv=_inside(site, node, options, rank),
-            timeout=deadline(site.inventory, options) + 30,
+            argv=_probe_argv(site, node, options, rank),
+            timeout=probe_deadline(site.inventory, options) + 30,
             stdin=lambda: probe.program_input(options.certificate),
             hold_stdin=True,
-            together=True,
+            simultaneous=True,
         )
-        for rank, node in enumerate(_ordered(site.inventory))
+        for rank, node in enumerate(_head_first(site.inventory))
     ]
 
 
-def deadline(inventory: Inventory, options: Ask) -> float:
-    """Return how many seconds the probes may take in all: time to import torch and to meet, and
-    each round's at its worst.
+def probe_deadline(inventory: Inventory, options: CheckOptions) -> float:
+    """Return the time limit of all probes in seconds: importing torch, the rendezvous, and the
+    worst case of each round.
     """
     start = probe.TORCH + probe.WINDOW
     return options.deadline or start + (options.pair_timeout + 5.0) * (len(inventory.nodes) + 1)
 
 
-def ranks(inventory: Inventory, options: Ask) -> int:
-    """Return the ranks on each node: as asked, else as many as every node has GPUs."""
+def ranks_per_node(inventory: Inventory, options: CheckOptions) -> int:
+    """Return the ranks per node: the requested number, else the smallest number of GPUs."""
     return options.ranks_per_node or min(node.gpus for node in inventory.nodes)
 
 
-def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Report], dict[str, str]]:
-    """Read the probes' answers: reports, and why there is none, by node."""
+def parse_answers(
+    answers: Mapping[str, Sequence[Answer]],
+) -> tuple[dict[str, probe.Report], dict[str, str]]:
+    """Parse the probes' answers: reports, and reasons for missing ones, by node."""
     reports, missing = {}, {}
     for node, node_answers in answers.items():
         try:
@@ -116,19 +117,19 @@ def read(answers: Mapping[str, Sequence[Answer]]) -> tuple[dict[str, probe.Repor
     return reports, missing
 
 
-def gate(site: Site, options: Ask, result: Proof) -> Gate:
-    """Every pair of nodes reaches the required level; what was seen is left in `proof`."""
+def network_gate(site: Site, options: CheckOptions, result: CheckResult) -> Gate:
+    """Require that every pair of nodes reaches the level; results are stored in `result`."""
     inventory = site.inventory
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        result.ask = options
-        reports, missing = read(answers)
-        first, result.reports = result.reports, transport.better(result.reports, reports)
+        result.options = options
+        reports, missing = parse_answers(answers)
+        first, result.reports = result.reports, transport.merge_best(result.reports, reports)
         level = required_level(
             inventory,
             gpus=[report.gpu for report in reports.values()],
             rdma=[name for name, report in reports.items() if report.rdma],
-            expectations=options.known,
+            expectations=options.expectations,
             distant_nodes=[
                 name for name, report in reports.items() if report.shared_switch is False
             ],
@@ -136,61 +137,71 @@ def gate(site: Site, options: Ask, result: Proof) -> Gate:
         )
         measurement = Measurement(inventory=inventory, reports=result.reports, missing=missing)
         verdict = transport.judge(measurement, level, collective=options.collective)
-        surveyed = Evidence(inventory=inventory, facts=site.facts, expectations=options.known)
-        slower = expected.judge(verdict, surveyed, ranks_per_node=ranks(inventory, options))
+        surveyed = Evidence(
+            inventory=inventory, facts=site.facts, expectations=options.expectations
+        )
+        slower = expected.judge(
+            verdict, surveyed, ranks_per_node=ranks_per_node(inventory, options)
+        )
         result.verdict = replace(verdict, findings=(*verdict.findings, *slower))
-        if not first and transport.doubtful(result.verdict):
+        if not first and transport.is_only_slow(result.verdict):
             text = "a pair is slower than the others; measuring again to be sure"
             return [Finding(node="", status="wait", text=text)]
         if not result.verdict.passed:
             return result.verdict.findings
-        passed = Finding(node="", status="pass", text=network_shape.summary(result.verdict))
+        passed = Finding(node="", status="pass", text=network_shape.summarize(result.verdict))
         return [*result.verdict.findings, passed]
 
     return Gate(
         id="network",
         what="every pair of nodes reaches the required level of the network",
-        doing=(
+        progress_text=(
             "measuring the network between every pair of nodes, in the containers that will serve"
         ),
-        ask=tuple(commands(site, options)),
+        queries=tuple(probe_commands(site, options)),
         judge=judge,
-        deadline=2 * deadline(inventory, options) + 60,
+        deadline=2 * probe_deadline(inventory, options) + 60,
     )
 
 
-def stages(site: Site, options: Ask, result: Proof, *, measured_at: str) -> tuple[Stage, ...]:
-    """Return the gate, and, behind it, the step that keeps the verdict: what comes after them has a
-    network that was proven.
+def check_stages(
+    site: Site, options: CheckOptions, result: CheckResult, *, measured_at: str
+) -> tuple[Stage, ...]:
+    """Return the gate's stage and the stage that saves the verdict: later stages have a checked
+    network.
     """
-    partial_site = network_verdict.only(site, options.nodes)
+    partial_site = network_verdict.narrow_site(site, options.nodes)
     return (
         Stage(
             id="network",
             title="Prove the network between the nodes",
-            steps=(forget(site),),
-            gates=(gate(partial_site, options, result),),
+            steps=(forget_verdict(site),),
+            gates=(network_gate(partial_site, options, result),),
         ),
         Stage(
             id="verdict",
             title="Keep the verdict",
-            steps=(record(site, result, measured_at=measured_at),),
+            steps=(record_verdict(site, result, measured_at=measured_at),),
         ),
     )
 
 
-def record(site: Site, result: Proof, *, measured_at: str) -> Step:
-    """Write the verdict down on the head, for `serve` and `status`."""
-    return _store(site, lambda: network_shape.as_record(site, result, measured_at=measured_at))
+def record_verdict(site: Site, result: CheckResult, *, measured_at: str) -> Step:
+    """Save the verdict on the head, for `serve` and `status`."""
+    return _store_record(
+        site, lambda: network_shape.to_record(site, result, measured_at=measured_at)
+    )
 
 
-def confirmed(site: Site, record: Record, *, server: str, id: str, links: str) -> Step:
-    """Write down, beside the verdict, what the own logs of a server say of its ranks' links."""
-    servers = {**record.servers, server: ServerLinks(id=id, said=transport)}
-    return _store(site, lambda: replace(record, servers=servers))
+def record_confirmation(
+    site: Site, record: NetworkRecord, *, server: str, id: str, links: str
+) -> Step:
+    """Save the links in a server's own logs beside the verdict."""
+    servers = {**record.servers, server: ServerLinks(id=id, said=links)}
+    return _store_record(site, lambda: replace(record, servers=servers))
 
 
-def _store(site: Site, record: Callable[[], Record]) -> Step:
+def _store_record(site: Site, record: Callable[[], NetworkRecord]) -> Step:
     return Step(
         title="keeping the verdict on the head",
         command=Command(
@@ -210,9 +221,9 @@ def _store(site: Site, record: Callable[[], Record]) -> Step:
     )
 
 
-def forget(site: Site) -> Step:
-    """Remove the last verdict before another is made: a check that fails must not leave an older
-    proof behind.
+def forget_verdict(site: Site) -> Step:
+    """Remove the last verdict before the next check: a failing check must not leave an older one
+    behind.
     """
     folder = site.state_dir(site.head)
     argv = (
@@ -227,21 +238,21 @@ def forget(site: Site) -> Step:
     )
 
 
-def _ordered(inventory: Inventory) -> tuple[Node, ...]:
+def _head_first(inventory: Inventory) -> tuple[Node, ...]:
     return (inventory.head, *inventory.workers)
 
 
-def _inside(site: Site, node: Node, options: Ask, rank: int) -> tuple[str, ...]:
-    inventory, container = site.inventory, site.running(node)
-    argv = probe.probe(
+def _probe_argv(site: Site, node: Node, options: CheckOptions, rank: int) -> tuple[str, ...]:
+    inventory, container = site.inventory, site.running_container(node)
+    argv = probe.probe_argv(
         node=node.name,
         node_rank=rank,
-        nodes={peer.name: peer.ip for peer in _ordered(inventory)},
-        ranks_per_node=ranks(inventory, options),
+        nodes={peer.name: peer.ip for peer in _head_first(inventory)},
+        ranks_per_node=ranks_per_node(inventory, options),
         master=inventory.head.ip,
         port=inventory.ports.probe,
         backend="gloo" if inventory.accelerator == "cpu" else "nccl",
-        deadline=deadline(inventory, options),
+        deadline=probe_deadline(inventory, options),
         pair_timeout=options.pair_timeout,
         nonce=options.nonce,
     )

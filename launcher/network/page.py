@@ -1,6 +1,4 @@
-"""The network between nodes as one HTML page that needs nothing else: heat maps, findings, and
-every pair's figures.
-"""
+"""Self-contained HTML page of the network check: heat maps, findings, and every pair's figures."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from launcher.app.findings_view import WORDS
+from launcher.app.findings_view import LABELS
 from launcher.core import untrusted
-from launcher.core.check import folded
+from launcher.core.check import fold_findings
 from launcher.network import network_view
-from launcher.network.network_shape import Cell, Verdict, rate
+from launcher.network.network_shape import Cell, Verdict, format_rate
 from launcher.network.probe_command import Collective
 
 # Shares of the median at which a colour begins, worst first; a half and a quarter are where the
@@ -32,10 +30,8 @@ _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """One cell of a heat map: its text, the colour's class, its status, and everything that is
-    known of it for the title.
-    """
+class MapCell:
+    """Cell of a heat map: its text, colour class and status, and the details for the tooltip."""
 
     text: str
     colour: str
@@ -45,20 +41,20 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Map:
+class HeatMap:
     """A heat map: rows send, columns receive; `None` is the diagonal.
 
-    The legend has (class, words) pairs.
+    The legend has (class, text) pairs.
     """
 
     id: str
     name: str
     unit: str
-    rows: tuple[tuple[str, tuple[Field | None, ...]], ...]
+    rows: tuple[tuple[str, tuple[MapCell | None, ...]], ...]
     legend: tuple[tuple[str, str], ...]
 
 
-def page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> str:
+def render_page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> str:
     """Return the page as text.
 
     Args:
@@ -72,7 +68,7 @@ def page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> s
     # Words of nodes lose their control characters, which HTML has no place for; autoescape does the
     # rest.
     def clean(value: Any) -> Any:
-        return untrusted.plain(value) if type(value) is str else value
+        return untrusted.sanitize(value) if type(value) is str else value
 
     environment = Environment(
         autoescape=True,
@@ -87,7 +83,7 @@ def page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> s
         .read_text(encoding="utf-8")
     )
     findings = sorted(
-        folded(verdict.findings),
+        fold_findings(verdict.findings),
         key=lambda finding: ("fail", "wait", "warn", "skip", "pass").index(finding.status),
     )
     return template.render(
@@ -95,26 +91,30 @@ def page(verdict: Verdict, *, cluster: str, measured_at: str, version: str) -> s
         cluster=cluster,
         taken=measured_at,
         version=version,
-        line=network_view.summary(verdict),
-        maps=maps(verdict),
+        line=network_view.verdict_line(verdict),
+        maps=heat_maps(verdict),
         figures=_figures(verdict),
         findings=[finding for finding in findings if finding.status != "pass"],
-        words=WORDS,
+        words=LABELS,
         signs=_SIGNS,
         tall=len(verdict.nodes) > 12 or max(map(len, verdict.nodes), default=0) > 8,
-        rate=rate,
-        span=network_view.span,
-        mark=network_view.mark,
+        rate=format_rate,
+        span=network_view.format_latency,
+        mark=network_view.transport_mark,
     )
 
 
-def maps(verdict: Verdict) -> tuple[Map, ...]:
+def heat_maps(verdict: Verdict) -> tuple[HeatMap, ...]:
     """Return the heat maps of bandwidth, latency and transport."""
-    return (_measured(verdict, "bandwidth"), _measured(verdict, "latency"), _transports(verdict))
+    return (
+        _metric_map(verdict, "bandwidth"),
+        _metric_map(verdict, "latency"),
+        _transport_map(verdict),
+    )
 
 
-def share(value: float, median: float, *, less_is_better: bool) -> int:
-    """Return which step of the scale a value is on, 0 (far worse than the median) to 5 (clearly
+def scale_step(value: float, median: float, *, less_is_better: bool) -> int:
+    """Return the step of the colour scale for a value, 0 (far worse than the median) to 5 (clearly
     better).
     """
     if less_is_better:
@@ -125,10 +125,10 @@ def share(value: float, median: float, *, less_is_better: bool) -> int:
     return max(step for step, begin in enumerate(_STEPS) if ratio >= begin)
 
 
-def _measured(verdict: Verdict, field: str) -> Map:
+def _metric_map(verdict: Verdict, field: str) -> HeatMap:
     less_is_better = field == "latency"
-    format_value = network_view.span if less_is_better else rate
-    extreme = network_view.extremes(verdict.cells, field)
+    format_value = network_view.format_latency if less_is_better else format_rate
+    extreme = network_view.find_extremes(verdict.cells, field)
     median = extreme[1] if extreme else 0.0
     unit = format_value(median).split()[1] if extreme else ""
 
@@ -140,28 +140,32 @@ def _measured(verdict: Verdict, field: str) -> Map:
         # Figures in another unit than the table's say so: a 12 among 25s must not be megabytes
         # unseen.
         return (
-            f"s{share(value, median, less_is_better=less_is_better)}",
+            f"s{scale_step(value, median, less_is_better=less_is_better)}",
             number if cell_unit == unit else f"{number} {cell_unit}",
         )
 
-    return Map(
+    return HeatMap(
         id=field,
         name=field.capitalize(),
         unit=unit,
-        rows=_rows(verdict, shown),
+        rows=_map_rows(verdict, shown),
         legend=_LEGEND if extreme else _LEGEND[-1:],
     )
 
 
-def _transports(verdict: Verdict) -> Map:
+def _transport_map(verdict: Verdict) -> HeatMap:
     colours = {name: f"t{step}" for step, name in enumerate(network_view.MARKS)}
-    used = {network_view.mark(cell) for cell in verdict.cells}
-    return Map(
+    used = {network_view.transport_mark(cell) for cell in verdict.cells}
+    return HeatMap(
         id="transport",
         name="Transport",
         unit="",
-        rows=_rows(
-            verdict, lambda cell: (colours[network_view.mark(cell)], network_view.mark(cell))
+        rows=_map_rows(
+            verdict,
+            lambda cell: (
+                colours[network_view.transport_mark(cell)],
+                network_view.transport_mark(cell),
+            ),
         ),
         legend=tuple(
             (colours[name], f"{name}: {meaning}")
@@ -171,26 +175,26 @@ def _transports(verdict: Verdict) -> Map:
     )
 
 
-def _rows(
+def _map_rows(
     verdict: Verdict, colour_and_text: Callable[[Cell], tuple[str, str]]
-) -> tuple[tuple[str, tuple[Field | None, ...]], ...]:
+) -> tuple[tuple[str, tuple[MapCell | None, ...]], ...]:
     cells: Mapping[tuple[str, str], Cell] = {
         (cell.source, cell.target): cell for cell in verdict.cells
     }
 
-    def entry(source: str, target: str) -> Field | None:
+    def entry(source: str, target: str) -> MapCell | None:
         if source == target:
             return None
         cell = cells.get((source, target)) or Cell(
             source=source, target=target, status="skip", text="nothing is known"
         )
         colour, text = colour_and_text(cell)
-        return Field(
+        return MapCell(
             text=text,
             colour=colour,
             status=cell.status,
             sign=_SIGNS[cell.status],
-            title=_title(cell),
+            title=_tooltip(cell),
         )
 
     return tuple(
@@ -199,25 +203,25 @@ def _rows(
     )
 
 
-def _title(cell: Cell) -> str:
+def _tooltip(cell: Cell) -> str:
     measurements = [
-        rate(cell.bandwidth) if cell.bandwidth is not None else "",
-        network_view.span(cell.latency) if cell.latency else "",
+        format_rate(cell.bandwidth) if cell.bandwidth is not None else "",
+        network_view.format_latency(cell.latency) if cell.latency else "",
     ]
     details = ", ".join(detail for detail in (*measurements, cell.transport, cell.device) if detail)
-    return f"{cell.source} → {cell.target}: {WORDS[cell.status][0]} {details}" + (
+    return f"{cell.source} → {cell.target}: {LABELS[cell.status][0]} {details}" + (
         f" ({cell.text})" if cell.text else ""
     )
 
 
 def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """Return the figures on top as (name, figure, remark)."""
+    """Return the key figures as (name, figure, remark)."""
     figures: list[tuple[str, str, str]] = []
     for field, format_value, worst in (
-        ("bandwidth", rate, "least"),
-        ("latency", network_view.span, "most"),
+        ("bandwidth", format_rate, "least"),
+        ("latency", network_view.format_latency, "most"),
     ):
-        ends = network_view.extremes(verdict.cells, field)
+        ends = network_view.find_extremes(verdict.cells, field)
         if ends is not None:
             cell = ends[0] if worst == "least" else ends[2]
             figures.append(
@@ -228,7 +232,7 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
                 )
             )
     if verdict.collective is not None:
-        figures += _all_reduce(verdict.collective)
+        figures += _all_reduce_figure(verdict.collective)
     bad = [sum(cell.status == status for cell in verdict.cells) for status in ("fail", "warn")]
     figures.append(
         (
@@ -240,14 +244,20 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _all_reduce(collective: Collective) -> list[tuple[str, str, str]]:
-    """Return the figure of all ranks together, if it was measured."""
+def _all_reduce_figure(collective: Collective) -> list[tuple[str, str, str]]:
+    """Return the figure of the all_reduce, if it was measured."""
     if collective.algbw is None or collective.busbw is None:
         return []
     latency = (
-        f", {network_view.span(collective.latency)} at 8 bytes"
+        f", {network_view.format_latency(collective.latency)} at 8 bytes"
         if collective.latency is not None
         else ""
     )
     name = f"all_reduce, {collective.ranks} ranks"
-    return [(name, f"{rate(collective.busbw)} busbw", f"{rate(collective.algbw)} algbw{latency}")]
+    return [
+        (
+            name,
+            f"{format_rate(collective.busbw)} busbw",
+            f"{format_rate(collective.algbw)} algbw{latency}",
+        )
+    ]

@@ -1,5 +1,5 @@
-"""Commands for `network/probe/network.py`, the probe that runs in the containers that will serve,
-and its reports.
+"""Command line and reports of `network/probe/network.py`, the probe that runs in the containers
+that will serve.
 
 One probe a node; each starts one rank per GPU (or CPU slot). All ranks meet at a store on the head.
 Pairs of nodes are measured first, round by round, so that a pair that hangs spares the others; then
@@ -28,8 +28,7 @@ REACH, TORCH, WINDOW = 60.0, 180.0, 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Send and receive from one rank to the same local rank of another node, as the receiver
-    measured it.
+    """Transfer from one rank to the same local rank of another node, as measured by the receiver.
 
     `latency` is seconds one way (half of an 8-byte round trip, median), `bandwidth` bytes a second
     at `size` bytes; `correct` is whether every byte that came was the one sent; `error` is why
@@ -64,18 +63,18 @@ class Collective:
 
     @property
     def tried(self) -> bool:
-        """False when pairs had failed before, so that the ranks did not reduce at all."""
+        """False if pairs failed before, so that no all_reduce was started."""
         return not self.error.startswith(_NOT_TRIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """The progress of one rank.
+    """Progress of one rank.
 
-    `phase` is the last it entered, in words; `exit` its exit code, `None` while it runs; `ended`
-    means it did all it was asked; `tail` is the end of what it printed. `torch` and `meeting` are
-    the seconds that the first use of torch and its backend and, after the last rank's, the
-    rendezvous took.
+    `phase` is the last phase as text; `exit` the exit code, `None` while it runs; `ended` means
+    that it finished all its work; `tail` is the end of its output. `torch` and `meeting` are the
+    seconds for the first use of torch and its backend, and for the rendezvous after the last rank
+    was ready.
     """
 
     rank: int
@@ -91,13 +90,13 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of one node's probe.
+    """Report of one node's probe.
 
-    `log` is what NCCL wrote there, its telling lines only; `env` its network variables;
-    `infiniband` is what is in the container's /dev/infiniband (None: not known), `memlock` the
-    bytes that it may lock (None: no limit, or not known); `rdma` are the active RDMA ports there
-    (`mlx5_0:1`), `shared_switch` whether a GPU and an RDMA device share a PCIe switch (None: not
-    known); `pair_logs` is, by peer, what NCCL wrote as that pair was measured.
+    `log` has the relevant lines of NCCL's log, `env` its network variables; `infiniband` lists the
+    container's /dev/infiniband (None: unknown), `memlock` is the lockable memory in bytes (None:
+    unlimited or unknown); `rdma` are the active RDMA ports (`mlx5_0:1`), `shared_switch` tells
+    whether a GPU and an RDMA device share a PCIe switch (None: unknown); `pair_logs` has NCCL's
+    lines of each pair's measurement, by peer.
     """
 
     node: Text
@@ -118,7 +117,7 @@ class Report:
     pair_logs: Mapping[str, Text] = field(default_factory=dict)
 
 
-def probe(
+def probe_argv(
     *,
     node: str,
     node_rank: int,
@@ -131,8 +130,8 @@ def probe(
     deadline: float = 120.0,
     pair_timeout: float = 20.0,
 ) -> Argv:
-    """Build the probe's command line for one node; started on all nodes at the same time, its
-    standard input held open.
+    """Build the probe's command line for one node; all nodes start it at the same time and keep its
+    standard input open.
 
     `nodes` are addresses by name in the order of their ranks, the head first: all ranks meet at
     `master`, its address. `deadline` and `pair_timeout` are seconds.
@@ -157,20 +156,19 @@ def probe(
 
 
 def program_input(certificate: Secret) -> bytes:
-    """Return what a probe reads first."""
+    """Return the first line of a probe's standard input."""
     return json.dumps({"certificate": certificate.reveal()}).encode() + b"\n"
 
 
 def parse_report(answer: Answer) -> Report:
-    """Read the one JSON object that a probe prints, whatever became of it.
+    """Parse the JSON object that a probe prints, whatever its outcome.
 
-    Its `error` is what the probe says of itself; each rank and transfer has its own. Raises
-    UnreadableAnswer when there is no such object: the program did not start, or was killed before
-    it could speak.
+    Its `error` is the probe's own; each rank and transfer has one, too. Raises UnreadableAnswer
+    without such an object: the program did not start, or was killed too early.
     """
     line = answer.out.strip().rpartition("\n")[2]
     try:
-        return decode.read(Report, line, "the report", forbid_unknown=True)
+        return decode.parse_json(Report, line, "the report", forbid_unknown=True)
     except UnreadableAnswer as error:
         outcome = (
             "did not end in time"

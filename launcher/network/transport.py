@@ -1,5 +1,5 @@
-"""From what the probes measured and NCCL wrote to a verdict: each direction judged against the
-level and the other pairs.
+"""Verdict from the probes' reports and NCCL's logs: each direction is judged against the level and
+the other pairs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import permutations
 from statistics import median
 
 from launcher.core.check import Finding, Status
-from launcher.core.domain import LEVEL_WORDS, LEVELS, Level
-from launcher.core.expectations import APART
+from launcher.core.domain import LEVEL_LABELS, LEVELS, Level
+from launcher.core.expectations import NO_SHARED_SWITCH
 from launcher.network import culprits, levels, nccl_log
-from launcher.network.network_shape import Cell, Measurement, Verdict, rate
+from launcher.network.network_shape import Cell, Measurement, Verdict, format_rate
 from launcher.network.probe_command import Collective, Report, Transfer
 
 # A pair with less than this share of the others' median bandwidth is not like them: a quarter is no
@@ -26,7 +26,7 @@ _WRITER = re.compile(r"^\S+?:(\d+):\d+ .*Channel .* via (?:NET/|P2P/MNNVL)", re.
 
 
 def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool = True) -> Verdict:
-    """Judge every direction between every two nodes, and the ranks themselves.
+    """Judge every direction between two nodes, and the ranks themselves.
 
     Args:
         measured: what the nodes' probes said.
@@ -36,15 +36,22 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     """
     inventory, reports = measured.inventory, measured.reports
     names = tuple(node.name for node in inventory.nodes)
-    findings = [*culprits.nodes(measured), *_versions(reports)]
-    received = _received(reports)
-    cells = _outliers(
-        [_cell(measured, pair, received.get(pair, ()), level[0]) for pair in permutations(names, 2)]
+    findings = [*culprits.node_findings(measured), *_version_findings(reports)]
+    received = _transfers_by_direction(reports)
+    cells = _mark_outliers(
+        [
+            _judge_cell(measured, pair, received.get(pair, ()), level[0])
+            for pair in permutations(names, 2)
+        ]
     )
-    findings += culprits.cells(measured, cells)
+    findings += culprits.cell_findings(measured, cells)
     failed = any(finding.status == "fail" for finding in findings)
-    worst_collective, problems = _collective(names, reports, needed=collective, failed=failed)
-    findings += [*problems, *_some_rdma(measured, level[0]), *_no_gpudirect(measured, level, cells)]
+    worst_collective, problems = _judge_collective(names, reports, needed=collective, failed=failed)
+    findings += [
+        *problems,
+        *_missing_rdma_findings(measured, level[0]),
+        *_no_gpudirect_findings(measured, level, cells),
+    ]
     backend = next(
         (report.backend for report in reports.values()),
         "nccl" if inventory.accelerator != "cpu" else "gloo",
@@ -63,11 +70,11 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     )
 
 
-def _collective(
+def _judge_collective(
     names: Sequence[str], reports: Mapping[str, Report], *, needed: bool, failed: bool
 ) -> tuple[Collective | None, list[Finding]]:
-    """Return the worst that any node saw of the all_reduce, and what is wrong with it: every rank
-    must have the right sum. Where something else `failed` before, it was not tried.
+    """Return the worst all_reduce of any node, and its problem: every rank must have the right sum.
+    It was not tried if a pair `failed` before.
     """
     collectives = [reports[name].collective for name in names if name in reports]
     worst = min(
@@ -75,7 +82,7 @@ def _collective(
         key=lambda outcome: (not outcome.error, outcome.correct, outcome.busbw or 0),
         default=None,
     )
-    problem = _collective_trouble(
+    problem = _collective_problem(
         worst, everywhere=None not in collectives and len(collectives) == len(names)
     )
     if not problem:
@@ -85,16 +92,14 @@ def _collective(
     return worst, [Finding(node="", status=status, text=f"all_reduce over all ranks: {problem}")]
 
 
-def _collective_trouble(worst: Collective | None, *, everywhere: bool) -> str:
+def _collective_problem(worst: Collective | None, *, everywhere: bool) -> str:
     if worst is not None and (worst.error or not worst.correct):
         return worst.error or "the sum that came back is wrong"
     return "" if worst is not None and everywhere else "was not measured on every node"
 
 
-def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
-    """One node without an active RDMA port takes the whole cluster down to TCP, which must not go
-    unsaid.
-    """
+def _missing_rdma_findings(measured: Measurement, level: Level) -> list[Finding]:
+    """Warn about nodes without an active RDMA port: they take the whole cluster down to TCP."""
     reports, required = measured.reports, measured.inventory.require
     without_rdma = [name for name, report in reports.items() if not report.rdma]
     if level != "any" or required == "any" or not without_rdma or len(without_rdma) == len(reports):
@@ -107,26 +112,26 @@ def _some_rdma(measured: Measurement, level: Level) -> list[Finding]:
     return [Finding(node=name, status="warn", text=text, fix=fix) for name in without_rdma]
 
 
-def _no_gpudirect(
+def _no_gpudirect_findings(
     measured: Measurement, level: tuple[Level, str], cells: Sequence[Cell]
 ) -> list[Finding]:
-    """Warn that `auto` did without GPUDirect because of the nodes' PCIe topology."""
-    if not level[1].endswith(APART) or all(cell.level != "rdma" for cell in cells):
+    """Warn if `auto` settled for RDMA without GPUDirect because of the nodes' PCIe topology."""
+    if not level[1].endswith(NO_SHARED_SWITCH) or all(cell.level != "rdma" for cell in cells):
         return []
     fix = (
         "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
         " `network: {require: gdrdma}` (and NCCL_NET_GDR_LEVEL=SYS under `env:`)"
     )
     return [
-        Finding(node=name, status="warn", text=APART, fix=fix)
+        Finding(node=name, status="warn", text=NO_SHARED_SWITCH, fix=fix)
         for name, report in measured.reports.items()
         if report.shared_switch is False
     ]
 
 
-def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the second measurement with the better figures of both: what disturbs a transfer never
-    makes it faster.
+def merge_best(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
+    """Return the second measurement with the better figures of both: interference never makes a
+    transfer faster.
     """
     before = {
         (t.source, t.target, t.local_rank): t for report in first.values() for t in report.transfers
@@ -135,14 +140,15 @@ def better(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[st
         name: replace(
             report,
             transfers=tuple(
-                _best(before.get((t.source, t.target, t.local_rank)), t) for t in report.transfers
+                _better_transfer(before.get((t.source, t.target, t.local_rank)), t)
+                for t in report.transfers
             ),
         )
         for name, report in second.items()
     }
 
 
-def _best(before: Transfer | None, after: Transfer) -> Transfer:
+def _better_transfer(before: Transfer | None, after: Transfer) -> Transfer:
     if (
         before is None
         or before.bandwidth is None
@@ -158,17 +164,17 @@ def _best(before: Transfer | None, after: Transfer) -> Transfer:
     )
 
 
-def doubtful(verdict: Verdict) -> bool:
-    """True when nothing is wrong but that directions are slow: other traffic does that too, and it
-    is worth a second look.
+def is_only_slow(verdict: Verdict) -> bool:
+    """True if slow directions are the only problem: other traffic may cause that, so the check is
+    repeated.
     """
     failed = [cell for cell in verdict.cells if cell.status == "fail"]
     named = [finding for finding in verdict.findings if finding.status == "fail"]
     return bool(failed) and all(cell.slow for cell in failed) and len(named) <= len(failed)
 
 
-def _versions(reports: Mapping[str, Report]) -> list[Finding]:
-    """NCCL and PyTorch must be the same everywhere: ranks of different versions hang or fail at the
+def _version_findings(reports: Mapping[str, Report]) -> list[Finding]:
+    """Require equal versions of NCCL and PyTorch: ranks with different ones hang or fail at the
     first collective.
     """
     findings = []
@@ -194,12 +200,12 @@ def _versions(reports: Mapping[str, Report]) -> list[Finding]:
     return findings
 
 
-def _cell(
+def _judge_cell(
     measured: Measurement, pair: tuple[str, str], transfers: Sequence[Transfer], level: Level
 ) -> Cell:
     source, target = pair
-    transport, device, reached = _transport(measured, source, target)
-    text = _trouble(transfers) or _shortfall(transport, reached, level)
+    transport, device, reached = _pair_transport(measured, source, target)
+    text = _transfer_problem(transfers) or _shortfall(transport, reached, level)
     bandwidths = [transfer.bandwidth for transfer in transfers if transfer.bandwidth is not None]
     latencies = [transfer.latency for transfer in transfers if transfer.latency is not None]
     return Cell(
@@ -216,8 +222,8 @@ def _cell(
     )
 
 
-def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Transfer]]:
-    """Return the transfers of each direction, which its target reports."""
+def _transfers_by_direction(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Transfer]]:
+    """Return the transfers of each direction, reported by its target."""
     by_direction: dict[tuple[str, str], list[Transfer]] = {}
     for target, report in reports.items():
         for transfer in report.transfers:
@@ -226,8 +232,8 @@ def _received(reports: Mapping[str, Report]) -> dict[tuple[str, str], list[Trans
     return by_direction
 
 
-def _trouble(transfers: Sequence[Transfer]) -> str:
-    """Say what is wrong with the transfers of a direction, and nothing where they arrived whole."""
+def _transfer_problem(transfers: Sequence[Transfer]) -> str:
+    """Return the problem of a direction's transfers; empty if they arrived correctly."""
     if not transfers:
         return "was not measured"
     failed = next(
@@ -239,49 +245,53 @@ def _trouble(transfers: Sequence[Transfer]) -> str:
 
 
 def _shortfall(transport: str, reached: Level | None, level: Level) -> str:
-    """Say why a direction does not reach a level, and nothing where it does."""
+    """Return the reason why a direction misses a level; empty if it reaches it."""
     if reached is None:
         return (
             "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
             " what it is"
         )
     if LEVELS.index(reached) < LEVELS.index(level):
-        return f"{transport} is below what is required: {LEVEL_WORDS[level]}"
+        return f"{transport} is below what is required: {LEVEL_LABELS[level]}"
     return ""
 
 
-def _transport(measured: Measurement, source: str, target: str) -> tuple[str, str, Level | None]:
-    """Return the transport of a pair: its name, the device, and the level that it is worth."""
+def _pair_transport(
+    measured: Measurement, source: str, target: str
+) -> tuple[str, str, Level | None]:
+    """Return the transport of a pair: its name, the device, and the level."""
     reports = measured.reports
     ends = [(reports[a], b) for a, b in ((source, target), (target, source)) if a in reports]
     if any(report.backend == "gloo" for report, _ in ends):
         node = measured.inventory.node(source)
         return "Gloo/TCP", node.interface or "", "any"
-    reading = _links(ends)
-    worst_link = levels.worst(reading)
+    reading = _read_links(ends)
+    worst_link = levels.find_worst_link(reading)
     return (
         ("", "", None)
         if worst_link is None
-        else (worst_link.title, _device(reading), worst_link.level)
+        else (worst_link.title, _device_names(reading), worst_link.level)
     )
 
 
-def _links(ends: Sequence[tuple[Report, str]]) -> nccl_log.Reading:
-    """Read what NCCL wrote of the links between two nodes: nothing, unless every rank of both wrote
-    of one.
+def _read_links(ends: Sequence[tuple[Report, str]]) -> nccl_log.Reading:
+    """Parse NCCL's lines about the links between two nodes; empty unless every rank of both wrote
+    one.
 
-    Each end has its own say, and so has each rank: one line proves one link.
+    Each end and each rank counts: one line proves one link.
     """
     logs = [report.pair_logs.get(peer, "") for report, peer in ends]
     proven = len(ends) == 2 and all(
         len(set(_WRITER.findall(text))) >= len(report.ranks)
         for text, (report, _) in zip(logs, ends, strict=True)
     )
-    return nccl_log.merge([nccl_log.read([text.encode()]) for text in logs] if proven else [])
+    return nccl_log.merge_readings(
+        [nccl_log.parse_log([text.encode()]) for text in logs] if proven else []
+    )
 
 
-def _device(reading: nccl_log.Reading) -> str:
-    """Name the devices that the links use, where a line said which is which."""
+def _device_names(reading: nccl_log.Reading) -> str:
+    """Return the names of the devices that the links use, as far as the log names them."""
     names = [
         devices[link.device]
         for link in reading.links
@@ -291,18 +301,20 @@ def _device(reading: nccl_log.Reading) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _outliers(cells: Sequence[Cell]) -> list[Cell]:
-    """Mark the directions that are far slower than those of other pairs; two nodes have only the
-    other direction to compare.
+def _mark_outliers(cells: Sequence[Cell]) -> list[Cell]:
+    """Mark the directions that are far slower than other pairs; with two nodes only the other
+    direction is comparable.
     """
     rates = {
         (cell.source, cell.target): cell.bandwidth for cell in cells if cell.bandwidth is not None
     }
     ordered = sorted(rates.values())
-    return [_compared(cell, rates, ordered) for cell in cells]
+    return [_compare_cell(cell, rates, ordered) for cell in cells]
 
 
-def _compared(cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Sequence[float]) -> Cell:
+def _compare_cell(
+    cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Sequence[float]
+) -> Cell:
     """Compare a direction with the median of the other pairs' bandwidths (bytes/s)."""
     if cell.status != "pass" or cell.bandwidth is None:
         return cell
@@ -324,6 +336,6 @@ def _compared(cell: Cell, rates: Mapping[tuple[str, str], float], ordered: Seque
     return replace(
         cell,
         status="fail" if certain and cell.bandwidth < _BROKEN * typical else "warn",
-        text=f"{rate(cell.bandwidth)}, where {reference} {rate(typical)}",
+        text=f"{format_rate(cell.bandwidth)}, where {reference} {format_rate(typical)}",
         slow=True,
     )

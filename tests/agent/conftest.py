@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent import api, keeper, monitor, needs, reservation, state
 from launcher.agent.desired import Desired
-from launcher.agent.ray_view import Rank
+from launcher.agent.ray_view import RayRank
 from tests.agent.stage import Clock, Make, Now, Stage, View
 from tests.agent.wanted import TWO
 from tests.agent.web import CHAT, Server
@@ -57,7 +57,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     for module in (keeper, monitor, needs, reservation):
         monkeypatch.setattr(module, "Background", Now)
-    monkeypatch.setattr(state, "container", lambda: "first")
+    monkeypatch.setattr(state, "container_id", lambda: "first")
     monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records
     return made
 
@@ -88,6 +88,6 @@ def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
     monkeypatch.setattr(View, "lacks", "")
     monkeypatch.setattr(View, "blamed", None)
     monkeypatch.setattr(
-        View, "found", [Rank("a0", "PP0", "gpu1", 41), Rank("a1", "PP1", "gpu2", 42)]
+        View, "found", [RayRank("a0", "PP0", "gpu1", 41), RayRank("a1", "PP1", "gpu2", 42)]
     )
     return View

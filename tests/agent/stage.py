@@ -12,10 +12,10 @@ from typing import Any
 
 from launcher.agent import records, state
 from launcher.agent.desired import Desired
-from launcher.agent.keeper import Keeper
+from launcher.agent.keeper import Supervisor
 from launcher.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
 from launcher.agent.observed import Observed
-from launcher.agent.ray_view import Culprit, Rank
+from launcher.agent.ray_view import Culprit, RayRank
 
 KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
 HEAD = "gpu1"
@@ -130,27 +130,27 @@ class Lead:
         self.late: set[str] = set()  # that have not carried out yet what they were ordered last
         self.reports: dict[str, ServerReport] = {}
 
-    def here(self, node: str) -> bool:
+    def is_connected(self, node: str) -> bool:
         """True when a node's agent is connected."""
         return node in self.nodes and node not in self.away
 
-    def fresh(self, node: str) -> bool:
+    def is_fresh(self, node: str) -> bool:
         """True when it was heard a moment ago."""
-        return self.here(node) and node not in self.stale
+        return self.is_connected(node) and node not in self.stale
 
     def report(self, node: str, _: str) -> ServerReport:
         """Return its last report."""
-        return self.reports.get(node, NOTHING) if self.here(node) else NOTHING
+        return self.reports.get(node, NOTHING) if self.is_connected(node) else NOTHING
 
-    def settled(self, node: str) -> bool:
+    def is_settled(self, node: str) -> bool:
         """True when it has carried out what it was ordered last."""
-        return self.here(node) and node not in self.late
+        return self.is_connected(node) and node not in self.late
 
     def boot_of(self, node: str) -> str:
         """Return what changes when its container starts anew."""
-        return self.nodes[node].boot if self.here(node) else ""
+        return self.nodes[node].boot if self.is_connected(node) else ""
 
-    def gone(self, node: str) -> str:
+    def gone_reason(self, node: str) -> str:
         """Say why it is gone."""
         return self.away.get(node, "")
 
@@ -196,9 +196,9 @@ class Stage:
         self.want(want)
         self.keeper = self.boot()
 
-    def boot(self) -> Keeper:
+    def boot(self) -> Supervisor:
         """Start the head's agent."""
-        self.keeper = Keeper("chat", str(self.folder), self.lead, self.clock)  # type: ignore[arg-type]
+        self.keeper = Supervisor("chat", str(self.folder), self.lead, self.clock)  # type: ignore[arg-type]
         return self.keeper
 
     def want(self, server: Desired | None) -> None:
@@ -208,12 +208,12 @@ class Stage:
             file.unlink()
         else:
             self.wanted = server
-            state.write(str(file), server.as_json(), durable=False)
+            state.write_json(str(file), server.as_json(), durable=False)
 
     @property
     def seen(self) -> Observed:
         """What the record says."""
-        found = state.seen("chat", str(self.folder))
+        found = state.read_status("chat", str(self.folder))
         assert found is not None
         return found
 
@@ -250,11 +250,11 @@ class Stage:
                 each.obey(self.orders.get(node), self.clock.now)
         self._serve(seconds)
         self.lead.reports |= {
-            node: records.read(ServerReport, self._report(node, each), "report")
+            node: records.parse_record(ServerReport, self._report(node, each), "report")
             for node, each in self.lead.nodes.items()
-            if self.lead.fresh(node)
+            if self.lead.is_fresh(node)
         }
-        self.keeper.turn()
+        self.keeper.tick()
         seen = self.keeper.status
         if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
             self.told.append((seen.state, seen.doing))
@@ -295,7 +295,7 @@ class Stage:
         generation = self.began.get(node.last)
         apis = {each.node: each for each in self.wanted.apis}
         if name in apis and node.state == "running" and generation is not None:
-            behind = self.wanted.behind(apis[name])
+            behind = self.wanted.replicas_behind(apis[name])
             said["probe"] = {**self.probe(*map(str, behind)), **said.get("probe", {})}
             if self.clock.now - generation < self.engine.takes or name in self.mute:
                 said["probe"]["answers"] = {}
@@ -367,12 +367,12 @@ class View:
             raise View.lacks
         return str(View.lacks)
 
-    def ranks(self, driver: int) -> list[Rank]:
+    def ranks(self, driver: int) -> list[RayRank]:
         """Return the ranks."""
         assert driver == 100
         return list(View.found)
 
-    def culprit(self, ranks: list[Rank], _: str) -> Culprit | None:
+    def culprit(self, ranks: list[RayRank], _: str) -> Culprit | None:
         """Return who died first."""
         assert ranks
         return View.blamed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import answer, api
-from launcher.agent.api import Where
+from launcher.agent.api import QueryTarget
 from tests.agent.web import CHAT, Replicas, Server
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "vllm"
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("folders")
 
 
 def complete(server: Server, **more: Any) -> Any:
-    return answer.complete(Where(api=server.port, dashboard=server.port, **more))
+    return answer.request_first_answer(QueryTarget(api=server.port, dashboard=server.port, **more))
 
 
 def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_refusal_is_an_answer(
 def test_no_answer_in_time(server: Server) -> None:
     """There is no status."""
     release: list[object] = []
-    server.answers["/v1/chat/completions"] = lambda _: api.until(lambda: release, 10) or ""
+    server.answers["/v1/chat/completions"] = lambda _: api.wait_until(lambda: release, 10) or ""
     said = complete(server, timeout=1.0)
     release.append(1)
 
@@ -160,7 +160,7 @@ def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) ->
     server.answers["/v1/chat/completions"] = NOT_FOUND
     release: list[object] = []
     server.answers["/v1/embeddings"] = (
-        (status, "no") if status else lambda _: api.until(lambda: release, 30) or ""
+        (status, "no") if status else lambda _: api.wait_until(lambda: release, 30) or ""
     )
     said = complete(server, timeout=60 if status else 2)
     release.append(1)

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from launcher.agent import api
-from launcher.agent.api import Where
+from launcher.agent.api import QueryTarget
 from tests.agent.web import Replicas, Server
 
 METRICS = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2.metrics").read_text()
 pytestmark = pytest.mark.usefixtures("folders")
 
 
-def where(server: Server, **more: Any) -> Where:
-    return Where(api=server.port, dashboard=server.port, **more)
+def where(server: Server, **more: Any) -> QueryTarget:
+    return QueryTarget(api=server.port, dashboard=server.port, **more)
 
 
 def test_the_counters_of_a_real_server() -> None:
     """Recorded after seven requests; the sum of all replicas, and 5xx of those who asked."""
-    found = api.read_counters(METRICS)
+    found = api.parse_counters(METRICS)
     assert found is not None
 
     assert (found.running, found.waiting, found.tokens, found.failed) == (0, 0, 53.0, 0.0)
@@ -32,7 +32,7 @@ def test_the_counters_of_a_real_server() -> None:
         "num_gpu_blocks": "512",
         "block_size": "128",
     }
-    failing = api.read_counters(
+    failing = api.parse_counters(
         METRICS + 'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 3.0\n'
     )
     assert failing is not None
@@ -43,14 +43,14 @@ def test_what_progress_is() -> None:
     """Tokens and requests that ended; aborted ones are our own canaries, and what waits is no work
     that was done.
     """
-    found = api.read_counters(METRICS)
-    waiting = api.read_counters(
+    found = api.parse_counters(METRICS)
+    waiting = api.parse_counters(
         re.sub(r"(?m)^(vllm:num_requests_waiting\{.*) 0.0$", r"\1 9.0", METRICS)
     )
-    aborted = api.read_counters(
+    aborted = api.parse_counters(
         re.sub(r'(?m)^(.*finished_reason="abort".*) 0.0$', r"\1 4.0", METRICS)
     )
-    working = api.read_counters(METRICS.replace("} 53.0", "} 54.0"))
+    working = api.parse_counters(METRICS.replace("} 53.0", "} 54.0"))
     assert found and waiting and aborted and working
 
     assert waiting.waiting == 9
@@ -59,15 +59,15 @@ def test_what_progress_is() -> None:
 
 def test_progress_of_one_replica() -> None:
     """Each has its own lines."""
-    two = api.read_counters(
+    two = api.parse_counters(
         METRICS + METRICS.replace('engine="0"', 'engine="1"').replace("} 53.0", "} 99.0")
     )
-    one = api.read_counters(METRICS)
+    one = api.parse_counters(METRICS)
     assert two and one
 
-    assert two.of(0) == one.progress
-    assert two.of(1) != two.of(0)
-    assert two.of(None) == two.progress
+    assert two.progress_of(0) == one.progress
+    assert two.progress_of(1) != two.progress_of(0)
+    assert two.progress_of(None) == two.progress
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_progress_of_one_replica() -> None:
 )
 def test_a_server_that_counts_nothing(text: str) -> None:
     """Or not in numbers: nobody knows."""
-    assert api.read_counters(text) is None
+    assert api.parse_counters(text) is None
 
 
 def test_capacity_of_replicas_is_added_up() -> None:
     """vLLM prints tokens and concurrency of one replica in each line, and the sum of all blocks."""
-    found = api.capacity(Replicas(finished=[7, 7, 7]).metrics())
+    found = api.parse_capacity(Replicas(finished=[7, 7, 7]).metrics())
 
     assert (
         found["kv_cache_size_tokens"],
@@ -99,12 +99,12 @@ def test_capacity_of_replicas_is_added_up() -> None:
         "192.0",
         "512",
     )
-    assert api.capacity("") == {}
+    assert api.parse_capacity("") == {}
 
 
 def test_nobody_listens() -> None:
     """Status 0, with the reason."""
-    status, said = api.api(Where(api=1), "/health")
+    status, said = api.query_api(QueryTarget(api=1), "/health")
 
     assert (status, "refused" in said) == (0, True)
 
@@ -112,6 +112,6 @@ def test_nobody_listens() -> None:
 def test_a_secret_that_is_not_there(server: Server, folders: Path) -> None:
     """Is not sent."""
     (folders / "secrets" / "VLLM_API_KEY").unlink()
-    api.api(where(server), "/health")
+    api.query_api(where(server), "/health")
 
     assert server.asked[-1][2] == ""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import blame, records
-from launcher.agent.blame import Finding, Inspections, Sample
+from launcher.agent.blame import Inspections, NodeSample, StallFinding
 
 STACKS = Path(__file__).parents[1] / "fixtures" / "stacks"
 NODES: dict[str, dict[int, str]] = {"node1": {}, "node2": {}}
@@ -39,14 +39,14 @@ def ray_ranks(samples: Samples) -> dict[str, dict[int, str]]:
     }
 
 
-def judge(samples: Samples, replica: int | None = None) -> Finding:
+def judge(samples: Samples, replica: int | None = None) -> StallFinding:
     """Compare the samples of all nodes."""
     inspections = Inspections()
     for node, pair in samples.items():
-        inspections.take(node, None)
+        inspections.add_sample(node, None)
         for sample in pair:
-            inspections.take(node, records.read(Sample, sample, "inspection"))
-    return inspections.finding(ray_ranks(samples), replica=replica)
+            inspections.add_sample(node, records.parse_record(NodeSample, sample, "inspection"))
+    return inspections.compare_newest(ray_ranks(samples), replica=replica)
 
 
 def rank_of(samples: Samples, node: str) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def rank_of(samples: Samples, node: str) -> list[dict[str, Any]]:
     return [rank for sample in samples[node] for rank in sample["ranks"] if not rank["engine"]]
 
 
-def has_observation(finding: Finding, text: str) -> bool:
+def has_observation(finding: StallFinding, text: str) -> bool:
     return any(text in observation for observation in finding.observations)
 
 
@@ -269,4 +269,4 @@ def test_replicas() -> None:
 )
 def test_kinds(frames: list[str], kind: str) -> None:
     """The kind of wait or work follows from a stack."""
-    assert blame.kind(frames) == getattr(blame, kind)
+    assert blame.classify_stack(frames) == getattr(blame, kind)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.agent import blame, records
-from launcher.agent.blame import Finding, Sample
+from launcher.agent.blame import NodeSample, StallFinding
 
 H100 = Path(__file__).parents[1] / "fixtures" / "gpu-h100"
 LOADS: dict[str, dict[str, dict[str, float]]] = json.loads((H100 / "load.json").read_text())
@@ -27,10 +27,12 @@ def read_samples(name: str) -> Samples:
     return samples
 
 
-def judge(samples: Samples, replica: int | None = None) -> Finding:
+def judge(samples: Samples, replica: int | None = None) -> StallFinding:
     """Compare two samples of one node."""
-    before, after = (records.read(Sample, sample, "inspection") for sample in samples)
-    return blame.compare({"gpu01": before}, {"gpu01": after}, {"gpu01": {}}, replica=replica)
+    before, after = (records.parse_record(NodeSample, sample, "inspection") for sample in samples)
+    return blame.compare_samples(
+        {"gpu01": before}, {"gpu01": after}, {"gpu01": {}}, replica=replica
+    )
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
@@ -86,7 +88,7 @@ def test_gpu_spins() -> None:
 def test_launch_blocks() -> None:
     """A launch that waits for room in the queue uses a core, in any line; it is not to blame."""
     samples = read_samples("spin-launch")
-    assert blame.kind(samples[0]["ranks"][0]["frames"]) == blame.OWN
+    assert blame.classify_stack(samples[0]["ranks"][0]["frames"]) == blame.OWN
 
     finding = judge(samples)
 

@@ -61,17 +61,17 @@ def test_the_root_of_recorded_failures(log: str, root: str) -> None:
     It is the same from the whole log, as the launcher reads it, and from the telling lines, which
     is what the agent keeps.
     """
-    whole, told = lines(log), [line for line in lines(log) if cause.telling(line)]
+    whole, told = lines(log), [line for line in lines(log) if cause.is_relevant(line)]
 
-    assert cause.root(whole).startswith(root)
-    assert bool(cause.root(whole)) == bool(root)
-    assert cause.root(told) == cause.root(whole)
+    assert cause.root_cause(whole).startswith(root)
+    assert bool(cause.root_cause(whole)) == bool(root)
+    assert cause.root_cause(told) == cause.root_cause(whole)
 
 
 @pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*_ok.log")))
 def test_a_healthy_start_has_no_cause(log: str) -> None:
     """What vLLM warns about and goes on after kills nothing."""
-    assert cause.root(lines(log)) == ""
+    assert cause.root_cause(lines(log)) == ""
 
 
 def test_the_last_line_is_not_the_cause() -> None:
@@ -91,8 +91,8 @@ def test_the_last_line_is_not_the_cause() -> None:
         ),
     ]
 
-    assert cause.root(said).startswith("torch.OutOfMemoryError: CUDA out of memory")
-    assert cause.root(said[1:]) == ""
+    assert cause.root_cause(said).startswith("torch.OutOfMemoryError: CUDA out of memory")
+    assert cause.root_cause(said[1:]) == ""
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_the_last_line_is_not_the_cause() -> None:
 )
 def test_lines_that_tell(line: str, tells: bool) -> None:
     """What vLLM warns about is what it goes on after."""
-    assert cause.telling(line) == tells
+    assert cause.is_relevant(line) == tells
 
 
 def test_a_report_may_have_to_do() -> None:
     """Where there is nothing else, and somebody asks for it."""
     said = ["RuntimeError: Engine core initialization failed. See root cause above."]
 
-    assert (cause.root(said), cause.root(said, reports=True)) == ("", said[0])
-    assert cause.root([*said, "ValueError: x"], reports=True) == "ValueError: x"
+    assert (cause.root_cause(said), cause.root_cause(said, reports=True)) == ("", said[0])
+    assert cause.root_cause([*said, "ValueError: x"], reports=True) == "ValueError: x"
 
 
 def test_a_worker_is_nearer_to_the_cause() -> None:
@@ -140,20 +140,20 @@ def test_a_worker_is_nearer_to_the_cause() -> None:
         "KeyError: 'x'",
     ]
 
-    assert cause.root(said) == "ValueError: bad head size"
-    assert cause.root(said[:1] + said[2:]) == "RuntimeError: Worker failed"
+    assert cause.root_cause(said) == "ValueError: bad head size"
+    assert cause.root_cause(said[:1] + said[2:]) == "RuntimeError: Worker failed"
 
 
 def test_colours_and_length() -> None:
     """Ray colours what it passes on; a cause is for one line of a table."""
     said = "\x1b[36m(RayWorkerWrapper pid=1)\x1b[0m ValueError: " + "x" * 9000
 
-    assert cause.root([said]) == f"ValueError: {'x' * 9000}"[: cause.LONGEST]
+    assert cause.root_cause([said]) == f"ValueError: {'x' * 9000}"[: cause.LONGEST]
 
 
 def test_nothing_is_no_cause() -> None:
     """And no error."""
-    assert (cause.root([]), cause.root(["", "all is well"])) == ("", "")
+    assert (cause.root_cause([]), cause.root_cause(["", "all is well"])) == ("", "")
 
 
 INVALID = (
@@ -186,11 +186,13 @@ def test_pydantic_names_the_field() -> None:
     told = [
         line
         for before, line in zip(("", *INVALID), INVALID, strict=False)
-        if cause.telling(line, before)
+        if cause.is_relevant(line, before)
     ]
 
     assert told == list(INVALID[:3])
-    assert cause.root(told) == "gpu_memory_utilization: Input should be less than or equal to 1"
+    assert (
+        cause.root_cause(told) == "gpu_memory_utilization: Input should be less than or equal to 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_pydantic_names_the_field() -> None:
 )
 def test_the_process_that_raised_it(said: list[str], process: str, address: str) -> None:
     """By its name in vLLM's prefix, or in the head of the traceback that Ray passes on."""
-    raised = cause.find(said)
+    raised = cause.find_exception(said)
 
     assert raised is not None
     assert (raised.process, raised.address) == (process, address)
@@ -225,5 +227,5 @@ def test_the_innermost_of_a_chain(between: str) -> None:
     """Python prints it first; vLLM's pointer to what stands above is none."""
     said = ["ValueError: the root", "", between, "", "RuntimeError: Worker failed with error 'x'"]
 
-    assert cause.root(said) == "ValueError: the root"
-    assert cause.root(["WARNING 11-24 11:15:42 [x.py:1] KeyError: 1", *said]) == said[0]
+    assert cause.root_cause(said) == "ValueError: the root"
+    assert cause.root_cause(["WARNING 11-24 11:15:42 [x.py:1] KeyError: 1", *said]) == said[0]

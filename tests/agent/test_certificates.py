@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from launcher.agent.certificates import Certificates, cause, name_in
+from launcher.agent.certificates import Certificates, common_name, describe_error
 from tests.agent.authority import Authority
 
 
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_used(
 )
 def test_the_node_that_a_certificate_names(certificate: object, found: str) -> None:
     """It is the common name, if there is only one."""
-    assert name_in(certificate) == found  # type: ignore[arg-type]
+    assert common_name(certificate) == found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_the_node_that_a_certificate_names(certificate: object, found: str) -> N
 )
 def test_causes_in_words(error: Exception, why: str) -> None:
     """They stand in the log behind what failed."""
-    assert cause(error) == why
+    assert describe_error(error) == why

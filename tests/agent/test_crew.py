@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from launcher.agent import crew, records
-from launcher.agent.crew import Lead, Refused
-from launcher.agent.members import Answer
-from launcher.agent.node import NOTHING, RUN, Order, Report, ServerReport
+from launcher.agent.crew import Leader, ReportRejected
+from launcher.agent.members import ReportReply
+from launcher.agent.node import NOTHING, RUN, AgentReport, Order, ServerReport
 from tests.agent.stage import Clock
 from tests.hostile import mutate
 
@@ -28,7 +28,7 @@ class Node:
     def __init__(self) -> None:
         self.orders: Any = {}
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Do nothing."""
 
     def report(self) -> dict[str, Any]:
@@ -52,10 +52,10 @@ class Head:
     """The head's agent, and reports to it."""
 
     def __init__(self) -> None:
-        self.lead = Lead("gpu1", Node())  # type: ignore[arg-type]
+        self.lead = Leader("gpu1", Node())  # type: ignore[arg-type]
         self.connections: dict[str, Connection] = {}
 
-    def post(self, name: str = "gpu2", number: int = 1, **more: Any) -> Answer:
+    def post(self, name: str = "gpu2", number: int = 1, **more: Any) -> ReportReply:
         """Report over a node's connection."""
         report = {
             "node": name,
@@ -67,7 +67,9 @@ class Head:
             **more,
         }
         connection = self.connections.setdefault(name, Connection())
-        return self.lead.exchange(name, records.read(Report, report, "report"), connection)
+        return self.lead.exchange(
+            name, records.parse_record(AgentReport, report, "report"), connection
+        )
 
 
 @pytest.fixture
@@ -88,23 +90,23 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
     """All of them, each time; what a node has carried out is settled."""
     lead = head.lead
     first = head.post()
-    assert (first.orders, lead.here("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
-    assert not lead.settled("gpu2")
+    assert (first.orders, lead.is_connected("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
+    assert not lead.is_settled("gpu2")
 
     lead.orders, lead.ray = {"gpu2": {"chat": ORDER}}, "b1.1"
-    lead.turn()
+    lead.tick()
     orders = {"chat": ORDER}
-    expected = Answer(head_boot=lead.boot, number=first.number + 1, orders=orders, ray="b1.1")
+    expected = ReportReply(head_boot=lead.boot, number=first.number + 1, orders=orders, ray="b1.1")
     for number, done in ((2, first.number), (3, first.number + 1)):
         assert head.post(number=number, done=done) == expected
-        assert lead.settled("gpu2") is (done == expected.number)
-    lead.turn()
-    assert lead.number("gpu2") == expected.number
+        assert lead.is_settled("gpu2") is (done == expected.number)
+    lead.tick()
+    assert lead.order_number("gpu2") == expected.number
 
 
 def test_the_last_report_of_a_node_counts(head: Head) -> None:
     """Empty of what it has nothing of; who is not here cannot be asked."""
-    head.lead.turn()
+    head.lead.tick()
     head.post(servers={"chat": {"state": "stopping"}, "odd": {}})
     head.post(number=2)
 
@@ -117,8 +119,8 @@ def test_the_last_report_of_a_node_counts(head: Head) -> None:
 def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
     """A report from before a restart of the head's agent, and one over again, change nothing."""
     head.lead.orders = {"gpu2": {"chat": ORDER}}
-    assert head.post(head_boot="") == Answer(head_boot=head.lead.boot)
-    assert not head.lead.here("gpu2")
+    assert head.post(head_boot="") == ReportReply(head_boot=head.lead.boot)
+    assert not head.lead.is_connected("gpu2")
 
 
 @pytest.mark.parametrize(
@@ -140,10 +142,10 @@ def test_what_is_refused_changes_nothing(
     head.post(boot="b0", number=9)
     head.post(number=5)
     clock.now += 3.0
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(ReportRejected, match=why):
         head.post(**{"number": 6, "servers": {}, "done": 1, **more})
 
-    assert (head.lead.heard()["gpu2"], head.lead.here("gpu3")) == (3.0, False)
+    assert (head.lead.report_ages()["gpu2"], head.lead.is_connected("gpu3")) == (3.0, False)
     assert (head.lead.report("gpu2", "chat"), head.lead.boot_of("gpu2")) == (CHAT, "b1")
     head.post(number=6)
 
@@ -178,12 +180,12 @@ def test_an_invalid_report_names_its_field(change: dict[str, Any], field: str) -
     """It is refused as a whole."""
     report = {"node": "gpu2", "boot": "b", "number": 1, "head_boot": "", "done": 0, "servers": {}}
     with pytest.raises(ValueError, match=f"this is no report: '{field}': "):
-        records.read(Report, {**report, **change}, "report")
+        records.parse_record(AgentReport, {**report, **change}, "report")
 
 
 def test_nobody_else_is_this_node(head: Head) -> None:
     """Not even with its certificate."""
-    with pytest.raises(Refused, match="gpu1 is this node itself"):
+    with pytest.raises(ReportRejected, match="gpu1 is this node itself"):
         head.post("gpu1")
 
 
@@ -191,18 +193,18 @@ def test_a_report_of_before_a_break_is_refused_after_it(head: Head, clock: Clock
     """A node that is gone is remembered."""
     head.post(number=7)
     clock.now += 61.0
-    head.lead.turn()
-    with pytest.raises(Refused, match="gpu2 sent report 7 after report 7"):
+    head.lead.tick()
+    with pytest.raises(ReportRejected, match="gpu2 sent report 7 after report 7"):
         head.post(number=7)
 
-    assert not head.lead.here("gpu2")
+    assert not head.lead.is_connected("gpu2")
 
 
 def test_starts_that_are_remembered_are_bounded(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is in the hands of others must not fill the head's memory."""
-    monkeypatch.setattr(crew, "_BOOTS", 3)
+    monkeypatch.setattr(crew, "_MAX_BOOTS", 3)
     for at in range(9):
         head.post(boot=f"b{at}")
 
@@ -215,23 +217,31 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     """
     number = head.post().number
     head.connections.pop("gpu2").closed = True
-    head.lead.turn()
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.report("gpu2", "chat")) == (
+    head.lead.tick()
+    assert (
+        head.lead.is_connected("gpu2"),
+        head.lead.gone_reason("gpu2"),
+        head.lead.report("gpu2", "chat"),
+    ) == (
         False,
         "",
         NOTHING,
     )
     assert head.lead.boot_of("gpu2") == ""
     clock.now += 10.0
-    assert head.lead.gone("gpu2") == "its connection was closed"
+    assert head.lead.gone_reason("gpu2") == "its connection was closed"
 
     head.post(number=2, done=number)
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2"), head.lead.boot_of("gpu2")) == (
+    assert (
+        head.lead.is_connected("gpu2"),
+        head.lead.gone_reason("gpu2"),
+        head.lead.boot_of("gpu2"),
+    ) == (
         True,
         "",
         "b1",
     )
-    assert not head.lead.settled("gpu2")
+    assert not head.lead.is_settled("gpu2")
 
 
 def test_another_connection_takes_the_place_of_one_that_broke(head: Head) -> None:
@@ -240,9 +250,9 @@ def test_another_connection_takes_the_place_of_one_that_broke(head: Head) -> Non
     old = head.connections.pop("gpu2")
     head.post(number=2)
     old.closed = True
-    head.lead.turn()
+    head.lead.tick()
 
-    assert head.lead.here("gpu2")
+    assert head.lead.is_connected("gpu2")
 
 
 def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock) -> None:
@@ -251,16 +261,20 @@ def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock
     """
     head.post()
     clock.now += 30.0
-    head.lead.turn()
-    assert (head.lead.here("gpu2"), head.lead.fresh("gpu2"), head.lead.heard()) == (
+    head.lead.tick()
+    assert (
+        head.lead.is_connected("gpu2"),
+        head.lead.is_fresh("gpu2"),
+        head.lead.report_ages(),
+    ) == (
         True,
         False,
         {"gpu1": 0.0, "gpu2": 30.0},
     )
     clock.now += 31.0
-    head.lead.turn()
+    head.lead.tick()
 
-    assert (head.lead.here("gpu2"), head.lead.gone("gpu2")) == (
+    assert (head.lead.is_connected("gpu2"), head.lead.gone_reason("gpu2")) == (
         False,
         "it has been silent for 60 s",
     )
@@ -272,7 +286,7 @@ def test_an_agent_that_was_started_anew(head: Head) -> None:
     head.post(boot="b2", servers={})
 
     assert (head.lead.boot_of("gpu2"), head.lead.report("gpu2", "chat")) == ("b2", NOTHING)
-    with pytest.raises(Refused, match="earlier start"):
+    with pytest.raises(ReportRejected, match="earlier start"):
         head.post(number=10)
 
 
@@ -286,12 +300,12 @@ def test_whatever_is_reported(clock: Clock, chance: mutate.Chance) -> None:
     for number in range(1, 5):
         said = mutate.text({**good, "number": number, "head_boot": head.lead.boot}, chance)
         try:
-            report = records.read(Report, said.encode(errors="replace"), "report")
+            report = records.parse_record(AgentReport, said.encode(errors="replace"), "report")
             head.lead.exchange("gpu2", report, Connection())
-        except (ValueError, Refused):
+        except (ValueError, ReportRejected):
             pass
-        head.lead.turn()
+        head.lead.tick()
         assert isinstance(head.lead.report("gpu2", "chat"), ServerReport)
-        json.dumps(head.lead.heard(), ensure_ascii=False).encode()
+        json.dumps(head.lead.report_ages(), ensure_ascii=False).encode()
     head.post("gpu3", number=2)
     assert head.lead.report("gpu3", "chat") == CHAT

@@ -44,7 +44,7 @@ def plain(server: Desired) -> Any:
 @pytest.mark.parametrize("server", SERVERS, ids=["all", "ray", "mp"])
 def test_a_server_survives_its_file(server: Desired) -> None:
     """What is written is what is read, down to tuples and what is absent."""
-    assert desired.read(plain(server)) == server
+    assert desired.parse_spec(plain(server)) == server
 
 
 def test_the_api_is_on_the_first_process_node() -> None:
@@ -55,10 +55,10 @@ def test_the_api_is_on_the_first_process_node() -> None:
 
 def test_the_replicas_behind_an_api() -> None:
     """All of them where it is the only one; a server of one replica has no numbers."""
-    assert FULL.behind(FULL.processes[0]) == range(3)
+    assert FULL.replicas_behind(FULL.processes[0]) == range(3)
     apart = wanted.hybrid("gpu1", "gpu2")
-    assert [apart.behind(each) for each in apart.apis] == [range(1), range(1, 2)]
-    assert not wanted.TWO.behind(wanted.TWO.processes[0])
+    assert [apart.replicas_behind(each) for each in apart.apis] == [range(1), range(1, 2)]
+    assert not wanted.TWO.replicas_behind(wanted.TWO.processes[0])
 
 
 @pytest.mark.parametrize("name", sorted(plain(FULL)))
@@ -68,7 +68,7 @@ def test_a_server_without_a_field_is_none(name: str) -> None:
     del said[name]
 
     with pytest.raises(ValueError, match="this is no server"):
-        desired.read(said)
+        desired.parse_spec(said)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_server_without_a_field_is_none(name: str) -> None:
 def test_what_is_refused(change: dict[str, Any], words: str) -> None:
     """With words that say why: another version's file is the one that people meet."""
     with pytest.raises(ValueError, match=words) as refused:
-        desired.read({**plain(FULL), **change})
+        desired.parse_spec({**plain(FULL), **change})
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -97,7 +97,7 @@ def test_what_is_refused(change: dict[str, Any], words: str) -> None:
 def test_no_json_raises_anything_else(said: object) -> None:
     """Whatever lies in the file."""
     with pytest.raises(ValueError, match=r"."):
-        desired.read(said)
+        desired.parse_spec(said)
 
 
 @mutate.examples(60)
@@ -107,7 +107,7 @@ def test_what_is_nearly_a_server(chance: mutate.Chance) -> None:
     again.
     """
     try:
-        found = desired.read(mutate.value(plain(chance.choice(SERVERS)), chance))
+        found = desired.parse_spec(mutate.value(plain(chance.choice(SERVERS)), chance))
     except ValueError:
         return
 

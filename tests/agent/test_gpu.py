@@ -39,14 +39,14 @@ def test_gpus_are_read(smi: Smi) -> None:
     """One a line; what is no line of it is left out."""
     smi(GPUS + "some warning of the driver\n")
 
-    assert [(each.index, each.used) for each in gpu.look()] == [(0, 2.0), (1, 70000.0)]
+    assert [(each.index, each.used) for each in gpu.query_gpus()] == [(0, 2.0), (1, 70000.0)]
 
 
 def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
     """The process with most of it: somebody has to end it."""
     smi()
 
-    assert gpu.room(0.9, None, 2) == (
+    assert gpu.free_gpus(0.9, None, 2) == (
         1,
         "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 68.4 of 79.6 GiB in use,"
         " by /usr/bin/python3 (pid 4711, 58.6 GiB)",
@@ -57,7 +57,7 @@ def test_several_gpus_that_are_held(smi: Smi) -> None:
     """One is named, and how many more there are."""
     smi("0, GPU-aa, 81559, 70000\n1, GPU-bb, 81559, 70000\n", apps="")
 
-    assert gpu.room(0.9, None, 1) == (
+    assert gpu.free_gpus(0.9, None, 1) == (
         0,
         "0 of 2 GPUs have 90% of their memory free, 1 needed: GPU 0 has 68.4 of 79.6 GiB in use"
         " (and 1 more)",
@@ -67,10 +67,10 @@ def test_several_gpus_that_are_held(smi: Smi) -> None:
 def test_who_holds_it_may_be_unknown(smi: Smi) -> None:
     """Processes of other containers have no name here, or are not told."""
     smi(apps="")
-    assert gpu.room(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
+    assert gpu.free_gpus(0.9, (1,), 1)[1].endswith(": GPU 1 has 68.4 of 79.6 GiB in use")
 
     smi(apps="GPU-bb, 4712, [Not Found], 69000\n")
-    assert gpu.room(0.9, (1,), 1)[1].endswith("GiB in use, by a process (pid 4712, 67.4 GiB)")
+    assert gpu.free_gpus(0.9, (1,), 1)[1].endswith("GiB in use, by a process (pid 4712, 67.4 GiB)")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_memory_that_is_enough(
     """
     smi()
 
-    assert gpu.room(share, chosen, count) == (free, "")
+    assert gpu.free_gpus(share, chosen, count) == (free, "")
 
 
 def test_fewer_gpus_than_are_needed_are_not_waited_for(smi: Smi) -> None:
     """All that are there are free: a wait would never end."""
     smi()
 
-    assert gpu.room(0.1, None, 4) == (2, "")
+    assert gpu.free_gpus(0.1, None, 4) == (2, "")
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_unified_memory_is_the_hosts(smi: Smi, files: Callable[..., None], none:
     smi(f"0, GPU-aa, {none}, {none}\n", apps="")
     files(proc__meminfo="MemTotal:       125829120 kB\nMemAvailable:   52428800 kB\n")
 
-    assert gpu.room(0.4, None, 1) == (1, "")
-    assert gpu.room(0.7, None, 1) == (
+    assert gpu.free_gpus(0.4, None, 1) == (1, "")
+    assert gpu.free_gpus(0.7, None, 1) == (
         0,
         "0 of 1 GPUs have 70% of their memory free, 1 needed: GPU 0 shares the host's memory, 70.0"
         " of 120.0 GiB in use",
@@ -130,7 +130,7 @@ def test_memory_that_nobody_may_see_counts_as_free(smi: Smi) -> None:
     hidden = "[Insufficient Permissions]"
     smi(f"0, GPU-aa, {hidden}, {hidden}\n")
 
-    assert gpu.room(0.9, None, 1) == (1, "")
+    assert gpu.free_gpus(0.9, None, 1) == (1, "")
 
 
 def amd(files: Callable[..., None], *used: int, cores: int = 0) -> None:
@@ -162,12 +162,12 @@ def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
     hidden = "cpu_cores_count 0\ndrm_render_minor 135\n"
     files(sys__class__kfd__kfd__topology__nodes__8__properties=hidden)
 
-    assert [(each.index, each.total, each.used) for each in gpu.look()] == [
+    assert [(each.index, each.total, each.used) for each in gpu.query_gpus()] == [
         (0, 192 * 1024.0, 1024.0),
         (1, 192 * 1024.0, 150 * 1024.0),
     ]
-    assert gpu.room(0.9, None, 1) == (1, "")
-    assert gpu.room(0.9, None, 2) == (
+    assert gpu.free_gpus(0.9, None, 1) == (1, "")
+    assert gpu.free_gpus(0.9, None, 2) == (
         1,
         "1 of 2 GPUs have 90% of their memory free, 2 needed: GPU 1 has 150.0 of 192.0 GiB in use",
     )
@@ -178,7 +178,7 @@ def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
     """What it counts as its own may be full of a desktop, while programs get the host's memory."""
     amd(files, 191, cores=16)
 
-    assert gpu.room(0.9, None, 1) == (1, "")
+    assert gpu.free_gpus(0.9, None, 1) == (1, "")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> 
     """It must be started anew, which is told from a driver that is not there at all."""
     smi(f"{words}\n", code=code)
 
-    with pytest.raises(gpu.Lost, match=words.partition(":")[0]):
-        gpu.room(0.9, None, 1)
+    with pytest.raises(gpu.GpuLost, match=words.partition(":")[0]):
+        gpu.free_gpus(0.9, None, 1)
 
 
 @pytest.mark.parametrize("why", ["absent", "failing"])
@@ -208,4 +208,4 @@ def test_a_machine_where_nobody_can_say(
     else:
         smi("NVIDIA-SMI has failed because it could not communicate with the driver\n", code=9)
 
-    assert (gpu.look(), gpu.room(0.9, None, 1)) == ([], (None, ""))
+    assert (gpu.query_gpus(), gpu.free_gpus(0.9, None, 1)) == ([], (None, ""))

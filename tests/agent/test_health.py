@@ -12,51 +12,51 @@ from launcher.agent.observed import EndpointHealth
 def test_time_counts_only_while_a_canary_waits() -> None:
     """An idle server ends no step, either."""
     steps = Steps(0.0)
-    steps.changed("answers", 1, 10.0, "")
-    assert steps.still(1000.0) == {}
+    steps.note_value("answers", 1, 10.0, "")
+    assert steps.stalled_seconds(1000.0) == {}
 
-    steps.asks({"": 900.0})
-    assert steps.still(1000.0) == {"": 100.0}
-    steps.asks({})
-    assert steps.still(1001.0) == {}
+    steps.note_canaries({"": 900.0})
+    assert steps.stalled_seconds(1000.0) == {"": 100.0}
+    steps.note_canaries({})
+    assert steps.stalled_seconds(1001.0) == {}
 
 
 @pytest.mark.parametrize("source", ["answers", "counters"])
 def test_a_step_that_ends_is_progress(source: str) -> None:
     """An answer or a counter; the same again is none. The longest wait is remembered."""
     steps = Steps(0.0)
-    steps.changed(source, 1, 0.0, "")
-    steps.asks({"": 5.0})
-    steps.changed(source, 1, 40.0, "")
-    assert (steps.still(40.0), steps.longest) == ({"": 35.0}, 0.0)
+    steps.note_value(source, 1, 0.0, "")
+    steps.note_canaries({"": 5.0})
+    steps.note_value(source, 1, 40.0, "")
+    assert (steps.stalled_seconds(40.0), steps.longest) == ({"": 35.0}, 0.0)
 
-    steps.changed(source, 2, 45.0, "")
-    assert (steps.still(50.0), steps.longest) == ({"": 5.0}, 40.0)
-    steps.changed(source, 3, 51.0, "")
+    steps.note_value(source, 2, 45.0, "")
+    assert (steps.stalled_seconds(50.0), steps.longest) == ({"": 5.0}, 40.0)
+    steps.note_value(source, 3, 51.0, "")
     assert steps.longest == 40.0
 
 
 def test_replicas_are_judged_on_their_own() -> None:
     """One that hangs does so though the others answer: its requests would never come back."""
     steps = Steps(0.0)
-    steps.asks({"0": 80.0, "1": 10.0})
+    steps.note_canaries({"0": 80.0, "1": 10.0})
     for at in range(1, 10):
         for part in ("", "0"):
-            steps.changed("answers", at, 10.0 * at, part)
+            steps.note_value("answers", at, 10.0 * at, part)
 
-    assert steps.still(91.0) == {"0": 1.0, "1": 81.0}
+    assert steps.stalled_seconds(91.0) == {"0": 1.0, "1": 81.0}
 
 
 def test_what_is_not_known_does_not_count() -> None:
     """Neither as a wait, nor as a step that was long; that work was done is known all the same."""
     steps = Steps(0.0)
-    steps.changed("counters", 1, 0.0, "")
-    steps.asks({"": 0.0})
+    steps.note_value("counters", 1, 0.0, "")
+    steps.note_canaries({"": 0.0})
     steps.forget(500.0)
-    steps.changed("counters", 2, 500.0, "")
-    steps.asks({"": 0.0})
+    steps.note_value("counters", 2, 500.0, "")
+    steps.note_canaries({"": 0.0})
 
-    assert (steps.still(510.0), steps.longest, steps.idle(510.0)) == (
+    assert (steps.stalled_seconds(510.0), steps.longest, steps.idle(510.0)) == (
         {"": 10.0},
         0.0,
         10.0,
@@ -69,8 +69,8 @@ def test_what_is_not_known_does_not_count() -> None:
 )
 def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect: int) -> None:
     """Three and five times as long as a step has taken before, and never less than the least."""
-    assert [health.quiet(at, longest) for at in (quiet, quiet + 0.1)] == [False, True]
-    assert [health.suspect(at, longest) for at in (suspect, suspect + 0.1)] == [False, True]
+    assert [health.is_quiet(at, longest) for at in (quiet, quiet + 0.1)] == [False, True]
+    assert [health.is_suspect(at, longest) for at in (suspect, suspect + 0.1)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -88,22 +88,22 @@ def test_thresholds_follow_the_longest_step(longest: float, quiet: int, suspect:
 )
 def test_a_server_that_is_not_ready(state: str, faults: int, verdict: str) -> None:
     """After a fault, all that leads to the next answer is recovery."""
-    assert health.verdict(state, faults) == verdict
+    assert health.server_verdict(state, faults) == verdict
 
 
 def test_a_server_is_as_its_worst_endpoint() -> None:
     """With the node, where it is not true of all."""
     fine, busy = EndpointHealth(verdict="answering"), EndpointHealth(verdict="busy", reason="x")
 
-    assert health.together({"gpu1": fine, "gpu2": busy}) == ("busy", "gpu2: x")
-    assert health.together({"gpu1": busy, "gpu2": busy}) == ("busy", "x")
-    assert health.together({"gpu1": fine, "gpu2": fine}) == ("answering", "")
-    assert health.together({})[0] == "unknown"
+    assert health.combine_verdicts({"gpu1": fine, "gpu2": busy}) == ("busy", "gpu2: x")
+    assert health.combine_verdicts({"gpu1": busy, "gpu2": busy}) == ("busy", "x")
+    assert health.combine_verdicts({"gpu1": fine, "gpu2": fine}) == ("answering", "")
+    assert health.combine_verdicts({})[0] == "unknown"
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     """5, 10, 20 … and never more than ten minutes, however long it goes on."""
-    pauses = [health.pause(5.0, 600.0, streak) for streak in (0, 1, 2, 3, 7, 8, 9, 10**6)]
+    pauses = [health.next_pause(5.0, 600.0, streak) for streak in (0, 1, 2, 3, 7, 8, 9, 10**6)]
 
     assert pauses == [5.0, 5.0, 10.0, 20.0, 320.0, 600.0, 600.0, 600.0]
 
@@ -124,4 +124,4 @@ def test_lost_requests(
     before: tuple[int, float] | None, after: tuple[int, float] | None, fresh: bool, lost: int | None
 ) -> None:
     """What was open, or was answered with 5xx since; known only when somebody has just looked."""
-    assert health.lost(before, after, fresh) == lost
+    assert health.lost_requests(before, after, fresh) == lost

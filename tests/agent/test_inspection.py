@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from launcher.agent import blame, inspection, process, records
-from launcher.agent.inspection import Inspection, Target, look
-from launcher.agent.node import RUN, Order, Server
+from launcher.agent.inspection import Inspection, InspectionTarget, take_sample
+from launcher.agent.node import RUN, LocalServer, Order
 from tests.agent.waits import until
 
 WORKER, ENGINE = "VLLM::Worker_DP1_PP1_TP0_EP0", "VLLM::EngineCore_DP1"
@@ -46,7 +46,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process in its own session."""
     sleep = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    until(lambda: inspection._counters(sleep.pid, sleep.pid)["state"] == "S", "its sleep")
+    until(lambda: inspection._thread_counters(sleep.pid, sleep.pid)["state"] == "S", "its sleep")
     yield sleep
     sleep.kill()
     sleep.wait()
@@ -56,7 +56,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def titles(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """The titles of processes."""
     names: dict[int, str] = {}
-    monkeypatch.setattr(process, "title", lambda pid: names.get(pid, "sleep 60"))
+    monkeypatch.setattr(process, "process_title", lambda pid: names.get(pid, "sleep 60"))
     return names
 
 
@@ -85,9 +85,9 @@ def thread(pid: int, *frames: dict[str, Any]) -> dict[str, Any]:
 
 def target(
     pid: int | None = None, *pids: int, count: int = 1, argv: tuple[str, ...] = ()
-) -> Target:
+) -> InspectionTarget:
     """Return a target of an inspection."""
-    return Target(pid, pids, count, None, argv)
+    return InspectionTarget(pid, pids, count, None, argv)
 
 
 def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
@@ -97,7 +97,7 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     main = {"name": "main", "short_filename": "vllm/main.py", "line": 1}
     spy(thread(1, WAIT), thread(pid, STEP, LOOP, main), thread(2, WAIT, LOOP))
 
-    sample = look(target(pid))
+    sample = take_sample(target(pid))
 
     (rank,) = sample["ranks"]
     assert (rank["rank"], rank["engine"], rank["why"]) == ("DP1 TP0 PP1", False, "")
@@ -107,7 +107,9 @@ def test_rank(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy
     ]
     assert (rank["thread"], rank["state"]) == (pid, "S")
     assert len(sample["bytes"]["lo"]) == 2
-    assert records.read(blame.Sample, {"number": 1, "at": 2.0, **sample}, "inspection").ranks
+    assert records.parse_record(
+        blame.NodeSample, {"number": 1, "at": 2.0, **sample}, "inspection"
+    ).ranks
 
 
 def test_helpers(tmp_path: Path) -> None:
@@ -120,9 +122,9 @@ def test_helpers(tmp_path: Path) -> None:
     ) as rank:
 
         def both_count() -> bool:
-            ranks = {rank.pid, *process.in_session(rank.pid)}
-            alone = inspection._helpers({rank.pid})[rank.pid]
-            return alone > inspection._helpers(ranks)[rank.pid] > 0
+            ranks = {rank.pid, *process.session_pids(rank.pid)}
+            alone = inspection._child_ticks({rank.pid})[rank.pid]
+            return alone > inspection._child_ticks(ranks)[rank.pid] > 0
 
         until(both_count, "the ended child alone, and both")
         os.killpg(rank.pid, signal.SIGKILL)
@@ -137,10 +139,10 @@ def test_line(
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, {**STEP, "filename": str(program)}, LOOP))
 
-    (rank,) = look(target(sleeper.pid))["ranks"]
+    (rank,) = take_sample(target(sleeper.pid))["ranks"]
 
     assert rank["line"] == "handle.wait()"
-    assert blame.kind(rank["frames"], rank["line"]) == blame.WITH_OTHERS
+    assert blame.classify_stack(rank["frames"], rank["line"]) == blame.WITH_OTHERS
 
 
 def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
@@ -149,11 +151,11 @@ def test_recorded_dump(titles: dict[int, str], spy: Spy) -> None:
     spy(*json.loads(recorded.read_text()))
     titles[os.getpid()] = "VLLM::Worker_TP1"
 
-    (rank,) = look(target(None, os.getpid()))["ranks"]
+    (rank,) = take_sample(target(None, os.getpid()))["ranks"]
 
     assert rank["rank"] == "TP1"
     assert rank["frames"][0] == "_spin_python (sitecustomize.py:7)"
-    assert blame.kind(rank["frames"]) == blame.OWN
+    assert blame.classify_stack(rank["frames"]) == blame.OWN
 
 
 def test_ranks_of_ray(sleeper: subprocess.Popen[bytes], titles: dict[int, str], spy: Spy) -> None:
@@ -161,7 +163,7 @@ def test_ranks_of_ray(sleeper: subprocess.Popen[bytes], titles: dict[int, str], 
     titles[sleeper.pid] = "ray::RayWorkerProc"
     spy(thread(sleeper.pid, STEP, LOOP))
 
-    first, _ = look(target(None, sleeper.pid, 2**22 + 1))["ranks"]
+    first, _ = take_sample(target(None, sleeper.pid, 2**22 + 1))["ranks"]
 
     assert (first["pid"], first["rank"], first["engine"]) == (sleeper.pid, "", False)
 
@@ -182,7 +184,7 @@ def test_engine(
     titles[sleeper.pid] = ENGINE
     spy(thread(sleeper.pid, STEP, LOOP))
 
-    ranks = look(target(sleeper.pid, *pids, count=count))["ranks"]
+    ranks = take_sample(target(sleeper.pid, *pids, count=count))["ranks"]
 
     assert {sample["pid"]: sample for sample in ranks}[sleeper.pid]["rank"] == rank
 
@@ -193,10 +195,12 @@ def test_unreadable_dump(
     """It is repeated a limited number of times."""
     titles[sleeper.pid] = WORKER
     spy(thread(sleeper.pid, STEP, LOOP), unreadable=2)
-    assert look(target(sleeper.pid))["ranks"][0]["frames"]
+    assert take_sample(target(sleeper.pid))["ranks"][0]["frames"]
 
     spy(thread(sleeper.pid, STEP, LOOP), unreadable=99)
-    assert look(target(sleeper.pid))["ranks"][0]["why"] == "Error: Failed to copy PyFrameObject"
+    assert (
+        take_sample(target(sleeper.pid))["ranks"][0]["why"] == "Error: Failed to copy PyFrameObject"
+    )
 
 
 def test_no_py_spy(
@@ -207,7 +211,7 @@ def test_no_py_spy(
     monkeypatch.setattr(inspection, "PY_SPY", "/nowhere/py-spy")
     monkeypatch.setenv("PATH", "/nowhere")
 
-    (rank,) = look(target(sleeper.pid))["ranks"]
+    (rank,) = take_sample(target(sleeper.pid))["ranks"]
 
     assert (rank["frames"], rank["state"]) == ([], "S")
     assert rank["why"].startswith("py-spy is not in the container")
@@ -225,7 +229,7 @@ def test_gpus(
     rows = "0, 3, 0, 60.50, 700.00\n2, 100, 0, 95.12, 700.00\n3, 0, 0, [N/A], [N/A]\n"
     monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows.replace("%", "%%")))
 
-    sample = look(Target(sleeper.pid, (), 1, (2, 3), ()))
+    sample = take_sample(InspectionTarget(sleeper.pid, (), 1, (2, 3), ()))
 
     load = {"utilization": 100.0, "memory": 0.0, "power_w": 95.12, "limit_w": 700.0}
     assert sample["ranks"][0]["gpus"] == [{"index": 2, **load}]
@@ -247,7 +251,7 @@ def test_gpus_of_ray(
     rows = "0, 3, 0, 60.50, 700.00\\n1, 100, 0, 95.12, 700.00\\n"
     monkeypatch.setattr(inspection, "_NVIDIA", ("printf", rows))
 
-    sample = look(target(None, sleeper.pid, count=count))
+    sample = take_sample(target(None, sleeper.pid, count=count))
 
     assert [gpu["index"] for gpu in sample["gpus"]] == indexes
     assert sample["ranks"][0]["gpus"] == []
@@ -319,7 +323,7 @@ def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> 
         monkeypatch.setattr(inspection, "_RAS", server.getsockname())
         answering = threading.Thread(target=answer)
         answering.start()
-        result = look(target())["notes"]
+        result = take_sample(target())["notes"]
         answering.join()
 
     assert result == notes
@@ -337,7 +341,7 @@ def test_nccl(monkeypatch: pytest.MonkeyPatch, hello: str, notes: list[str]) -> 
 )
 def test_recorded_report(name: str, lines: int) -> None:
     """The reports are of NCCL 2.28.9 with two ranks; those of ranks that work may differ, too."""
-    wrong = inspection._wrong((RECORDED / f"ras-{name}.txt").read_text())
+    wrong = inspection._problem_lines((RECORDED / f"ras-{name}.txt").read_text())
 
     assert len(wrong) == lines
     assert any("Rank 1 " in line for line in wrong)
@@ -349,10 +353,10 @@ def test_watchdog(tmp_path: Path) -> None:
     (tmp_path / "stall-1.txt").touch()
     settings = json.dumps({"dump_dir": str(tmp_path)})
 
-    notes = look(target(argv=("vllm", "serve", "--watchdog-config", settings)))["notes"]
+    notes = take_sample(target(argv=("vllm", "serve", "--watchdog-config", settings)))["notes"]
 
     assert notes == [f"vLLM's watchdog wrote {tmp_path}/stall-1.txt"]
-    assert look(target(argv=("vllm", "--watchdog-config")))["notes"] == []
+    assert take_sample(target(argv=("vllm", "--watchdog-config")))["notes"] == []
 
 
 def test_sampling_starts_and_stops(
@@ -369,9 +373,9 @@ def test_sampling_starts_and_stops(
     sampler = Inspection()
     assert sampler.sample is None
 
-    sampler.turn(target(sleeper.pid))
+    sampler.tick(target(sleeper.pid))
     until(lambda: sampler.sample and sampler.sample.number > 1, "two samples")
-    sampler.turn(None)
+    sampler.tick(None)
 
     assert sampler.sample is None
 
@@ -380,33 +384,33 @@ def test_a_new_target_during_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread continues, with its pause between two samples."""
     started, finish = threading.Event(), threading.Event()
 
-    def sample(_: Target) -> dict[str, Any]:
+    def sample(_: InspectionTarget) -> dict[str, Any]:
         started.set()
         finish.wait(20)
         return {}
 
-    monkeypatch.setattr(inspection, "look", sample)
+    monkeypatch.setattr(inspection, "take_sample", sample)
     sampler = Inspection()
-    sampler.turn(target(1))
+    sampler.tick(target(1))
     assert started.wait(20)
-    sampler.turn(None)
-    sampler.turn(target(2))
+    sampler.tick(None)
+    sampler.tick(target(2))
 
     assert not sampler._wake.is_set()
-    sampler.turn(None)
+    sampler.tick(None)
     finish.set()
 
 
 def test_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node samples ranks while its order says so; its report has the sample."""
     sample = {"number": 1, "at": time.monotonic(), "ranks": []}
-    monkeypatch.setattr(inspection, "look", lambda _: sample)
+    monkeypatch.setattr(inspection, "take_sample", lambda _: sample)
     order = Order(generation=1, phase=RUN, inspect=True)
-    server = Server("chat", str(tmp_path), order)
+    server = LocalServer("chat", str(tmp_path), order)
 
-    server.turn(order)
+    server.tick(order)
     until(lambda: server.report().inspection, "a sample")
-    server.turn(Order(generation=1, phase=RUN))
+    server.tick(Order(generation=1, phase=RUN))
 
     assert server.report().inspection is None
 
@@ -418,7 +422,7 @@ def test_session() -> None:
         start_new_session=True,
     )
     try:
-        until(lambda: len(process.in_session(engine.pid)) == 2, "both processes")
+        until(lambda: len(process.session_pids(engine.pid)) == 2, "both processes")
     finally:
         os.killpg(engine.pid, 9)
         engine.wait()

@@ -462,7 +462,7 @@ def test_a_wish_of_another_version_is_not_acted_on(
 ) -> None:
     """It is said, and nothing starts."""
     stage = make()
-    state.write(str(stage.folder / "chat" / "desired.json"), {"version": 1})
+    state.write_json(str(stage.folder / "chat" / "desired.json"), {"version": 1})
     stage.run(5)
 
     assert (stage.keeper.status, stage.orders) == (None, {})
@@ -490,7 +490,7 @@ def reboot(stage: Stage) -> None:
     """Let the head's container end, with what runs in it, and start again."""
     stage.lead.nodes["gpu1"] = Node(boot="b2")
     stage.lead.reports.clear()
-    stage.boot().turn()
+    stage.boot().tick()
 
 
 def test_a_head_that_was_restarted(ready: Make) -> None:
@@ -545,7 +545,7 @@ def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
 def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody gave it another image: no fault and no restart; what comes then counts again."""
     stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=0)))
-    monkeypatch.setattr(state, "container", lambda: "second")
+    monkeypatch.setattr(state, "container_id", lambda: "second")
     reboot(stage)
     seen = stage.until("ready")
     assert (seen.generation, seen.faults, seen.restarts, seen.container) == (2, [], [], "second")
@@ -561,9 +561,9 @@ def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
     """Counts as one that was restarted: else one that crashes for ever would be served on for
     ever.
     """
-    monkeypatch.setattr(state, "container", lambda: "x" if known == "before" else "")
+    monkeypatch.setattr(state, "container_id", lambda: "x" if known == "before" else "")
     stage = ready()
-    monkeypatch.setattr(state, "container", lambda: "" if known == "before" else "x")
+    monkeypatch.setattr(state, "container_id", lambda: "" if known == "before" else "x")
     reboot(stage)
     stage.until("ready")
 
@@ -718,7 +718,7 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(state, "write", full)
+    monkeypatch.setattr(state, "write_json", full)
     stage.kill("gpu2")
     stage.run(30)
     assert stage.keeper.status is not None
@@ -738,11 +738,11 @@ def test_whatever_agents_report(ready: Make, chance: mutate.Chance) -> None:
     for node in ("gpu1", "gpu2"):
         good = {**dataclasses.asdict(stage.lead.reports[node]), "ranks": [7], "ended": "x"}
         with contextlib.suppress(ValueError):
-            report = records.read(ServerReport, mutate.value(good, chance), "report")
+            report = records.parse_record(ServerReport, mutate.value(good, chance), "report")
             stage.lead.reports[node] = report
     for _ in range(8):
         stage.clock.now += 1
-        stage.keeper.turn()
+        stage.keeper.tick()
         for order in stage.keeper.orders().values():
             assert order.generation > 0
 

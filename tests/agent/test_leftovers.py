@@ -23,7 +23,7 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
     with (tmp_path / "mapped").open("r+b") as file:
         held = mmap.mmap(file.fileno(), 4096)
     with held, (tmp_path / "opened").open("rb"):
-        leftovers.sweep(str(tmp_path))
+        leftovers.remove_leftovers(str(tmp_path))
 
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "folder",
@@ -32,10 +32,10 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
         "opened",
         "young",
     ]
-    leftovers.sweep(str(tmp_path))
+    leftovers.remove_leftovers(str(tmp_path))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "young"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """An image may have no /dev/shm."""
-    leftovers.sweep(str(tmp_path / "none"))
+    leftovers.remove_leftovers(str(tmp_path / "none"))

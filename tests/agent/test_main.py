@@ -144,7 +144,7 @@ class Cluster:
         """Want a server."""
         server, want = self.wanted(name, *nodes, **more)
         file = self.folder / "state" / "gpu1" / name / "desired.json"
-        state.write(str(file), want, durable=False)
+        state.write_json(str(file), want, durable=False)
         return server
 
     def kill(self, node: str) -> None:
@@ -205,9 +205,9 @@ class Server:
     @property
     def seen(self) -> Observed:
         """The record."""
-        return state.seen(self.name, str(self.cluster.folder / "state" / "gpu1")) or Observed(
-            name="", id="", asked=0.0, state=""
-        )
+        return state.read_status(
+            self.name, str(self.cluster.folder / "state" / "gpu1")
+        ) or Observed(name="", id="", asked=0.0, state="")
 
     def started(self, rank: int = 0) -> list[int]:
         """Return every process that a rank has had."""
@@ -286,7 +286,7 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     assert (server.pids(), [lives(pid) for pid in children]) == ([], [False, False])
 
 
-def ask_servers(cluster: Cluster) -> servers.Kept:
+def ask_servers(cluster: Cluster) -> servers.ServersState:
     """Query the head's agent as the launcher does."""
     argv = [
         str(cluster.folder / "gpu1.sock") if word == state.SOCKET else word
@@ -294,7 +294,7 @@ def ask_servers(cluster: Cluster) -> servers.Kept:
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    return servers.read(json.loads(done.stdout))
+    return servers.parse_servers(json.loads(done.stdout))
 
 
 def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
@@ -304,7 +304,7 @@ def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
     kept = ask_servers(cluster)
     (server,) = kept.servers
 
-    assert servers.health(server, kept.agent) == ("answering", "")
+    assert servers.server_health(server, kept.agent) == ("answering", "")
     assert server.observed is not None
     assert isinstance(server.observed.first_answer, FirstAnswer)
     assert (set(kept.members), kept.agent < 5) == ({"gpu1", "gpu2"}, True)
@@ -785,8 +785,8 @@ def test_no_member_is_answered_before_the_first_turn(monkeypatch: pytest.MonkeyP
     """Its first orders are of the records: without any, its engines would end."""
     steps: list[str] = []
     serving = SimpleNamespace(start=lambda: steps.append("answer members"))
-    monkeypatch.setattr(server, "Server", lambda *_: serving)
-    monkeypatch.setattr(Agent, "turn", lambda self: steps.append("turn") or self.told.append(15))
+    monkeypatch.setattr(server, "HttpServer", lambda *_: serving)
+    monkeypatch.setattr(Agent, "tick", lambda self: steps.append("turn") or self.told.append(15))
     args = argparse.Namespace(
         node="gpu1",
         head="127.0.0.1",

@@ -19,10 +19,10 @@ from hypothesis import given
 
 from launcher.agent import crew, members, records, server
 from launcher.agent.certificates import Certificates
-from launcher.agent.crew import Lead
-from launcher.agent.members import Answer, Follower
+from launcher.agent.crew import Leader
+from launcher.agent.members import Member, ReportReply
 from launcher.agent.node import KEEP, RUN, Order, ServerReport
-from launcher.agent.server import Server
+from launcher.agent.server import HttpServer
 from tests.agent.authority import Authority
 from tests.agent.stage import Clock
 from tests.agent.waits import until
@@ -43,7 +43,7 @@ class Node:
         self.said = {"chat": CHAT}
         self.changing = False
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Do nothing."""
 
     def report(self) -> dict[str, ServerReport]:
@@ -57,37 +57,37 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.authority = folder, Authority()
         self.authority.deliver(folder / "gpu1", "gpu1")
-        self.lead = Lead("gpu1", Node())  # type: ignore[arg-type]
-        self.followers: list[Follower] = []
+        self.lead = Leader("gpu1", Node())  # type: ignore[arg-type]
+        self.followers: list[Member] = []
         self.clients: list[Client] = []
         self.woken, self.lock = threading.Event(), threading.RLock()
-        self.server: Server | None = None
+        self.server: HttpServer | None = None
 
     @property
     def port(self) -> int:
         """Where the head's agent listens."""
         if self.server is None:
             own = Certificates(server=True, folder=str(self.folder / "gpu1"))
-            self.server = Server(crew.site(self.lead, self.lock, own, "127.0.0.1", 0))
+            self.server = HttpServer(crew.members_site(self.lead, self.lock, own, "127.0.0.1", 0))
             self.server.start()
             until(lambda: self.server and self.server.bound, "it listens")
         return self.server.bound["the agents of other nodes"]
 
-    def follower(self, node: str = "gpu2", port: int = 0) -> Follower:
+    def follower(self, node: str = "gpu2", port: int = 0) -> Member:
         """Start another agent."""
         if not (self.folder / node).exists():
             self.authority.deliver(self.folder / node, node)
         own = Certificates(server=False, folder=str(self.folder / node))
         made: Any = Node()
         address = "127.0.0.1", port or self.port
-        self.followers.append(Follower(node, made, *address, own, self.woken.set))
+        self.followers.append(Member(node, made, *address, own, self.woken.set))
         self.followers[-1].start()
         return self.followers[-1]
 
     def order(self, node: str, *orders: Order) -> None:
         """Order something."""
         self.lead.orders[node] = {f"server{at}": each for at, each in enumerate(orders)}
-        self.lead.turn()
+        self.lead.tick()
 
     def client(self, node: str = "gpu2", authority: Authority | None = None, **more: Any) -> Client:
         """Return a connection of whoever has a certificate for a node."""
@@ -176,11 +176,11 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
     return Lines(capsys)
 
 
-def turns(follower: Follower) -> Callable[[], bool]:
+def turns(follower: Member) -> Callable[[], bool]:
     """Return what lets an agent do all once; true."""
 
     def turn() -> bool:
-        follower.turn()
+        follower.tick()
         return True
 
     return turn
@@ -197,20 +197,20 @@ def test_orders_and_reports_go_both_ways(
     """
     follower = world.follower()
     turn, lead = turns(follower), world.lead
-    until(lambda: turn() and lead.settled("gpu2"), "it has its orders", lambda: lines.text)
+    until(lambda: turn() and lead.is_settled("gpu2"), "it has its orders", lambda: lines.text)
     assert (lead.report("gpu2", "chat"), lead.boot_of("gpu2")) == (CHAT, follower.boot)
     for orders in ([ORDER], [ORDER, OTHER], []):
         world.woken.clear()
         world.order("gpu2", *orders)
-        assert not lead.settled("gpu2")
+        assert not lead.is_settled("gpu2")
         until(lambda: turn() and world.woken.is_set(), "new orders wake it")
-        follower.turn()
+        follower.tick()
         assert list(follower.node.orders.values()) == orders
-        until(lambda: lead.settled("gpu2"), "it reports that it has carried them out")
+        until(lambda: lead.is_settled("gpu2"), "it reports that it has carried them out")
     monkeypatch.setattr(members, "EVERY", 600.0)
     monkeypatch.setattr(members, "_QUICK", 600.0)
     follower.node.said = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
-    follower.turn()
+    follower.tick()
     until(lambda: lead.report("gpu2", "chat").state == "running", "it reports the new state")
 
 
@@ -228,15 +228,15 @@ def test_reports_are_frequent_while_orders_are_likely(
     own: Any = Node()
     own.changing = changing
     certificates = Certificates(server=False, folder=str(world.folder))
-    follower = Follower("gpu2", own, "127.0.0.1", 1, certificates, world.woken.set)
-    follower.turn()
+    follower = Member("gpu2", own, "127.0.0.1", 1, certificates, world.woken.set)
+    follower.tick()
     assert follower._due.is_set()
     clock.now += age
-    follower.turn()
+    follower.tick()
     for seconds, due in ((0.0, False), (pause - 0.01, False), (0.02, True)):
         follower._due.clear()
         clock.now += seconds
-        follower.turn()
+        follower.tick()
         assert follower._due.is_set() is due
 
 
@@ -244,9 +244,9 @@ def test_an_agent_that_ends(world: World, lines: Lines) -> None:
     """The end of its connection is noticed at once."""
     follower = world.follower()
     turn = turns(follower)
-    until(lambda: turn() and world.lead.here("gpu2"), "it is here")
+    until(lambda: turn() and world.lead.is_connected("gpu2"), "it is here")
     world.followers.pop().close()
-    until(lambda: world.lead.turn() or not world.lead.here("gpu2"), "it is gone")
+    until(lambda: world.lead.tick() or not world.lead.is_connected("gpu2"), "it is gone")
     lines.wait("the agent of gpu2 is gone: its connection was closed")
 
 
@@ -255,8 +255,8 @@ def test_a_main_loop_that_hangs_holds_up_reports_alone(
 ) -> None:
     """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
     monkeypatch.setattr(crew, "_HANGS", 1.0)
-    read, arrived = records.read, threading.Event()
-    monkeypatch.setattr(records, "read", lambda *args: arrived.set() or read(*args))
+    read, arrived = records.parse_record, threading.Event()
+    monkeypatch.setattr(records, "parse_record", lambda *args: arrived.set() or read(*args))
     client, other = world.client(), world.client("gpu3").connection
     answers: list[tuple[int, Any]] = []
     with world.lock:
@@ -286,12 +286,12 @@ def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
     until(lambda: turn() and lines.has("what runs here goes on"), "it says so")
     assert len(follower.node.orders) == 2
 
-    again = Lead("gpu1", Node())  # type: ignore[arg-type]
+    again = Leader("gpu1", Node())  # type: ignore[arg-type]
     again.orders = {"gpu2": {"server0": OTHER}}
     own = Certificates(server=True, folder=str(world.folder / "gpu1"))
-    world.server = Server(crew.site(again, threading.RLock(), own, "127.0.0.1", port))
+    world.server = HttpServer(crew.members_site(again, threading.RLock(), own, "127.0.0.1", port))
     world.server.start()
-    until(lambda: turn() and again.settled("gpu2"), "it follows the new one", lambda: lines.text)
+    until(lambda: turn() and again.is_settled("gpu2"), "it follows the new one", lambda: lines.text)
     assert follower.node.orders == {"server0": OTHER}
     assert lines.text.count("Connection refused") <= 1
 
@@ -319,7 +319,7 @@ def test_a_good_report_is_taken(world: World) -> None:
         {"head_boot": world.lead.boot, "number": 0, "orders": {}, "ray": ""},
     )
     status, answer = client.post(world.report())
-    assert (status, answer["orders"], world.lead.here("gpu2")) == (200, {}, True)
+    assert (status, answer["orders"], world.lead.is_connected("gpu2")) == (200, {}, True)
 
 
 TOKEN = "Bearer the-token-that-Ray-sends-in-the-clear"
@@ -505,9 +505,9 @@ def test_certificates_that_come_late(world: World, lines: Lines, late: str) -> N
     follower = world.follower()
     turn = turns(follower)
     until(lambda: turn() and lines.has("run `vlaunch up`"), "it says so", lambda: lines.text)
-    assert not world.lead.here("gpu2")
+    assert not world.lead.is_connected("gpu2")
     world.authority.deliver(folder, late)
-    until(lambda: turn() and world.lead.here("gpu2"), "it is here", lambda: lines.text)
+    until(lambda: turn() and world.lead.is_connected("gpu2"), "it is here", lambda: lines.text)
     assert lines.text.count("run `vlaunch up`") == 1
 
 
@@ -516,7 +516,7 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
     follower = world.follower()
     turn, lead = turns(follower), world.lead
     world.order("gpu2", ORDER)
-    until(lambda: turn() and lead.settled("gpu2"), "it is here")
+    until(lambda: turn() and lead.is_settled("gpu2"), "it is here")
     thief = world.client("gpu3")
     assert thief.post(world.report("gpu3"))[0] == 200
     world.authority = Authority()
@@ -532,9 +532,9 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
     until(
         lambda: (
             turn()
-            and lead.turn() is None
-            and lead.here("gpu2")
-            and lead.settled("gpu2")
+            and lead.tick() is None
+            and lead.is_connected("gpu2")
+            and lead.is_settled("gpu2")
             and lead.members["gpu2"].connection is not first
         ),
         "it is back",
@@ -582,7 +582,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         follower = world.follower(port=relay.port)
         turn = turns(follower)
         world.order("gpu2", ORDER)
-        until(lambda: turn() and world.lead.settled("gpu2"), "it has its orders")
+        until(lambda: turn() and world.lead.is_settled("gpu2"), "it has its orders")
         between, own = (answers, INJECTED) if side == "answers" else (sent, REQUEST)
         between.adds = bytes if replay else lambda _: own
         who = {
@@ -592,7 +592,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         said = f"{who[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
         until(lambda: turn() and lines.has(said), "it says why", lambda: lines.text)
         world.order("gpu2", ORDER, OTHER)
-        until(lambda: turn() and world.lead.settled("gpu2"), "the next one works")
+        until(lambda: turn() and world.lead.is_settled("gpu2"), "the next one works")
         assert list(follower.node.orders.values()) == [ORDER, OTHER]
         assert world.lead.report("gpu2", "chat") == CHAT
     assert not lines.has("Traceback")
@@ -722,17 +722,17 @@ ORDERS = {
     ),
     "embed": Order(generation=1, phase=KEEP, pids=(7, 8)),
 }
-PLAIN = json.loads(records.as_bytes(Answer(head_boot="h1", number=5, orders=ORDERS)))
+PLAIN = json.loads(records.as_bytes(ReportReply(head_boot="h1", number=5, orders=ORDERS)))
 
 
-def read(data: object) -> Answer:
+def read(data: object) -> ReportReply:
     """Read an answer as an agent does."""
-    return records.read(Answer, data, "answer", complete=True)
+    return records.parse_record(ReportReply, data, "answer", complete=True)
 
 
 def test_orders_survive_the_way() -> None:
     """All their fields."""
-    assert read(PLAIN) == Answer(head_boot="h1", number=5, orders=ORDERS)
+    assert read(PLAIN) == ReportReply(head_boot="h1", number=5, orders=ORDERS)
 
 
 @pytest.mark.parametrize("orders", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])

@@ -48,14 +48,18 @@ def seen(**more: Any) -> Observed:
 def keep(folder: Path, want: Desired | None = TWO, how: Observed | None = None) -> None:
     """Write a server's files."""
     if want is not None:
-        state.write(state.path("chat", state.DESIRED, str(folder)), want.as_json(), durable=False)
+        state.write_json(
+            state.server_file("chat", state.DESIRED, str(folder)), want.as_json(), durable=False
+        )
     if how is not None:
-        state.write(state.path("chat", state.OBSERVED, str(folder)), how.as_json(), durable=False)
+        state.write_json(
+            state.server_file("chat", state.OBSERVED, str(folder)), how.as_json(), durable=False
+        )
 
 
 def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
     """Return each sample by its name and labels, as Prometheus' own client reads them."""
-    text = metrics.text(NOW, age, agents, str(folder))
+    text = metrics.render_metrics(NOW, age, agents, str(folder))
     return {
         sample.name.removeprefix("vlaunch_")
         + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
@@ -192,7 +196,7 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
     """It may hold anything."""
     faults = [Fault(at=NOW, what="WHAT", cause="CAUSE", evidence="EVIDENCE", node="gpu2")]
     keep(tmp_path, how=seen(faults=faults, doing="DOING", warning="WARNING"))
-    text = metrics.text(NOW, 0.0, {}, str(tmp_path))
+    text = metrics.render_metrics(NOW, 0.0, {}, str(tmp_path))
 
     assert not [word for word in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if word in text]
 

@@ -10,7 +10,7 @@ from launcher.agent import apis, records
 from launcher.agent.desired import Desired
 from launcher.agent.node import KEEP
 from launcher.agent.probe import ProbeReport
-from launcher.agent.ray_view import Rank
+from launcher.agent.ray_view import RayRank
 from launcher.agent.task import ONLY_HEALTH
 from tests.agent import wanted
 from tests.agent.stage import Engine, Make, Node, Stage, View
@@ -105,7 +105,7 @@ class Eye:
 
     def report(self) -> ProbeReport:
         """Return what it saw."""
-        return records.read(ProbeReport, self.said, "report")
+        return records.parse_record(ProbeReport, self.said, "report")
 
     def stop(self) -> None:
         """Look no more."""
@@ -251,7 +251,7 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    heard = stage.keeper.server._engine().apis
+    heard = stage.keeper.server._judge_engine().apis
     heard._well = heard._counted = None
     stage.run(10)
     if failed:
@@ -290,7 +290,7 @@ def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
     """Ray's table has none: nodes as the server has them, ranks by their numbers."""
     names = ("DP10", "DP2", "an engine")
     view.found = [
-        Rank(f"{node}{name}", name, node, number)
+        RayRank(f"{node}{name}", name, node, number)
         for node in ("gpu2", "gpu1")
         for number, name in enumerate(names, start=1)
     ]
@@ -306,7 +306,7 @@ def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> No
     it said last counts.
     """
     stage = make(RAY)
-    (first, second), view.found = view.found, [Rank("e0", "an engine", "gpu1", 40)]
+    (first, second), view.found = view.found, [RayRank("e0", "an engine", "gpu1", 40)]
     stage.until("ready")
     view.found = [*view.found, first]
     stage.run(12)
@@ -502,9 +502,9 @@ def test_each_rank_lives_or_does_not(ready: Make) -> None:
     assert stage.seen.alive == {"gpu1": {"PP0": True}}
     stage.lead.stale.clear()
     stage.kill("gpu2")
-    monitor = stage.keeper.server._engine()
+    monitor = stage.keeper.server._judge_engine()
     stage.step(0.1)
-    assert monitor.living(stage.seen)["gpu2"] == {"PP1": False}
+    assert monitor.living_ranks(stage.seen)["gpu2"] == {"PP1": False}
     stage.until("pausing")
     assert stage.seen.alive == {}
 
@@ -520,7 +520,7 @@ def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> No
     stage.run(6)
     stage.lead.nodes["gpu2"].ranks = []
     stage.step()
-    assert stage.keeper.server._engine().living(stage.seen) == {
+    assert stage.keeper.server._judge_engine().living_ranks(stage.seen) == {
         "gpu1": {"PP0": True},
         "gpu2": {"PP1": False},
     }

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from launcher.agent import gpu, leftovers, node
-from launcher.agent.node import KEEP, NOTHING, PREPARE, RUN, Node, Order, Server, ServerReport
+from launcher.agent.node import (
+    KEEP,
+    NOTHING,
+    PREPARE,
+    RUN,
+    LocalNode,
+    LocalServer,
+    Order,
+    ServerReport,
+)
 from launcher.agent.process import RUNNING
 from tests.agent.waits import lives, until
 
@@ -23,18 +32,18 @@ SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True);
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Node]:
+def here(tmp_path: Path) -> Iterator[LocalNode]:
     """A node without engines, which ends with the test; the reasons to start its container anew are
     in `lost`.
     """
     lost: list[str] = []
-    made = Node(str(tmp_path), private_shm=False, lost=lost.append)
+    made = LocalNode(str(tmp_path), private_shm=False, lost=lost.append)
     made.why = lost  # type: ignore[attr-defined]
     yield made
-    until(made.leave, "it ends")
+    until(made.stop_all, "it ends")
 
 
-def turn(here: Node, name: str, true: Any, **orders: Order) -> ServerReport:
+def turn(here: LocalNode, name: str, true: Any, **orders: Order) -> ServerReport:
     """Look at everything until something holds of a server's report; orders are given each time, as
     the head's agent does.
     """
@@ -43,7 +52,7 @@ def turn(here: Node, name: str, true: Any, **orders: Order) -> ServerReport:
     def holds() -> object:
         nonlocal report
         here.orders = orders
-        here.turn()
+        here.tick()
         report = here.report().get(name, NOTHING)
         return true(report)
 
@@ -54,7 +63,7 @@ def turn(here: Node, name: str, true: Any, **orders: Order) -> ServerReport:
 # ---- before a start ------------------------------------------------------------------------------
 
 
-def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_waits_for_memory(here: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says who holds it; memory is freed by and by, so what is free is looked at twice before it
     is believed.
     """
@@ -66,7 +75,7 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
         looked.append(words)
         return 3, says.pop(0) if says else ""
 
-    monkeypatch.setattr(gpu, "room", room)
+    monkeypatch.setattr(gpu, "free_gpus", room)
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=2, gpus=(0, 1, 2))
     said = turn(here, "chat", lambda said: said.waits, chat=order)
     assert (said.waits, said.prepared, said.room) == ("held by x", 0, (4, 3))
@@ -79,60 +88,62 @@ def test_a_start_waits_for_memory(here: Node, monkeypatch: pytest.MonkeyPatch) -
     order = Order(generation=5, phase=PREPARE, share=0.9, count=2)
     turn(here, "chat", lambda said: said.waits, chat=order)
     here.orders = {"chat": Order(generation=5, phase=KEEP)}
-    here.turn()
+    here.tick()
     assert here.report()["chat"].waits == ""
 
 
 def test_a_start_that_needs_no_memory_waits_for_none(
-    here: Node, monkeypatch: pytest.MonkeyPatch
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks a driver that may hang."""
-    monkeypatch.setattr(gpu, "room", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(gpu, "free_gpus", lambda *_: pytest.fail("asked"))
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
-    here.turn()
+    here.tick()
 
     assert here.report()["chat"].prepared == 4
 
 
-def test_a_driver_that_hangs_stops_nothing(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_stops_nothing(
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The agent goes on, and asks no second time meanwhile."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
     asked: list[int] = []
     over = threading.Event()
     monkeypatch.setattr(
-        gpu, "room", lambda *_: asked.append(1) or (over.wait(20) and None) or (8, "")
+        gpu, "free_gpus", lambda *_: asked.append(1) or (over.wait(20) and None) or (8, "")
     )
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
     for _ in range(20):
-        here.turn()
+        here.tick()
 
     assert (asked, over.is_set()) == ([1], False)
     over.set()
 
 
 def test_gpus_that_are_lost_start_the_container_anew(
-    here: Node, monkeypatch: pytest.MonkeyPatch
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When nothing works here that this would hurt."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
 
     def gone(*_: object) -> str:
-        raise gpu.Lost("Failed to initialize NVML")
+        raise gpu.GpuLost("Failed to initialize NVML")
 
-    monkeypatch.setattr(gpu, "room", gone)
+    monkeypatch.setattr(gpu, "free_gpus", gone)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
     said = turn(here, "chat", lambda said: said.waits, chat=order)
     until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
 
     assert (
         said.waits
-        == here.why[0]
+        == here.explain_unmeasured[0]
         == "the GPUs are lost to this container: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
 
 
 def test_a_driver_that_was_upgraded_stops_no_container(
-    here: Node, monkeypatch: pytest.MonkeyPatch
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
@@ -143,7 +154,7 @@ def test_a_driver_that_was_upgraded_stops_no_container(
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
     said = turn(here, "chat", lambda said: said.waits, chat=order)
     for _ in range(20):
-        here.turn()
+        here.tick()
 
     assert said.waits == (
         "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
@@ -153,15 +164,15 @@ def test_a_driver_that_was_upgraded_stops_no_container(
 
 
 def test_lost_gpus_do_not_end_the_ranks_of_another_server(
-    here: Node, monkeypatch: pytest.MonkeyPatch
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray's ranks are no engines of this agent, and may well go on computing."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
 
     def gone(*_: object) -> str:
-        raise gpu.Lost("Failed to initialize NVML")
+        raise gpu.GpuLost("Failed to initialize NVML")
 
-    monkeypatch.setattr(gpu, "room", gone)
+    monkeypatch.setattr(gpu, "free_gpus", gone)
     neighbour = Order(generation=1, phase=PREPARE)
     turn(here, "embed", lambda said: said.prepared == 1, embed=neighbour)
     neighbour = Order(generation=1, phase=KEEP, pids=(os.getpid(),))
@@ -169,7 +180,7 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
     turn(here, "chat", lambda said: said.waits, chat=order, embed=neighbour)
     for _ in range(20):
-        here.turn()
+        here.tick()
 
     assert here.why == []  # type: ignore[attr-defined]
     here.servers["embed"].order = Order(generation=1, phase=KEEP)
@@ -177,16 +188,16 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
 
 
 def test_other_gpus_are_looked_at_before_a_start_on_them(
-    here: Node, monkeypatch: pytest.MonkeyPatch
+    here: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that Ray has set aside meanwhile need not be the ones that were free."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
     full = {(2,): "GPU 2 is held"}
-    monkeypatch.setattr(gpu, "room", lambda _, gpus, __: (1, full.get(gpus, "")))
+    monkeypatch.setattr(gpu, "free_gpus", lambda _, gpus, __: (1, full.get(gpus, "")))
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
     turn(here, "chat", lambda said: said.prepared == 4, chat=order)
     here.orders = {"chat": dataclasses.replace(order, gpus=(2,))}
-    here.turn()
+    here.tick()
     assert here.report()["chat"].prepared == 0
     said = turn(here, "chat", lambda said: said.waits, **here.orders)
 
@@ -197,12 +208,12 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
 
 
 @pytest.mark.processes
-def test_an_engine_is_started_once_and_kept(here: Node) -> None:
+def test_an_engine_is_started_once_and_kept(here: LocalNode) -> None:
     """Orders are a level: the same again changes nothing, and nothing starts what is only to be
     kept.
     """
     here.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
-    here.turn()
+    here.tick()
     assert here.report() == {}
 
     run = Order(generation=1, phase=RUN, argv=SLEEP)
@@ -214,7 +225,7 @@ def test_an_engine_is_started_once_and_kept(here: Node) -> None:
 
     os.kill(pid, 9)
     said = turn(here, "chat", lambda said: said.state == "idle", chat=run)
-    here.turn()
+    here.tick()
     assert said.ended.startswith("was killed by SIGKILL")
     assert here.report()["chat"].state == "idle"
     turn(
@@ -234,7 +245,7 @@ def test_an_engine_is_started_once_and_kept(here: Node) -> None:
         Order(generation=2, phase=KEEP, argv=SLEEP),
     ],
 )
-def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> None:
+def test_an_engine_that_is_not_ordered_ends(here: LocalNode, then: Order | None) -> None:
     """Nobody wants it, or another one is about to start."""
     pid = turn(
         here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=RUN, argv=SLEEP)
@@ -251,7 +262,7 @@ def test_an_engine_that_is_not_ordered_ends(here: Node, then: Order | None) -> N
 
 
 @pytest.mark.processes
-def test_one_servers_end_is_not_anothers(here: Node) -> None:
+def test_one_servers_end_is_not_anothers(here: LocalNode) -> None:
     """Each has its own processes, log and orders."""
     run = Order(generation=1, phase=RUN, argv=SLEEP)
     first = turn(here, "chat", lambda said: said.pid, chat=run, embed=run).pid
@@ -264,11 +275,11 @@ def test_one_servers_end_is_not_anothers(here: Node) -> None:
 
 def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> None:
     """The same count of answers says nothing about lines that were printed since."""
-    server = Server("chat", str(tmp_path), Order(generation=1, phase=RUN, argv=SLEEP))
+    server = LocalServer("chat", str(tmp_path), Order(generation=1, phase=RUN, argv=SLEEP))
     server.engine.state = RUNNING
     cleared: list[int] = []
     for answers in (0, 1, 1, 2):
-        server.engine.well = lambda at=answers: cleared.append(at)  # type: ignore[method-assign]
+        server.engine.mark_healthy = lambda at=answers: cleared.append(at)  # type: ignore[method-assign]
         server._note_answers(SimpleNamespace(answers=answers))  # type: ignore[arg-type]
 
     assert cleared == [1, 2]
@@ -281,8 +292,10 @@ def test_shared_memory_is_swept_after_an_engine(
     """Only where /dev/shm is the container's own."""
     swept: list[bool] = []
     for private in (False, True):
-        monkeypatch.setattr(leftovers, "sweep", lambda private=private: swept.append(private))
-        made = Node(str(tmp_path / str(private)), private_shm=private, lost=print)
+        monkeypatch.setattr(
+            leftovers, "remove_leftovers", lambda private=private: swept.append(private)
+        )
+        made = LocalNode(str(tmp_path / str(private)), private_shm=private, lost=print)
         turn(
             made,
             "chat",
@@ -298,7 +311,7 @@ def test_shared_memory_is_swept_after_an_engine(
 @pytest.mark.parametrize(
     "then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"]
 )
-def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> None:
+def test_ranks_of_ray_that_hang_are_ended(here: LocalNode, then: Order | None) -> None:
     """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is
     left alone.
     """
@@ -314,11 +327,11 @@ def test_ranks_of_ray_that_hang_are_ended(here: Node, then: Order | None) -> Non
         process.stdout.readline()
         started.append(process)
     here.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
-    here.turn()
+    here.tick()
     here.orders = {
         "chat": Order(generation=1, phase=KEEP, pids=tuple(each.pid for each in started), grace=0.2)
     }
-    here.turn()
+    here.tick()
     orders = {"chat": then} if then else {}
     assert turn(here, "chat", lambda said: said.state == "stopping", **orders)
     turn(here, "chat", lambda said: said.state == "idle", **orders)

@@ -48,14 +48,14 @@ def plain(seen: Observed) -> Any:
 )
 def test_a_record_survives_its_file(seen: Observed) -> None:
     """What is written is what is read: an unknown count stays unknown, and is not 0."""
-    assert observed.read(plain(seen)) == seen
+    assert observed.parse_status(plain(seen)) == seen
 
 
 def test_a_newer_record_with_more_in_it_is_read() -> None:
     """A launcher that is older than the agent shows what it knows."""
     said = plain(FULL)
 
-    assert observed.read({**said, "new": 1, "load": {**said["load"], "new": {}}}) == FULL
+    assert observed.parse_status({**said, "new": 1, "load": {**said["load"], "new": {}}}) == FULL
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_newer_record_with_more_in_it_is_read() -> None:
 def test_what_is_refused(change: dict[str, Any]) -> None:
     """A record that cannot be shown as it is meant is not shown as something else."""
     with pytest.raises(ValueError, match=r"."):
-        observed.read({**plain(FULL), **change})
+        observed.parse_status({**plain(FULL), **change})
 
 
 @pytest.mark.parametrize("name", ["name", "id", "asked", "state"])
@@ -92,7 +92,7 @@ def test_what_must_be_there(name: str) -> None:
     del said[name]
 
     with pytest.raises(ValueError, match=name):
-        observed.read(said)
+        observed.parse_status(said)
 
 
 @fuzz.quick
@@ -100,7 +100,7 @@ def test_what_must_be_there(name: str) -> None:
 def test_no_json_raises_anything_else(said: object) -> None:
     """Whatever lies in the file; `version` and `state` are what makes it a record."""
     with pytest.raises(ValueError, match=r"."):
-        observed.read(said)
+        observed.parse_status(said)
 
 
 @mutate.examples(60)
@@ -108,10 +108,10 @@ def test_no_json_raises_anything_else(said: object) -> None:
 def test_what_is_nearly_a_record(chance: mutate.Chance) -> None:
     """It is refused, or it can be read again: nobody has to look at a type twice."""
     try:
-        found = observed.read(mutate.value(plain(FULL), chance))
+        found = observed.parse_status(mutate.value(plain(FULL), chance))
     except ValueError:
         return
 
-    assert observed.read(plain(found)) == found
+    assert observed.parse_status(plain(found)) == found
     assert found.state in observed.STATES
     assert all(isinstance(each.what, str) and isinstance(each.at, float) for each in found.faults)

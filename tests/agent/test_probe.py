@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from launcher.agent.answer import FirstAnswer, Refusal
-from launcher.agent.probe import Probe
+from launcher.agent.probe import ApiProbe
 from tests.agent.waits import until
 from tests.agent.web import CHAT, Replicas, Server
 
 pytestmark = pytest.mark.usefixtures("folders")
-Start = Callable[..., Probe]
+Start = Callable[..., ApiProbe]
 COMPLETIONS = "/v1/chat/completions"
 
 
 @pytest.fixture
 def start(server: Server) -> Iterator[Start]:
     """Begin to look at the server."""
-    made: list[Probe] = []
+    made: list[ApiProbe] = []
 
-    def begin(replicas: int = 1, every: float = 0.05, first: int = 0) -> Probe:
+    def begin(replicas: int = 1, every: float = 0.05, first: int = 0) -> ApiProbe:
         behind = range(first, first + replicas) if first or replicas > 1 else range(0)
-        made.append(Probe("127.0.0.1", server.port, behind, every))
+        made.append(ApiProbe("127.0.0.1", server.port, behind, every))
         return made[-1]
 
     yield begin
@@ -42,17 +42,17 @@ def hang(server: Server) -> Iterator[threading.Event]:
     release.set()
 
 
-def answers(probe: Probe) -> dict[str, int]:
+def answers(probe: ApiProbe) -> dict[str, int]:
     """Return how many answers each part has given."""
     return {key: count for key, (count, _) in probe.report().answers.items()}
 
 
-def failure(probe: Probe) -> list[Any]:
+def failure(probe: ApiProbe) -> list[Any]:
     """Return status and text of a canary that failed; empty while none does."""
     return list(probe.report().failing.get("", ()))[1:]
 
 
-def refusal(probe: Probe) -> Refusal:
+def refusal(probe: ApiProbe) -> Refusal:
     """Return how requests are refused."""
     first = probe.report().first
     return first if isinstance(first, Refusal) else Refusal(status=0, error="", times=0)
@@ -91,7 +91,7 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     assert (said.health, said.rests, said.failing) == (200, "", {})
     assert 0 < said.seconds < 60
     assert (
-        said.counters.running,
+        said.counters.running_container,
         said.counters.waiting,
         said.counters.tokens,
     ) == (8, 892, 7.0)
@@ -318,8 +318,11 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     until(lambda: probe.answers >= 3, "three answers")
     said = probe.report()
 
-    assert (said.task, said.failing, said.first.refused) == ("embedding", {}, "")
-    assert (said.first.came, said.first.text) == ("an embedding of 2 numbers", "")
+    assert (said.task, said.failing, said.first.tp_objection) == ("embedding", {}, "")
+    assert (said.first.describe_answer, said.first.render_metrics) == (
+        "an embedding of 2 numbers",
+        "",
+    )
     posts = [path for verb, path, *_ in embeds.asked if verb == "POST"]
     assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
     # A canary that is late has it asked, too, whether it rests.
@@ -399,7 +402,7 @@ def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> Non
     until(lambda: probe.answers >= 2, "it answers")
     said = probe.report()
     assert (said.task, said.failing) == ("health", {})
-    assert said.first.refused == "/pooling: 400 No IOProcessor plugin installed"
+    assert said.first.tp_objection == "/pooling: 400 No IOProcessor plugin installed"
     server.answers["/health"] = (503, "")
 
     until(lambda: probe.report().health == 503, "it is dead")

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import process
-from launcher.agent.process import IDLE, RUNNING, STOPPING, Engine
+from launcher.agent.process import IDLE, RUNNING, STOPPING, LocalEngine
 from tests.agent.waits import lives, until
 
-Start = Callable[..., Engine]
+Start = Callable[..., LocalEngine]
 
 
 def test_words_for_an_end() -> None:
     """People ask who killed it."""
-    assert process._words(3) == "ended with exit code 3"
-    assert process._words(-9) == "was killed by SIGKILL (by hand, or for lack of memory)"
-    assert process._words(-11) == "was killed by SIGSEGV"
-    assert process._words(-99) == "was killed by signal 99"
+    assert process._describe_exit(3) == "ended with exit code 3"
+    assert process._describe_exit(-9) == "was killed by SIGKILL (by hand, or for lack of memory)"
+    assert process._describe_exit(-11) == "was killed by SIGSEGV"
+    assert process._describe_exit(-99) == "was killed by signal 99"
 
 
 # ---- real processes ------------------------------------------------------------------------------
@@ -31,11 +31,11 @@ def test_words_for_an_end() -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a program as an engine."""
-    made: list[Engine] = []
+    made: list[LocalEngine] = []
 
-    def begin(code: str, generation: int = 1, **env: str) -> Engine:
+    def begin(code: str, generation: int = 1, **env: str) -> LocalEngine:
         if not made:
-            made.append(Engine("chat", str(tmp_path / "chat" / "engine.log")))
+            made.append(LocalEngine("chat", str(tmp_path / "chat" / "engine.log")))
         made[0].start(generation, (sys.executable, "-S", "-u", "-c", code), env)
         return made[0]
 
@@ -45,16 +45,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         over(each)
 
 
-def log(engine: Engine) -> str:
+def log(engine: LocalEngine) -> str:
     return Path(engine.log).read_text()
 
 
-def printed(engine: Engine, text: str) -> None:
+def printed(engine: LocalEngine, text: str) -> None:
     """Wait until the engine has printed something."""
     until(lambda: engine.poll() or text in log(engine), f"it prints {text!r}", lambda: log(engine))
 
 
-def over(engine: Engine) -> None:
+def over(engine: LocalEngine) -> None:
     """Wait until nothing of the engine runs."""
     until(lambda: engine.poll() or engine.state == IDLE, "it is over")
 
@@ -122,7 +122,7 @@ def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
     """Is none that mattered: an engine that is killed later did not die of it."""
     engine = start("import time\nprint('KeyError: 1')\ntime.sleep(60)")
     until(lambda: engine.cause == "KeyError: 1", "it is seen")
-    engine.well()
+    engine.mark_healthy()
     os.kill(engine.pid or 0, signal.SIGKILL)
     over(engine)
 
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
 @pytest.mark.processes
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     """Has ended at once, with the words of the system; the next one may be there."""
-    engine = Engine("chat", str(tmp_path / "chat" / "engine.log"))
+    engine = LocalEngine("chat", str(tmp_path / "chat" / "engine.log"))
     engine.start(1, ("/no/vllm", "serve"), {})
 
     assert (engine.state, engine.ended, engine.last) == (
@@ -175,7 +175,7 @@ LEAVES = """if 1:
     time.sleep(60)"""
 
 
-def children_of(engine: Engine) -> list[int]:
+def children_of(engine: LocalEngine) -> list[int]:
     """Return the numbers that LEAVES prints."""
     printed(engine, "deaf")
     printed(engine, "children")
@@ -234,7 +234,7 @@ def test_engines_of_other_agents_and_generations_are_left_alone(
 ) -> None:
     """Other servers run here, and other containers may show their processes."""
     sleep = "import time; print('here'); time.sleep(60)"
-    one, other = start(sleep), Engine("embed", str(tmp_path / "embed" / "engine.log"))
+    one, other = start(sleep), LocalEngine("embed", str(tmp_path / "embed" / "engine.log"))
     other.start(1, (sys.executable, "-S", "-u", "-c", sleep), {})
     printed(other, "here")
     one.stop(0.0)

@@ -19,7 +19,7 @@ import pytest
 
 from launcher.agent import process, queries
 from launcher.agent.observed import Observed
-from launcher.agent.server import Server as Http
+from launcher.agent.server import HttpServer as Http
 from tests.agent import wanted
 from tests.agent.waits import until
 from tests.agent.web import Server, rows
@@ -297,7 +297,7 @@ def test_watch_waits_while_an_engine_starts(
 
     monkeypatch.setattr(queries.time, "sleep", sleep)
     listens = watch(server, patience=30)
-    monkeypatch.setattr(queries, "_reachable", lambda _: False)
+    monkeypatch.setattr(queries, "_is_reachable", lambda _: False)
     ended = watch(server, patience=30)
 
     assert (listens["log"], len(waits)) == ("first\n", 1)

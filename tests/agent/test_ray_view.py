@@ -15,8 +15,8 @@ import pytest
 
 from launcher.agent import ray_view
 from launcher.agent.desired import Ray
-from launcher.agent.probe import SILENT
-from launcher.agent.ray_view import Culprit, Rank, RayView
+from launcher.agent.probe import QUERY_ERRORS
+from launcher.agent.ray_view import Culprit, RayRank, RayView
 from tests.agent.web import Server
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -93,8 +93,8 @@ def open_ports(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return closed
 
 
-def rank(number: int) -> Rank:
-    return Rank(f"a{number}", f"PP{number}", f"gpu{number + 1}", 7)
+def rank(number: int) -> RayRank:
+    return RayRank(f"a{number}", f"PP{number}", f"gpu{number + 1}", 7)
 
 
 def test_the_recorded_tables_are_what_this_reads() -> None:
@@ -118,16 +118,16 @@ def test_the_recorded_tables_are_what_this_reads() -> None:
 
 def test_nothing_lacks(view: RayView) -> None:
     """All nodes are there, and their GPUs free."""
-    assert view.lacking(1) == ""
+    assert view.missing_reason(1) == ""
 
 
 def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: RayView) -> None:
     """However many dead rows of it Ray keeps."""
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, "DEAD", id="old")]
 
-    assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    assert view.missing_reason(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
     server.tables["/api/v0/nodes"] += [node(2, id="new")]
-    assert view.lacking(1) == ""
+    assert view.missing_reason(1) == ""
 
 
 def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.Monkey
     }
     ray = Ray(dashboard=server.port, node_manager=server.port, gpus=2)
     view = RayView(ray, 1, {"gpu1": "pod-0", "gpu2": "pod-1"})
-    assert view.lacking(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    assert view.missing_reason(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
 
     known["pod-1"] = "127.0.0.2"
-    assert view.lacking(1) == ""
-    assert {each.node for each in view.ranks(7)} == {"gpu1", "gpu2"}
+    assert view.missing_reason(1) == ""
+    assert {each.node for each in view.query_ranks(7)} == {"gpu1", "gpu2"}
     del known["pod-1"]
-    culprit = view.culprit([rank(1)], "")
+    culprit = view.find_culprit([rank(1)], "")
     assert culprit is not None
     assert (culprit.node, culprit.evidence) == ("gpu2", "its node is gone from Ray")
 
@@ -168,7 +168,7 @@ def test_a_spare_node_is_not_waited_for(server: Server) -> None:
         "/api/v0/placement_groups": [],
     }
 
-    assert view.lacking(1) == ""
+    assert view.missing_reason(1) == ""
 
 
 def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> None:
@@ -176,13 +176,13 @@ def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> 
     too.
     """
     server.tables["/api/v0/placement_groups"] = [group(), group("REMOVED"), group("PENDING")]
-    assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 0 are"
+    assert view.missing_reason(1) == "waiting until 2 GPUs are free in Ray; 0 are"
 
     server.tables["/api/v0/placement_groups"] = [group("REMOVED")]
     server.tables["/api/v0/actors"] = [
         actor(0, placement_group_id=None, required_resources={"GPU": 1.0})
     ]
-    assert view.lacking(1) == "waiting until 2 GPUs are free in Ray; 1 are"
+    assert view.missing_reason(1) == "waiting until 2 GPUs are free in Ray; 1 are"
 
 
 def test_a_node_whose_port_is_closed_is_not_there(
@@ -192,19 +192,19 @@ def test_a_node_whose_port_is_closed_is_not_there(
     open again, of another node.
     """
     open_ports["127.0.0.2"] = True
-    assert view.lacking(1) == "waiting until Ray has noticed which nodes are dead"
+    assert view.missing_reason(1) == "waiting until Ray has noticed which nodes are dead"
 
     open_ports.clear()
-    assert view.lacking(1) == "waiting until Ray has noticed which nodes are dead"
+    assert view.missing_reason(1) == "waiting until Ray has noticed which nodes are dead"
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, id="new")]
-    assert view.lacking(1) == ""
+    assert view.missing_reason(1) == ""
 
 
 def test_a_node_that_ray_has_not_missed_is_believed_again(view: RayView) -> None:
     """Its port did not answer for a moment: the network was cut."""
     view._closed["id2"] = time.monotonic() - ray_view._DEAD - 1
 
-    assert view.lacking(1) == ""
+    assert view.missing_reason(1) == ""
 
 
 def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view: RayView) -> None:
@@ -212,7 +212,7 @@ def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view:
     said = []
     for nodes in ([node(1), node(2)], [node(1), node(2, id="new")], [node(1), node(2, id="new")]):
         server.tables["/api/v0/nodes"] = nodes
-        said.append(view.lacking(2))
+        said.append(view.missing_reason(2))
 
     assert said == ["looking whether the nodes stay in Ray"] * 2 + [""]
 
@@ -220,10 +220,10 @@ def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view:
 def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None:
     """Whoever asks decides what that means."""
     server.tables.clear()
-    with pytest.raises(SILENT):
-        view.lacking(1)
-    with pytest.raises(SILENT):
-        view.ranks(1)
+    with pytest.raises(QUERY_ERRORS):
+        view.missing_reason(1)
+    with pytest.raises(QUERY_ERRORS):
+        view.query_ranks(1)
 
 
 def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,17 +231,17 @@ def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.M
     who died first less.
     """
     given: list[float] = []
-    ask = ray_view.api.ray
+    ask = ray_view.api.query_ray
 
     def noted(*words: Any, timeout: float, **more: Any) -> object:
         given.append(timeout)
         return ask(*words, timeout=timeout, **more)
 
     monkeypatch.setattr(ray_view.api, "ray", noted)
-    view.lacking(1)
+    view.missing_reason(1)
     assert (len(given), min(given) >= 15) == (3, True)
     given.clear()
-    view.culprit([rank(0)], "")
+    view.find_culprit([rank(0)], "")
     assert given and max(given) <= 3
 
 
@@ -259,7 +259,7 @@ def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView
         actor(0, "DEAD", actor_id="old"),
     ]
     server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 2**22 + 1)]
-    found = view.ranks(os.getsid(0))
+    found = view.query_ranks(os.getsid(0))
 
     assert [(each.actor, each.name, each.node) for each in found] == [
         ("a0", "PP0", "gpu1"),
@@ -272,9 +272,9 @@ def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
     """Where Ray does not say which driver is ours: all of one driver's are, and of several
     nobody's.
     """
-    assert [each.actor for each in view.ranks(1)] == ["a0", "a1"]
+    assert [each.actor for each in view.query_ranks(1)] == ["a0", "a1"]
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
-    assert view.ranks(1) == []
+    assert view.query_ranks(1) == []
 
 
 def test_names_of_ranks() -> None:
@@ -299,7 +299,7 @@ def test_the_dead_rank_is_named(server: Server, view: RayView) -> None:
         actor(1, "DEAD", death_cause=KILLED),
     ]
 
-    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+    assert view.find_culprit([rank(0), rank(1)], "") == Culprit(
         "gpu2", "PP1", KILLED["actor_died_error_context"]["error_message"]
     )
 
@@ -311,7 +311,7 @@ def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
 
-    assert view.culprit([rank(0), rank(1)], "") == Culprit(
+    assert view.find_culprit([rank(0), rank(1)], "") == Culprit(
         "gpu2", "PP1", "its node is gone from Ray"
     )
 
@@ -322,7 +322,7 @@ def test_a_rank_whose_port_is_closed(
     """The engine is quicker than Ray."""
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     open_ports["127.0.0.2"] = True
-    found = view.culprit([rank(0), rank(1)], "")
+    found = view.find_culprit([rank(0), rank(1)], "")
     assert found is not None
 
     assert (found.node, found.rank) == ("gpu2", "PP1")
@@ -338,7 +338,7 @@ def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
     (said,) = [line for line in log.splitlines() if "died unexpectedly" in line]
 
     assert "rank=[1]" in said
-    assert view.culprit([rank(0), rank(1)], said) == Culprit("gpu2", "PP1", "")
+    assert view.find_culprit([rank(0), rank(1)], said) == Culprit("gpu2", "PP1", "")
 
 
 def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView) -> None:
@@ -347,7 +347,7 @@ def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView
         actor(number, "DEAD", death_cause=ENDED) for number in (0, 1)
     ]
 
-    assert view.culprit([rank(0), rank(1)], "RuntimeError: out of luck") is None
+    assert view.find_culprit([rank(0), rank(1)], "RuntimeError: out of luck") is None
 
 
 def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None:
@@ -358,7 +358,7 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
     ]
     server.tables["/api/v0/actors"] = dead
     server.asked.clear()
-    found = view.culprit([Rank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
+    found = view.find_culprit([RayRank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
     assert found is not None
 
     assert (found.rank, len(server.asked)) == ("PP40", 3)
@@ -377,4 +377,4 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
 )
 def test_what_ray_says_of_a_death(cause: Any, words: str) -> None:
     """From whichever of its forms."""
-    assert ray_view._words(cause) == words
+    assert ray_view._death_text(cause) == words

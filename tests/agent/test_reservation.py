@@ -24,7 +24,7 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         asked.append(words)
         return (0 if "gpus" in said else 1), f"noise of Ray\n{said}\n"
 
-    monkeypatch.setattr(reservation, "_reserve", say)
+    monkeypatch.setattr(reservation, "_run_reserve", say)
     return asked
 
 

@@ -16,21 +16,21 @@ from aiohttp import web
 
 from launcher.agent import queries, server
 from launcher.agent.certificates import Certificates
-from launcher.agent.server import Server, Site
+from launcher.agent.server import HttpServer, HttpSite
 from tests.agent.authority import Authority
 from tests.agent.waits import until
 
-Serve = Callable[..., Server]
+Serve = Callable[..., HttpServer]
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server of some sites, which ends with the test."""
     monkeypatch.setattr(server, "_RETRY", 0.05)
-    made: list[Server] = []
+    made: list[HttpServer] = []
 
-    def start(*sites: Site, wait: bool = True) -> Server:
-        made.append(Server(*sites))
+    def start(*sites: HttpSite, wait: bool = True) -> HttpServer:
+        made.append(HttpServer(*sites))
         made[-1].start()
         if wait:
             until(lambda: len(made[-1].bound) == len(sites), "all sites listen")
@@ -41,12 +41,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         each.close()
 
 
-def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> Site:
+def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> HttpSite:
     """Return a site of metrics on loopback."""
     return queries.metrics_site("127.0.0.1", 0, make)
 
 
-def ask(of: Server, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
+def ask(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int, str, str]:
     """Return status, kind and text of an answer over TCP."""
     connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=10)
     connection.request(verb, path)
@@ -77,10 +77,10 @@ async def broken(_: web.Request) -> web.Response:
     raise LookupError("no such thing")
 
 
-def local(path: Path) -> Site:
+def local(path: Path) -> HttpSite:
     """Return a site on a Unix socket."""
     found = [web.get("/words", words), web.get("/broken", broken)]
-    return Site(name="local", routes=found, path=str(path))
+    return HttpSite(name="local", routes=found, path=str(path))
 
 
 def test_metrics_are_served(serve: Serve) -> None:
@@ -114,7 +114,7 @@ def test_the_text_is_made_once_a_second(serve: Serve, monkeypatch: pytest.Monkey
 
 def test_who_says_nothing_is_parted_with(serve: Serve) -> None:
     """At the deadline, even when a letter comes now and then."""
-    site = Site(name="metrics", routes=[], host="127.0.0.1", seconds=0.3)
+    site = HttpSite(name="metrics", routes=[], host="127.0.0.1", seconds=0.3)
     with socket.create_connection(("127.0.0.1", serve(site).bound["metrics"]), 10) as reader:
         reader.settimeout(0.05)
 
@@ -200,7 +200,7 @@ def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFi
 class Visitor:
     """A client that connects to a server and goes on by one step in each turn of its loop."""
 
-    def __init__(self, to: Server, tls: ssl.SSLContext | None, says: bytes) -> None:
+    def __init__(self, to: HttpServer, tls: ssl.SSLContext | None, says: bytes) -> None:
         self.to, self.tls, self.says = to, tls, says
         self.sock: socket.socket | None = None
 
@@ -237,13 +237,13 @@ def test_a_server_that_closes_leaves_no_socket_open(
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     says = b"" if client == "silent member" else b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     for turns, late in itertools.product(range(-8, 12), (False, True)):
-        site = Site(
+        site = HttpSite(
             name="visited",
             routes=[],
             host="127.0.0.1",
             certificates=None if client == "plain" else own,
         )
-        visited = Server(site)
+        visited = HttpServer(site)
         visitor = Visitor(visited, None if client == "plain" else tls, says)
         _close_after(visited, visitor, turns, late=late)
         if visitor.sock is not None:
@@ -253,7 +253,7 @@ def test_a_server_that_closes_leaves_no_socket_open(
     assert caplog.text == ""
 
 
-def _close_after(visited: Server, visitor: Visitor, turns: int, *, late: bool) -> None:
+def _close_after(visited: HttpServer, visitor: Visitor, turns: int, *, late: bool) -> None:
     """Run a server until it has closed: so many turns after the visitor's first step, else before
     it; when `late` at the end of the turn.
     """

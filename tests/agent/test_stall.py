@@ -374,4 +374,4 @@ def test_an_exit_after_a_hang_is_a_separate_fault(ready: Make) -> None:
 )
 def test_descriptions_of_a_hang(wedge: Wedge, where: str, how: str) -> None:
     """`how` leaves out the rank and node, which a fault has in other fields."""
-    assert (wedge.where, wedge.how) == (where, how)
+    assert (wedge.location, wedge.details) == (where, how)

@@ -19,17 +19,17 @@ def test_names_are_folders_that_could_be_servers(tmp_path: Path) -> None:
     (tmp_path / "network.json").write_text("{}")
     (tmp_path / "embed").write_text("")
 
-    assert state.names(str(tmp_path)) == ["a-1", "chat"]
-    assert state.names(str(tmp_path / "none")) == []
+    assert state.server_names(str(tmp_path)) == ["a-1", "chat"]
+    assert state.server_names(str(tmp_path / "none")) == []
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     """Its folder is made; nothing is left beside it."""
-    file = state.path("chat", state.OBSERVED, str(tmp_path))
+    file = state.server_file("chat", state.OBSERVED, str(tmp_path))
     for value in ({"a": 1}, {"b": 2}):
-        state.write(file, value)
+        state.write_json(file, value)
 
-    assert state.read(file) == {"b": 2}
+    assert state.read_json(file) == {"b": 2}
     assert [each.name for each in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
@@ -37,17 +37,17 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk is said, and leaves no half of a file."""
-    file = state.path("chat", state.OBSERVED, str(tmp_path))
-    state.write(file, {"a": 1})
+    file = state.server_file("chat", state.OBSERVED, str(tmp_path))
+    state.write_json(file, {"a": 1})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(state.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        state.write(file, {"b": 2})
+        state.write_json(file, {"b": 2})
 
-    assert state.read(file) == {"a": 1}
+    assert state.read_json(file) == {"a": 1}
     assert [each.name for each in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
@@ -57,7 +57,7 @@ def test_what_is_no_json_is_absent(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "x").write_text(text, encoding="latin-1")
 
-    assert state.read(str(tmp_path / "x")) is None
+    assert state.read_json(str(tmp_path / "x")) is None
 
 
 def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
@@ -66,17 +66,17 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
     """
     server, seen = wanted.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
     folder = str(tmp_path)
-    assert (state.wanted("chat", folder), state.seen("chat", folder)) == (None, None)
+    assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (None, None)
 
-    state.write(state.path("chat", state.DESIRED, folder), server.as_json())
-    state.write(state.path("chat", state.OBSERVED, folder), seen.as_json())
-    assert (state.wanted("chat", folder), state.seen("chat", folder)) == (server, seen)
+    state.write_json(state.server_file("chat", state.DESIRED, folder), server.as_json())
+    state.write_json(state.server_file("chat", state.OBSERVED, folder), seen.as_json())
+    assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (server, seen)
 
     for file in (state.DESIRED, state.OBSERVED):
-        state.write(state.path("chat", file, folder), {"version": 1})
-    assert state.seen("chat", folder) is None
+        state.write_json(state.server_file("chat", file, folder), {"version": 1})
+    assert state.read_status("chat", folder) is None
     with pytest.raises(ValueError, match="version 1"):
-        state.wanted("chat", folder)
+        state.read_spec("chat", folder)
 
 
 def history(folder: Path) -> list[tuple[float, str]]:
@@ -88,7 +88,7 @@ def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
     """The same server once, with its last time; five of them."""
     for at, name in enumerate("abcdefcg", 1):
         state.note_answered(
-            state.Answered(at=at, desired=wanted.mp("gpu1", id=name)), str(tmp_path)
+            state.HistoryEntry(at=at, desired=wanted.mp("gpu1", id=name)), str(tmp_path)
         )
 
     assert history(tmp_path) == [(8, "g"), (7, "c"), (6, "f"), (5, "e"), (4, "d")]
@@ -99,7 +99,7 @@ def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, said: str) -> 
     """A server that has just answered must not end for it."""
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "history.json").write_text(said)
-    state.note_answered(state.Answered(at=1, desired=wanted.mp("gpu1", id="a")), str(tmp_path))
+    state.note_answered(state.HistoryEntry(at=1, desired=wanted.mp("gpu1", id="a")), str(tmp_path))
 
     assert history(tmp_path) == [(1, "a")]
 
@@ -116,9 +116,9 @@ def test_the_id_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setattr(state, "_MOUNTS", str(tmp_path / "mounts"))
     (tmp_path / "mounts").write_text("".join(f"{line}\n" for line in lines))
-    assert state.container() == "a" * 64
+    assert state.container_id() == "a" * 64
 
     (tmp_path / "mounts").write_text(f"{lines[0]}\n")
-    assert state.container() == ""
+    assert state.container_id() == ""
     (tmp_path / "mounts").unlink()
-    assert state.container() == ""
+    assert state.container_id() == ""

@@ -20,7 +20,7 @@ from launcher.agent.task import (
     RERANK,
     TRANSCRIPTION,
     Form,
-    Task,
+    ModelTask,
 )
 
 # as vLLM 0.32 writes it
@@ -47,16 +47,16 @@ def test_a_refusal_that_says_that_the_model_does_something_else(
     status: int, said: str, unfit: bool
 ) -> None:
     """And no other: an engine that is dead, or a key that is wrong, is told as it is."""
-    assert task.unfit(status, said) is unfit
-    assert task.no_chat(status, said) is unfit
+    assert task.lacks_task(status, said) is unfit
+    assert task.lacks_chat_template(status, said) is unfit
 
 
 def test_a_base_model_cannot_chat() -> None:
     """For want of a template, which 400 says in several ways."""
     said = "As of transformers v4.44, default chat template is no longer allowed"
 
-    assert task.no_chat(400, said)
-    assert not task.unfit(400, said)
+    assert task.lacks_chat_template(400, said)
+    assert not task.lacks_task(400, said)
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,23 @@ def test_a_base_model_cannot_chat() -> None:
         (HEALTH, "", "an answer of `/health` alone"),
     ],
 )
-def test_what_came_back(way: Task, said: Any, came: str) -> None:
+def test_what_came_back(way: ModelTask, said: Any, came: str) -> None:
     """In words; silence is transcribed as nothing."""
-    assert way.came(json.dumps(said)) == came
+    assert way.describe_answer(json.dumps(said)) == came
 
 
 @pytest.mark.parametrize("way", [EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION])
 @pytest.mark.parametrize(
     "said", ["", "null", "7", "[]", "{}", '{"data": []}', '{"data": [{}]}', '{"results": [{}]}']
 )
-def test_what_is_no_answer(way: Task, said: str) -> None:
+def test_what_is_no_answer(way: ModelTask, said: str) -> None:
     """Somebody else may have the port."""
-    assert way.came(said) == ""
+    assert way.describe_answer(said) == ""
 
 
 def test_no_numbers_are_no_embedding() -> None:
     """Though the form is right."""
-    assert EMBEDDING.came('{"data": [{"embedding": []}]}') == ""
+    assert EMBEDDING.describe_answer('{"data": [{"embedding": []}]}') == ""
 
 
 def test_a_model_is_asked_as_it_can_answer() -> None:
@@ -129,9 +129,9 @@ def test_speech_is_a_form_with_a_sound() -> None:
 
 def test_names_lead_back() -> None:
     """To what they name; any other to nothing."""
-    assert [task.named(each.name) for each in (CHAT, *task.OTHERS, HEALTH)] == [
+    assert [task.task_named(each.name) for each in (CHAT, *task.OTHERS, HEALTH)] == [
         CHAT,
         *task.OTHERS,
         HEALTH,
     ]
-    assert task.named("") is task.named("poetry") is None
+    assert task.task_named("") is task.task_named("poetry") is None

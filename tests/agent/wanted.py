@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.agent.desired import Desired, Policy, Process, Ray
+from launcher.agent.desired import Desired, Policy, ProcessSpec, Ray
 
 # Pauses and looks of tests with a clock of their own.
 POLICY = Policy(canary=5.0, stuck=360.0, start_timeout=100.0, grace=1.0)
 HEADLESS = ("vllm", "serve", "m", "--headless")  # a process without an API
 
 
-def process(node: str, *argv: str, **more: Any) -> Process:
+def process(node: str, *argv: str, **more: Any) -> ProcessSpec:
     """Return a process of an engine on a node."""
-    return Process(node=node, argv=argv or ("vllm", "serve", "m"), **more)
+    return ProcessSpec(node=node, argv=argv or ("vllm", "serve", "m"), **more)
 
 
 def mp(*nodes: str, **more: Any) -> Desired:

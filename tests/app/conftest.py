@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.app.audit import Entry
+from launcher.app.audit import AuditLine
 
-ENTRY = Entry(
+ENTRY = AuditLine(
     at="2026-11-21T21:00:05Z",
     who="anna",
     host="laptop",

@@ -356,7 +356,7 @@ def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
         Command(node="a", argv=("two",)),
     )
     run(
-        plan(stage(gates=(Gate(id="g", what="", judge=judge, ask=asked),))),
+        plan(stage(gates=(Gate(id="g", what="", judge=judge, queries=asked),))),
         FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])),
     )
 
@@ -377,7 +377,7 @@ def test_interrupting_a_wait_leaves_at_once() -> None:
         id="g",
         what="it holds",
         judge=statuses("wait"),
-        ask=(Command(node="a", argv=("ask",)),),
+        queries=(Command(node="a", argv=("ask",)),),
         deadline=100,
     )
     with pytest.raises(KeyboardInterrupt):
@@ -447,7 +447,7 @@ class Recording(FakeTransport):
 def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
     """All of it at once, and not a command more is sent; looking at a node leaves no record."""
     gate = Gate(
-        id="g", what="it holds", judge=statuses("pass"), ask=(Command(node="c", argv=("ask",)),)
+        id="g", what="it holds", judge=statuses("pass"), queries=(Command(node="c", argv=("ask",)),)
     )
     stages = (
         stage(gates=(gate,)),
@@ -459,7 +459,7 @@ def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
     run(plan(*stages), plain)
 
     assert transport.recorded == [("up", {"a": ["one", "two"], "b": ["one", "three"]})]
-    assert [(each.node, each.before) for each in transport.commands] == [
+    assert [(each.node, each.preamble) for each in transport.commands] == [
         ("c", ()),
         ("a", ("write", "a")),
         ("b", ("write", "b")),
@@ -467,7 +467,7 @@ def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
         ("b", ()),
     ]
     assert [each.argv for each in transport.commands] == [each.argv for each in plain.commands]
-    assert not any(each.before for each in plain.commands)
+    assert not any(each.preamble for each in plain.commands)
 
 
 def test_a_plan_without_steps_records_nothing() -> None:

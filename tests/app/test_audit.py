@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from launcher import __version__
 from launcher.app import audit
-from launcher.app.audit import Entry
+from launcher.app.audit import AuditLine
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 from tests.app.conftest import ENTRY
@@ -32,17 +32,22 @@ def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def append(
-    state: Path, entry: Entry = ENTRY, *, strict: bool = True
+    state: Path, entry: AuditLine = ENTRY, *, strict: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Append a line in front of a command that says what it reads."""
     return run(
-        *audit.append(str(state), "c", entry, strict=strict), "sed", "s/^/ran: /", stdin="it's\n"
+        *audit.append_argv(str(state), "c", entry, strict=strict),
+        "sed",
+        "s/^/ran: /",
+        stdin="it's\n",
     )
 
 
-def read(state: Path, last: int = 0) -> tuple[list[Entry], int]:
-    done = run(*audit.read(str(state), "c", last))
-    return audit.parse(Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr))
+def read(state: Path, last: int = 0) -> tuple[list[AuditLine], int]:
+    done = run(*audit.read_argv(str(state), "c", last))
+    return audit.parse_lines(
+        Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr)
+    )
 
 
 def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
@@ -64,7 +69,7 @@ def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     """And nothing else changes for it."""
     done = run(
-        *audit.append(str(tmp_path), "c", ENTRY),
+        *audit.append_argv(str(tmp_path), "c", ENTRY),
         "sh",
         "-c",
         'echo "$0|$*"; exit 7',
@@ -111,13 +116,13 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
 
 def test_lines_of_many_at_once_are_whole(tmp_path: Path) -> None:
     """Each is one write, also the longest."""
-    entry = Entry(
+    entry = AuditLine(
         **{
-            **{name: getattr(ENTRY, name) for name in Entry.__slots__},
+            **{name: getattr(ENTRY, name) for name in AuditLine.__slots__},
             "changes": tuple(f"é{n}" * 9 for n in range(900)),
         }
     )
-    argv = (*audit.append(str(tmp_path), "c", entry), "true")
+    argv = (*audit.append_argv(str(tmp_path), "c", entry), "true")
     processes = [subprocess.Popen(argv) for _ in range(24)]
 
     assert [process.wait() for process in processes] == [0] * 24
@@ -133,14 +138,14 @@ def test_no_trail_is_an_empty_one(tmp_path: Path) -> None:
 @given(st.lists(st.text(max_size=300), max_size=60), st.text(max_size=3000))
 def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> None:
     """Whatever is to be told; what found no room is counted."""
-    entry = Entry(
+    entry = AuditLine(
         at="t", who="a", host="h", verb="up", command=command, node="n", changes=tuple(changes)
     )
-    text = audit.line(entry)
+    text = audit.format_line(entry)
 
     assert len(text.encode()) <= audit.LONGEST
     assert "\n" not in text
-    ((back,), strange) = audit.parse(Answer(node="n", code=0, out=text + "\n"))
+    ((back,), strange) = audit.parse_lines(Answer(node="n", code=0, out=text + "\n"))
     assert strange == 0
     assert len(back.changes) == len(set(changes)) or "in all" in back.changes[-1]
 
@@ -152,8 +157,8 @@ def test_a_line_is_short_and_has_no_break(changes: list[str], command: str) -> N
 )
 def test_strange_lines_are_counted(text: str) -> None:
     """And never in the way of the others."""
-    good = audit.line(ENTRY)
-    entries, _ = audit.parse(Answer(node="gpu01", code=0, out=f"{good}\n{text}\n{good}\n"))
+    good = audit.format_line(ENTRY)
+    entries, _ = audit.parse_lines(Answer(node="gpu01", code=0, out=f"{good}\n{text}\n{good}\n"))
 
     assert entries[0] == ENTRY and entries[-1] == ENTRY
 
@@ -162,7 +167,7 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_trail(tmp_path: Path) -> 
     """Another login has made it its own."""
     (tmp_path / "audit").mkdir(mode=0)
     powers = () if os.getuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-    done = run(*powers, *audit.read(str(tmp_path), "c"))
+    done = run(*powers, *audit.read_argv(str(tmp_path), "c"))
 
     assert (done.returncode, done.stdout) == (77, "")
     assert f"{tmp_path}/audit may not be read by this login" in done.stderr
@@ -171,7 +176,7 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_trail(tmp_path: Path) -> 
 def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
     """It is said."""
     with pytest.raises(UnreadableAnswer, match="gpu01"):
-        audit.parse(Answer(node="gpu01", code=77, err="may not be read by this login"))
+        audit.parse_lines(Answer(node="gpu01", code=77, err="may not be read by this login"))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +205,14 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
 )
 def test_a_command_line_without_what_looks_like_a_secret(words: list[str], shown: str) -> None:
     """By its form; values that are known are taken out besides."""
-    assert audit.command_line(words) == shown
+    assert audit.redact_command(words) == shown
 
 
 def test_what_several_nodes_say_is_said_once() -> None:
     """In the order of time; a file that nodes share is read by each of them, and counts once."""
     other = replace(ENTRY, node="gpu02")
     late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
-    found = audit.merge([late, ENTRY, other, ENTRY, late])
+    found = audit.merge_lines([late, ENTRY, other, ENTRY, late])
 
     assert [(each.nodes, each.entry.changes[0]) for each in found] == [
         (("gpu01", "gpu02"), "pulling x:1"),
@@ -220,10 +225,10 @@ def lines(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
     """The lines that each node was sent, in order; they are not sent again."""
     found: dict[str, list[dict[str, Any]]] = {}
     for command in cluster.commands:
-        if command.before:
-            assert command.before[:2] == ("sh", "-c") and command.before[3] == "audit"
-            assert command.before[5] == "c"
-            found.setdefault(command.node, []).append(json.loads(command.before[6]))
+        if command.preamble:
+            assert command.preamble[:2] == ("sh", "-c") and command.preamble[3] == "audit"
+            assert command.preamble[5] == "c"
+            found.setdefault(command.node, []).append(json.loads(command.preamble[6]))
     cluster.commands.clear()
     return found
 
@@ -282,7 +287,7 @@ def test_no_secret_is_in_a_line(
     cluster.run("serve", "--model", f"x {secret}", "--skip-network-check", "--no-wait")
     assert "gpu01: want" in cluster.world.verbs()
     text = json.dumps(
-        [command.before for command in cluster.commands]
+        [command.preamble for command in cluster.commands]
         + [command.argv for command in cluster.held]
     )
 
@@ -296,7 +301,7 @@ def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
     cluster.run("up")
     words = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
     cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
-    said = [command.before for command in cluster.commands] + [
+    said = [command.preamble for command in cluster.commands] + [
         each.stdin() for each in cluster.held if each.stdin
     ]
 
@@ -314,4 +319,4 @@ def test_a_full_disk_keeps_nobody_from_cleaning_up(
         cluster.commands.clear()
     cluster.run(*words)
 
-    assert {command.before[7] for command in cluster.commands if command.before} == {strict}
+    assert {command.preamble[7] for command in cluster.commands if command.preamble} == {strict}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.choose import chosen
+from launcher.app.choose import select_nodes
 from launcher.core.errors import RequestError
 from launcher.inventory.load import loads
 
@@ -21,13 +21,13 @@ INVENTORY = loads(
 )
 def test_names_or_all_in_the_inventorys_order(names: list[str], expected: list[str]) -> None:
     """None means all."""
-    assert [node.name for node in chosen(INVENTORY, names)] == expected
+    assert [node.name for node in select_nodes(INVENTORY, names)] == expected
 
 
 def test_a_name_that_is_none_says_which_there_are() -> None:
     """Without a near miss there is no hint."""
     with pytest.raises(RequestError) as caught:
-        chosen(INVENTORY, ["gpu1", "zebra"])
+        select_nodes(INVENTORY, ["gpu1", "zebra"])
 
     assert (caught.value.message, caught.value.evidence, caught.value.hint) == (
         "no node `zebra` in inventory.yaml",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.app.config_command import resolved
-from launcher.cli.main import run
+from launcher.app.config_command import resolve_inventory
+from launcher.cli.main import run_command
 from launcher.inventory.load import load, loads
 
 ROOT = Path(__file__).parents[2]
@@ -21,15 +21,15 @@ def test_the_output_is_an_inventory_with_the_same_meaning(path: Path) -> None:
     """With every default written, ranges expanded, and cluster-wide values in each node."""
     inventory = load(path)
 
-    assert loads(yaml.safe_dump(resolved(inventory), sort_keys=False), path) == inventory
+    assert loads(yaml.safe_dump(resolve_inventory(inventory), sort_keys=False), path) == inventory
 
 
 def test_yaml_and_json_have_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     """Nodes of a range are written one by one, with what the cluster says for all of them."""
     path = str(ROOT / "inventory" / "h100-infiniband.yaml")
-    assert run(["config", path]) == 0
+    assert run_command(["config", path]) == 0
     document = yaml.safe_load(capsys.readouterr().out)
-    assert run(["config", "-i", path, "--json"]) == 0
+    assert run_command(["config", "-i", path, "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out) == document
     assert document["network"]["fabric"] == "infiniband"
@@ -43,7 +43,7 @@ def test_mistakes_are_shown_with_exit_code_two(
     path = tmp_path / "inventory.yaml"
     path.write_text("cluster: demo\nimage: vllm/vllm-openai:v0.32.0\nnodes: []\n")
 
-    assert run(["config", str(path)]) == 2
+    assert run_command(["config", str(path)]) == 2
     assert "nodes" in capsys.readouterr().err
 
 
@@ -58,7 +58,7 @@ def test_sources_of_secrets_are_shown_and_their_values_are_not(
         "nodes: [{host: 10.0.0.1, gpus: 1}]\n"
     )
 
-    assert run(["config", str(path)]) == 0
+    assert run_command(["config", str(path)]) == 0
     out = capsys.readouterr().out
     assert yaml.safe_load(out)["secrets"] == {"HF_TOKEN": {"env": "HF_TOKEN"}}
     assert "hf_abcdefghijklmnop" not in out

@@ -68,7 +68,7 @@ def test_good_news_has_nothing_below_it() -> None:
 def test_what_nodes_say_cannot_draw_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither codes nor rich's markup, in any part; a long line is not broken in a pipe."""
     long = "word " * 300
-    findings_view.show(
+    findings_view.print_findings(
         [Finding(node=HOSTILE, status="fail", text=HOSTILE, evidence=HOSTILE, fix=HOSTILE + long)]
     )
     out = capsys.readouterr().out

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app import hooks
-from launcher.app.progress import Silent
+from launcher.app.progress import SilentPrinter
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.events import Event
@@ -97,7 +97,7 @@ def test_a_server_hook_knows_the_model_and_the_endpoint(
     cluster.run("up")
     hook("pre-serve", 'echo "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT"')
     hook("post-serve", 'echo "$VLAUNCH_MODEL answers at $VLAUNCH_ENDPOINT"')
-    monkeypatch.setattr("launcher.serving.start._wait", lambda *_, **__: (0, []))
+    monkeypatch.setattr("launcher.serving.start._wait_for_answer", lambda *_, **__: (0, []))
     err = cluster.run("serve", "--model", "org/m", "--skip-network-check").err
 
     assert "pre-serve: org/m at http://10.0.0.11:8000" in err
@@ -251,7 +251,7 @@ def test_a_hook_that_prints_faster_than_it_can_be_shown_waits(tmp_path: Path, ho
     body = "head -c 1900000 /dev/zero | tr '\\0' x | fold -w 1900; touch done"
     path, done, shown = hook("pre-up", body), tmp_path / "done", list[Event]()
 
-    class Slow(Silent):
+    class Slow(SilentPrinter):
         def show(self, event: Event) -> None:
             if not shown:
                 assert not processes.awaited(done.exists, within=1)
@@ -282,7 +282,7 @@ def test_a_child_that_prints_after_its_hook_is_not_held_up(
     body = "(sleep 0.5; head -c 900000 /dev/zero | tr '\\0' x | fold -w 1000; touch done) &"
     path, done = hook("pre-up", body), tmp_path / "done"
 
-    assert hooks._execute(path, os.environ, tmp_path, 60, "pre-up", Silent()) == 0
+    assert hooks._execute(path, os.environ, tmp_path, 60, "pre-up", SilentPrinter()) == 0
     assert not done.exists()
     assert processes.awaited(done.exists, within=10)
 

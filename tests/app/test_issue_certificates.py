@@ -52,8 +52,8 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "10.
 
 def test_nodes_of_a_cluster_verify_each_other_by_name_and_address(tmp_path: Path) -> None:
     """They refuse certificates of another cluster, and clients without one."""
-    authority, nodes = issue_certificates.issue(INVENTORY, NOW)
-    other_authority, other_nodes = issue_certificates.issue(INVENTORY, NOW)
+    authority, nodes = issue_certificates.issue_certificates(INVENTORY, NOW)
+    other_authority, other_nodes = issue_certificates.issue_certificates(INVENTORY, NOW)
     server = context(tmp_path, authority, nodes["n1"], server=True)
     client = context(tmp_path, authority, nodes["n2"], server=False)
 
@@ -73,7 +73,7 @@ def test_nodes_of_a_cluster_verify_each_other_by_name_and_address(tmp_path: Path
 
 def test_a_nodes_certificate_signs_no_other(tmp_path: Path) -> None:
     """A stolen key impersonates one node, not the authority."""
-    authority, nodes = issue_certificates.issue(INVENTORY, NOW)
+    authority, nodes = issue_certificates.issue_certificates(INVENTORY, NOW)
     own = nodes["n1"].reveal().partition("-----BEGIN PRIVATE")[0]
     server = context(tmp_path, own, nodes["n1"], server=True)
 
@@ -83,7 +83,9 @@ def test_a_nodes_certificate_signs_no_other(tmp_path: Path) -> None:
 
 def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
     """Certificates expire five years after they were issued."""
-    authority, nodes = issue_certificates.issue(INVENTORY, NOW.replace(year=NOW.year - 6))
+    authority, nodes = issue_certificates.issue_certificates(
+        INVENTORY, NOW.replace(year=NOW.year - 6)
+    )
     server = context(tmp_path, authority, nodes["n1"], server=True)
     client = context(tmp_path, authority, nodes["n2"], server=False)
 
@@ -93,7 +95,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
 
 def test_private_keys_are_never_shown() -> None:
     """Neither as a whole nor one line of them."""
-    _, nodes = issue_certificates.issue(INVENTORY, NOW)
+    _, nodes = issue_certificates.issue_certificates(INVENTORY, NOW)
     for pair in nodes.values():
         public, _, private = pair.reveal().partition("-----BEGIN PRIVATE KEY-----\n")
         lines = private.splitlines()[:-1]

@@ -36,12 +36,12 @@ def path(tmp_path: Path) -> Path:
 def start(state: Path, path: Path | None = None, wait: float = 0) -> subprocess.Popen[bytes]:
     """Start a holder; it ends with its standard input."""
     env = {**os.environ, **({"PATH": str(path)} if path else {})}
-    argv = lock.hold(str(state), "c", wait)
+    argv = lock.hold_argv(str(state), "c", wait)
     pipe = subprocess.PIPE
     process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it may have ended at once
-        process.stdin.write(lock.said("anna", "laptop", "vlaunch up"))
+        process.stdin.write(lock.encode_owner("anna", "laptop", "vlaunch up"))
     return process
 
 
@@ -53,7 +53,7 @@ def said(process: subprocess.Popen[bytes]) -> str:
 def look(state: Path, path: Path | None = None) -> Answer:
     env = {**os.environ, **({"PATH": str(path)} if path else {})}
     done = subprocess.run(
-        lock.look(str(state), "c"), env=env, capture_output=True, text=True, check=False
+        lock.status_argv(str(state), "c"), env=env, capture_output=True, text=True, check=False
     )
     return Answer(node="gpu01", code=done.returncode, out=done.stdout, err=done.stderr)
 
@@ -66,7 +66,7 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
     where = None if flock else path
     with start(tmp_path / "s", where) as holder:
         assert said(holder) == "locked"
-        owner = lock.parse_look(look(tmp_path / "s", where))
+        owner = lock.parse_status(look(tmp_path / "s", where))
         assert owner is not None
         assert (owner.who, owner.host, owner.command, owner.pid) == (
             "anna",
@@ -78,7 +78,7 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
         assert stat.S_IMODE((tmp_path / "s/locks").stat().st_mode) == 0o700
         # Docker, which may be somebody else, must get to what it mounts.
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o755
-    assert lock.parse_look(look(tmp_path / "s", where)) is None
+    assert lock.parse_status(look(tmp_path / "s", where)) is None
 
 
 @pytest.mark.processes
@@ -117,14 +117,14 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
     """
     with start(tmp_path) as holder, subprocess.Popen(["sleep", "60"]) as other:
         assert said(holder) == "locked"
-        owner = lock.parse_look(look(tmp_path))
+        owner = lock.parse_status(look(tmp_path))
         assert owner is not None
         wrong = owner.raw.replace(f'"pid": {holder.pid}', f'"pid": {other.pid}')
         for written, asked, word in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
             (tmp_path / "locks/c").write_text(written + "\n")
-            argv = lock.break_(str(tmp_path), "c", lock.owner(asked))
+            argv = lock.break_argv(str(tmp_path), "c", lock.parse_owner(asked))
             done = subprocess.run(
-                argv, input=lock.said("eve", "h", "x"), capture_output=True, check=False
+                argv, input=lock.encode_owner("eve", "h", "x"), capture_output=True, check=False
             )
             assert (done.returncode, done.stdout.decode().strip()) == (0, word)
         assert (holder.poll(), other.poll()) == (None, None)
@@ -145,12 +145,12 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
         assert said(holder) == "locked"
         waiter = later.enter_context(start(tmp_path, wait=60))
         assert said(waiter).startswith("held {")
-        owner = lock.parse_look(look(tmp_path))
+        owner = lock.parse_status(look(tmp_path))
         assert owner is not None
-        argv = lock.break_(str(tmp_path), "c", owner)
+        argv = lock.break_argv(str(tmp_path), "c", owner)
         done = subprocess.run(
             argv,
-            input=lock.said("eve", "h", "x"),
+            input=lock.encode_owner("eve", "h", "x"),
             env=env,
             capture_output=True,
             check=False,
@@ -164,10 +164,10 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
     """The holder's process stands in the same line, and `lock --break` needs it."""
-    text = lock.said("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
+    text = lock.encode_owner("w" * 32, "h" * 64, "\N{GRINNING FACE}" * 5000, "l" * 100)
 
     assert len(text) < 3900
-    assert lock.breaker(text.decode()).command.startswith("\N{GRINNING FACE}")
+    assert lock.parse_breaker(text.decode()).command.startswith("\N{GRINNING FACE}")
 
 
 @pytest.mark.processes
@@ -176,7 +176,7 @@ def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
     """Zero would be everything in our own group, and minus one everything there is."""
     with start(tmp_path) as holder:
         assert said(holder) == "locked"
-        argv = lock.break_(str(tmp_path), "c", Owner(pid=pid, raw="x"))
+        argv = lock.break_argv(str(tmp_path), "c", Owner(pid=pid, raw="x"))
         assert subprocess.run(argv, input=b"x\n", capture_output=True, check=False).returncode == 64
         assert holder.poll() is None
 
@@ -190,17 +190,17 @@ def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
 )
 def test_whatever_stands_in_the_file_is_an_owner(text: str) -> None:
     """Its process is one that may be ended, or none."""
-    owner = lock.owner(text)
+    owner = lock.parse_owner(text)
 
     assert owner.pid == 0 or owner.pid > 1
-    assert owner.words
+    assert owner.description
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("pid", ["true", "1", "0", "-1", '"7"', "4294967296", "1e3"])
 def test_a_process_that_cannot_be(pid: str) -> None:
     """Is none."""
-    assert lock.owner(f'{{"who": "a", "pid": {pid}}}').pid == 0
+    assert lock.parse_owner(f'{{"who": "a", "pid": {pid}}}').pid == 0
 
 
 @pytest.mark.processes
@@ -208,13 +208,13 @@ def test_a_process_that_cannot_be(pid: str) -> None:
 def test_an_answer_that_says_nothing_is_not_free(code: int, out: str) -> None:
     """Nobody is told that they may go on."""
     with pytest.raises(UnreadableAnswer):
-        lock.parse_look(Answer(node="gpu01", code=code, out=out, err="why"))
+        lock.parse_status(Answer(node="gpu01", code=code, out=out, err="why"))
 
 
 def text_of(pid: int) -> str:
     """Return what the process would say of itself."""
     place = lock.identify_process().rpartition(":")[0].rpartition(":")[0]
-    return f"{place}:{pid}:{lock._start_of(pid)}"
+    return f"{place}:{pid}:{lock._start_time(pid)}"
 
 
 def test_one_that_lives_is_not_dead() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Answer
 from tests.command_line import ANNA, INVENTORY, Cluster, held
 from tests.ssh import processes
@@ -103,10 +103,10 @@ def test_a_broken_lock_stops_its_owner_and_says_who_did_it(
     first = launch("stop")
     assert processes.awaited((here / "asked").exists)
 
-    assert run(["lock", "--break"]) == 2  # there is no terminal to ask in
+    assert run_command(["lock", "--break"]) == 2  # there is no terminal to ask in
     assert "held by anna@" in capsys.readouterr().err
     assert held(capsys)
-    assert run(["lock", "--break", "--yes"]) == 0
+    assert run_command(["lock", "--break", "--yes"]) == 0
     assert capsys.readouterr().out.startswith("c: broken; it was held by anna@")
     assert not held(capsys)
     (here / "go").touch()
@@ -125,6 +125,6 @@ def test_a_lock_that_nobody_holds_needs_no_breaking(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is said, and is no failure."""
-    assert run(["lock", "--break", "--yes"]) == run(["lock"]) == 0
+    assert run_command(["lock", "--break", "--yes"]) == run_command(["lock"]) == 0
     assert capsys.readouterr().out == "c: nobody holds the lock\n" * 2
-    assert run(["lock", "--yes"]) == 2
+    assert run_command(["lock", "--yes"]) == 2

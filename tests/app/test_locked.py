@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app import audit, lock
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
@@ -73,7 +73,7 @@ def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.M
         up.trace.append("wait")
         return 0, []
 
-    monkeypatch.setattr("launcher.serving.start._wait", wait)
+    monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
     ran = up.run("serve", "--model", "org/m", "--skip-network-check")
 
     assert ran.code == 0, ran.err
@@ -176,7 +176,7 @@ def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it prints, and if it prints nothing."""
-    monkeypatch.setattr("launcher.app.locked._ANSWERS", 0.05)
+    monkeypatch.setattr("launcher.app.locked._ANSWER_TIMEOUT", 0.05)
     up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
     ran = up.run("up")
 
@@ -230,7 +230,7 @@ def test_lock_and_audit_cost_one_round_trip(
     cluster.run("up")
     with_lines = cluster.trace.count("run")
     assert (cluster.trace.count("hold"), len(cluster.held)) == (1, 1)
-    assert any(command.before for command in cluster.commands)
+    assert any(command.preamble for command in cluster.commands)
     cluster.run("down")
     cluster.trace.clear()
     monkeypatch.setattr(audit.Recorder, "record", lambda *_: {})
@@ -246,12 +246,12 @@ def test_two_launchers_at_once(
     first = launch("stop")
     assert processes.awaited((here / "asked").exists)
 
-    assert run(["stop"]) == 1
+    assert run_command(["stop"]) == 1
     err = capsys.readouterr().err
     assert "another operator works on cluster c: anna@" in err
     assert "(`vlaunch stop`)" in err
 
-    assert run(["lock"]) == 0
+    assert run_command(["lock"]) == 0
     assert capsys.readouterr().out.startswith("c: held by anna@")
     second = launch("stop", "--lock-wait", "60", user="bob")
     assert second.stderr is not None
@@ -274,7 +274,7 @@ def test_a_killed_launcher_frees_the_lock(
     assert processes.awaited(lambda: not held(capsys), within=20)
     assert "anna" in (here / "state/locks/c").read_text()
     (here / "go").touch()
-    assert run(["stop"]) == 0
+    assert run_command(["stop"]) == 0
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -288,14 +288,16 @@ def test_a_lock_that_a_dead_launcher_of_this_machine_left_is_taken_over(
     with subprocess.Popen(["true"]) as ended:
         gone = lock.identify_process().replace(f":{os.getpid()}:", f":{ended.pid}:")
     pipe = subprocess.PIPE
-    with subprocess.Popen(lock.hold(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
+    with subprocess.Popen(lock.hold_argv(f"{here}/state", "c"), stdin=pipe, stdout=pipe) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         holder.stdin.write(
-            lock.said("anna", "laptop", "vlaunch up", lock.identify_process() if alive else gone)
+            lock.encode_owner(
+                "anna", "laptop", "vlaunch up", lock.identify_process() if alive else gone
+            )
         )
         holder.stdin.flush()
         assert holder.stdout.readline() == b"locked\n"
-        code, err = run(["stop"]), capsys.readouterr().err
+        code, err = run_command(["stop"]), capsys.readouterr().err
 
         assert code == (1 if alive else 0), err
         assert (holder.poll() is None) is alive

@@ -14,7 +14,7 @@ from launcher.core.domain import Ports, ServeDefaults
 def made(*words: Any, **more: Any) -> click.Option:
     """Return the option of a key."""
 
-    @options.key(*words, **more)
+    @options.inventory_option(*words, **more)
     def command() -> None:
         pass
 

@@ -106,7 +106,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Commands whose output is data do not talk."""
-    shown(progress.printer(quiet=True), *EVENTS)
+    shown(progress.make_printer(quiet=True), *EVENTS)
 
     assert capsys.readouterr() == ("", "")
 
@@ -120,11 +120,11 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(
         def isatty(self) -> bool:
             return True
 
-    assert isinstance(progress.printer(), progress.PlainLines)
+    assert isinstance(progress.make_printer(), progress.PlainLines)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert isinstance(progress.printer(), progress.LiveLines)
-    assert isinstance(progress.printer(as_json=True), progress.JsonLines)
-    assert isinstance(progress.printer(quiet=True), progress.Silent)
+    assert isinstance(progress.make_printer(), progress.LiveLines)
+    assert isinstance(progress.make_printer(as_json=True), progress.JsonLines)
+    assert isinstance(progress.make_printer(quiet=True), progress.SilentPrinter)
 
 
 def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ def test_options_of_optional_packages() -> None:
 
     def command() -> None: ...
 
-    assert registry.extended("stop")(command) is command
-    names = [option.name for option in registry.extended("batch")(command).__click_params__]  # type: ignore[attr-defined]
+    assert registry.extend_options("stop")(command) is command
+    names = [option.name for option in registry.extend_options("batch")(command).__click_params__]  # type: ignore[attr-defined]
     assert "export" in names
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from launcher.app.apply import apply
-from launcher.app.script import script
+from launcher.app.script import render_script
 from launcher.core.domain import Answer, Argv, Inventory
 from launcher.core.errors import NodeError
-from launcher.core.plan import Plan, in_waves
+from launcher.core.plan import Plan, split_waves
 from launcher.tools import certificates, node_files
 from launcher.tools.host import HostFacts
 from tests import golden
@@ -135,7 +135,7 @@ def _open(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
 def test_the_script_is_as_expected(one: Case) -> None:
     """Each case folder holds the script that must come of it."""
-    text = script(one.inventory, one.plans()).replace(str(one.folder), "FOLDER")
+    text = render_script(one.inventory, one.plans()).replace(str(one.folder), "FOLDER")
 
     golden.check(case.CASES / one.name / "expected.sh", text)
 
@@ -145,13 +145,13 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
     change nothing.
     """
     plans = one.plans()
-    code, by_script = shell.run(script(one.inventory, plans))
+    code, by_script = shell.run(render_script(one.inventory, plans))
     if one.observed.get("offline"):
         changes = [
             step.command
             for plan in plans
             for stage in plan.stages
-            for wave in in_waves(stage.steps)
+            for wave in split_waves(stage.steps)
             for step in wave
         ]
     else:
@@ -179,7 +179,7 @@ def test_the_script_issues_valid_certificates(
 ) -> None:
     """Both vlaunch and `openssl verify` accept them."""
     example = _open("cpu-derived-image", tmp_path, monkeypatch)
-    code, commands = shell.run(script(example.inventory, example.plans()))
+    code, commands = shell.run(render_script(example.inventory, example.plans()))
     stored = {
         (sent.login, sent.argv[-1]): sent.stdin.decode()
         for sent in commands
@@ -201,14 +201,14 @@ def test_the_script_issues_valid_certificates(
         assert key
 
     assert code == 0
-    assert certificates.reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
+    assert certificates.renewal_reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
 
 
 def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
     """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values
     against.
     """
-    text = script(one.inventory, one.plans())
+    text = render_script(one.inventory, one.plans())
     done = subprocess.run(
         ["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False
     )
@@ -223,7 +223,7 @@ def test_a_failing_step_stops_the_script(
     """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
     found = _open("cpu-derived-image", tmp_path, monkeypatch)
     plans = found.plans()
-    code, sent = shell.run(script(found.inventory, plans), fail="192.0.2.12")
+    code, sent = shell.run(render_script(found.inventory, plans), fail="192.0.2.12")
     found.world.fail["node2", "build"] = Answer(node="node2", code=1, err="no")
     with pytest.raises(NodeError):
         list(apply(plans[1], FakeTransport(found.world.answer), sleep=lambda _: None))
@@ -241,7 +241,7 @@ def test_the_script_can_be_piped_into_bash(
     input.
     """
     found = _open("cpu-derived-image", tmp_path, monkeypatch)
-    text = script(found.inventory, found.plans())
+    text = render_script(found.inventory, found.plans())
     code, sent = shell.run(text, piped=True)
 
     assert code == 0
@@ -256,7 +256,7 @@ def test_a_secret_from_a_command_is_one_command_in_the_script_too(
     path = found.folder / "inventory.yaml"
     path.write_text(path.read_text().replace("printenv EXTRA", "echo first && echo second"))
     found = _reload(found)
-    _, sent = shell.run(script(found.inventory, found.plans()))
+    _, sent = shell.run(render_script(found.inventory, found.plans()))
     by_script = [each.stdin for each in sent if each.argv[3] == "store" and each.argv[5] == "EXTRA"]
 
     assert by_script == [found.secrets["EXTRA"].reveal().encode()]
@@ -269,8 +269,8 @@ def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
     kept = _open("dead-worker", tmp_path, monkeypatch)
     fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
 
-    assert "openssl" not in script(kept.inventory, kept.plans())
-    assert "openssl" in script(fresh.inventory, fresh.plans())
+    assert "openssl" not in render_script(kept.inventory, kept.plans())
+    assert "openssl" in render_script(fresh.inventory, fresh.plans())
 
 
 def test_notes_stand_in_the_script_as_comments(
@@ -279,7 +279,7 @@ def test_notes_stand_in_the_script_as_comments(
     """A note that spans lines must not become a command."""
     found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
     plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
-    lines = script(found.inventory, [plan]).splitlines()
+    lines = render_script(found.inventory, [plan]).splitlines()
 
     assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
 
@@ -314,7 +314,9 @@ def _login(inventory: Inventory, name: str) -> tuple[str, str]:
 
 def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
     """Cut what was sent into the plans' waves, each sorted: inside a wave the order is free."""
-    sizes = [len(wave) for plan in plans for stage in plan.stages for wave in in_waves(stage.steps)]
+    sizes = [
+        len(wave) for plan in plans for stage in plan.stages for wave in split_waves(stage.steps)
+    ]
     rest, waves = list(sent), []
     for size in sizes:
         waves.append(sorted(rest[:size], key=repr))
@@ -329,7 +331,7 @@ def test_words_reach_a_posix_shell_whatever_is_in_them(
     found = _open("nothing-changed", tmp_path, monkeypatch)
     node = found.inventory.head.name
     words = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")
-    text = script(found.inventory, found.plans()).replace(
+    text = render_script(found.inventory, found.plans()).replace(
         "\nexit\n", f"\n{shlex.join(('on', node, 'echo', *words))}\nexit\n"
     )
     code, sent = shell.run(text)
@@ -345,5 +347,5 @@ def test_the_name_of_the_inventory_stays_in_its_comment(
     found = _open("nothing-changed", tmp_path, monkeypatch)
     named = replace(found.inventory, path=tmp_path / "a\ntouch pwned\r\x1b[2J.yaml")
 
-    assert "\ntouch" not in script(named, found.plans())
-    assert "from a touch pwned.yaml\n" in script(named, found.plans())
+    assert "\ntouch" not in render_script(named, found.plans())
+    assert "from a touch pwned.yaml\n" in render_script(named, found.plans())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.secrets import from_terminal, recall, redact, resolve
+from launcher.app.secrets import from_terminal, hide_known_values, redact, resolve
 from launcher.core import redaction
 from launcher.core.domain import Secret, SecretSource
 from launcher.core.errors import RequestError
@@ -288,7 +288,7 @@ def test_values_are_hidden_as_soon_as_they_are_known(
     with pytest.raises(RequestError):
         resolve({"A": SecretSource(file="key"), "B": SecretSource(file="no")}, tmp_path)
     assert redaction.redact(f"x{VALUE}") == "x***"
-    redaction.forget()
+    redaction.clear_secrets()
     monkeypatch.delenv("NOT_THERE", raising=False)
     ran = tmp_path / "ran"
     sources = {
@@ -298,7 +298,7 @@ def test_values_are_hidden_as_soon_as_they_are_known(
         "D": SecretSource(prompt="x"),
         "E": SecretSource(file="no"),
     }
-    assert recall(sources, tmp_path) == ["A", "C", "D", "E"]
+    assert hide_known_values(sources, tmp_path) == ["A", "C", "D", "E"]
     assert redaction.redact(f"x{VALUE}") == "x***"
     assert not ran.exists()
 

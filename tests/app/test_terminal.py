@@ -20,7 +20,7 @@ from rich.text import Text
 
 from launcher.app import terminal
 from launcher.app.progress import LiveLines
-from launcher.app.terminal import line, log
+from launcher.app.terminal import evidence_line, text_line
 from launcher.cli import main
 from launcher.core.errors import GateError, InventoryError, NodeError, VlaunchError
 from launcher.core.events import Event
@@ -151,10 +151,10 @@ def test_what_click_says_of_a_command_line(
 ) -> None:
     """In a pipe it is what click writes; in a terminal its message goes on below its beginning."""
     argv = ["serve", "--offline"]
-    assert main.run(argv) == 2
+    assert main.run_command(argv) == 2
     *usage, message = capsys.readouterr().err.splitlines()
     screen = stderr(monkeypatch, 40)
-    assert main.run(argv) == 2
+    assert main.run_command(argv) == 2
 
     assert usage[0].startswith("Usage: vlaunch serve")
     assert message == "Error: --offline goes with --dry-run: no server starts without its nodes"
@@ -183,7 +183,7 @@ def test_in_a_pipe_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> No
     """However long it is: `grep` reads it."""
     words = " ".join(["word"] * 1000)
     terminal.say(words, lead="hint: ")
-    terminal.field(f"network      {words}")
+    terminal.print_field(f"network      {words}")
     terminal.show(terminal.Line(Text(words)))
     out, err = capsys.readouterr()
 
@@ -195,8 +195,8 @@ def test_a_row_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its value goes on below itself, behind the name."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "40")
-    terminal.field("ready after  61.2s, of which 0.3s for the first answer")
-    terminal.field("a word")
+    terminal.print_field("ready after  61.2s, of which 0.3s for the first answer")
+    terminal.print_field("a word")
 
     assert sys.stdout.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "ready after  61.2s, of which 0.3s for",
@@ -210,7 +210,7 @@ def test_commands_are_not_broken() -> None:
     terminal is left to it.
     """
     fits, wide = f"`{'a ' * 17}a`", f"`{'b ' * 30}b`"
-    rows = printed(line(f"first run {fits}, then {wide} on it", lead="          fix: "), 40)
+    rows = printed(text_line(f"first run {fits}, then {wide} on it", lead="          fix: "), 40)
 
     assert rows == [
         "          fix: first run",
@@ -223,7 +223,7 @@ def test_commands_are_not_broken() -> None:
 
 def test_a_lead_wider_than_half_of_the_terminal() -> None:
     """The text goes on in the middle: there must be room for it."""
-    rows = printed(line("one two three four five six", lead=f"{'gpu' * 8}: "), 40)
+    rows = printed(text_line("one two three four five six", lead=f"{'gpu' * 8}: "), 40)
 
     assert rows == [f"{'gpu' * 8}: one two three", f"{' ' * 20}four five six"]
 
@@ -232,13 +232,13 @@ def test_a_line_of_a_log_is_left_as_it_is() -> None:
     """It may be compared, and looked for."""
     words = " ".join(["word"] * 30)
 
-    assert printed(log(words, margin=6), 40) == [f"      {words}"]
+    assert printed(evidence_line(words, margin=6), 40) == [f"      {words}"]
 
 
 def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
     """There a word that is wider is folded: what the terminal wraps by itself cannot be redrawn."""
     to = Console(file=io.StringIO(), width=40, color_system=None, highlight=False)
-    to.print(line(f"see {'x' * 50}", lead="gpu01: "))
+    to.print(text_line(f"see {'x' * 50}", lead="gpu01: "))
     assert isinstance(to.file, io.StringIO)
 
     assert [cell_len(row) for row in to.file.getvalue().splitlines()] == [10, 40, 17]
@@ -247,7 +247,7 @@ def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
 def test_wide_letters_take_two_cells() -> None:
     """Rows end where the terminal does."""
     word = "節点一"
-    rows = printed(line(" ".join([word] * 5), lead="失敗  "), 30)
+    rows = printed(text_line(" ".join([word] * 5), lead="失敗  "), 30)
 
     assert rows == [f"失敗  {word} {word} {word}", f"      {word} {word}"]
 
@@ -256,12 +256,16 @@ def test_wide_letters_take_two_cells() -> None:
 def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
     """What is wider than the terminal is one word."""
     whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text
-    found = [(whole[begin:end], margin) for begin, end, margin in terminal.rows(whole, lead, width)]
+    found = [
+        (whole[begin:end], margin) for begin, end, margin in terminal.wrap_rows(whole, lead, width)
+    ]
 
     assert " ".join(row for row, _ in found).split() == whole.split()
     for row, margin in found:
         wide = margin + cell_len(row.rstrip()) > width
-        assert not wide or len(terminal._WORD.findall(row)) == 1 or row.startswith("a" * (lead - 1))
+        assert (
+            not wide or len(terminal._CHUNK.findall(row)) == 1 or row.startswith("a" * (lead - 1))
+        )
         assert margin <= max(width // 2, 0)
     commands = re.findall(r"`[^`]*`", text)
     assert [each for each in commands if not any(each in row for row, _ in found)] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests.export.exports import objects
 
 PAIR = """
@@ -29,7 +29,7 @@ class Export:
     """What one run printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> None:
-        self.code = run(["export", "kubernetes", "-i", str(path), *words])
+        self.code = run_command(["export", "kubernetes", "-i", str(path), *words])
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
         self.objects = objects(self.text)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.batch.driver import rank_pool
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Ports
-from launcher.export.firewall import FORMATS, MP_PORTS, WHAT, PortRule, rules
+from launcher.export.firewall import FORMATS, MP_PORTS, PURPOSES, PortRule, build_filter
 from launcher.hosts.checks.ports import DYNAMIC_PORTS
 from launcher.inventory.load import loads
 from tests import golden
@@ -39,7 +39,7 @@ CASES = {
 
 
 def _text(case: str, form: str) -> str:
-    return FORMATS[form](rules(loads(CASES[case], Path("inventory.yaml")), LOGINS))
+    return FORMATS[form](build_filter(loads(CASES[case], Path("inventory.yaml")), LOGINS))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -51,14 +51,14 @@ def test_text(case: str, form: str) -> None:
 
 def test_every_port_has_words() -> None:
     """A port that is added to the inventory cannot be forgotten here."""
-    assert [each.name for each in fields(Ports) if each.name != "worker_max"] == list(WHAT)
+    assert [each.name for each in fields(Ports) if each.name != "worker_max"] == list(PURPOSES)
 
 
 def test_ports_of_ray_are_nobody_s_without_it() -> None:
     """They may be another program's; the agents' stays closed."""
     closed = [
-        each.what
-        for each in rules(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
+        each.purpose
+        for each in build_filter(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
     ]
 
     assert [each for each in closed if "Ray" in each] == []
@@ -69,7 +69,7 @@ def test_ports_of_ray_are_nobody_s_without_it() -> None:
 def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     """Whatever the inventory calls them."""
     inventory = loads(CASES[case], Path("inventory.yaml"))
-    made = rules(inventory, LOGINS)
+    made = build_filter(inventory, LOGINS)
     closed = {port for rule in made.closed for port in range(rule.low, rule.high + 1)}
     ports = {getattr(inventory.ports, each.name) for each in fields(Ports)}
 
@@ -91,7 +91,7 @@ def test_what_the_nodes_kernels_hand_out_is_closed(
     ranges: list[tuple[int, int]], closed: tuple[int, int]
 ) -> None:
     """Of all nodes, and with the usual range, in which ports of Ray lie that cannot be moved."""
-    rule = rules(loads(NODES, Path("inventory.yaml")), LOGINS, ranges).closed[-1]
+    rule = build_filter(loads(NODES, Path("inventory.yaml")), LOGINS, ranges).closed[-1]
 
     assert (rule.low, rule.high) == closed
 
@@ -101,28 +101,30 @@ def test_all_ports_that_ranks_of_a_batch_use_are_closed(first: int, last: int) -
     """As many in a row as a batch looks for; there is none above the highest."""
     inventory = loads(f"{NODES}ports: {{mp_master: {first}}}\n", Path("inventory.yaml"))
     (rule,) = (
-        rule for rule in rules(inventory, LOGINS).closed if rule.what.startswith("mp_master:")
+        rule
+        for rule in build_filter(inventory, LOGINS).closed
+        if rule.purpose.startswith("mp_master:")
     )
 
-    assert rank_pool.PORTS == MP_PORTS
+    assert rank_pool.PORT_COUNT == MP_PORTS
     assert (rule.low, rule.high) == (first, last)
 
 
 def test_the_endpoint_is_open_where_it_is_bound() -> None:
     """On all addresses, on one, or on none."""
     opened = {
-        case: rules(loads(text, Path("inventory.yaml")), LOGINS).open
+        case: build_filter(loads(text, Path("inventory.yaml")), LOGINS).open
         for case, text in CASES.items()
     }
     logins = (
-        PortRule(low=22, high=22, what="SSH, from operators"),
-        PortRule(low=2222, high=2222, what="SSH, from operators"),
+        PortRule(low=22, high=22, purpose="SSH, from operators"),
+        PortRule(low=2222, high=2222, purpose="SSH, from operators"),
     )
 
-    assert opened["everywhere"] == (*logins, PortRule(low=8000, high=8000, what=WHAT["api"]))
+    assert opened["everywhere"] == (*logins, PortRule(low=8000, high=8000, purpose=PURPOSES["api"]))
     assert opened["one-address"] == (
         *logins,
-        PortRule(low=9000, high=9000, what=WHAT["api"], address="192.0.2.7"),
+        PortRule(low=9000, high=9000, purpose=PURPOSES["api"], address="192.0.2.7"),
     )
     assert opened["loopback"] == logins
 
@@ -186,7 +188,7 @@ def test_the_command_reaches_nobody(
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 
-    assert run(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    assert run_command(["export", "firewall", str(path), "--format", "ufw"]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (_text("everywhere", "ufw"), "")
 
@@ -202,5 +204,5 @@ def test_ssh_stays_open_where_the_launcher_connects(
     path = tmp_path / "inventory.yaml"
     path.write_text(NODES)
 
-    assert run(["export", "firewall", str(path), "--format", "ufw"]) == 0
+    assert run_command(["export", "firewall", str(path), "--format", "ufw"]) == 0
     assert re.findall(r"ufw allow (\d+)/tcp .*SSH", capsys.readouterr().out) == ["2222", "10022"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests import golden
 from tests.export.exports import CASES, RDMA, inventory
 from tests.export.kubernetes_export import Export, env, shown
@@ -44,7 +44,7 @@ def test_the_job_is_the_server(
     found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The words of `vllm serve` with Ray are the launcher's own."""
-    run(["serve", "-i", str(pair), "--backend", "ray", "--dry-run", "--offline"])
+    run_command(["serve", "-i", str(pair), "--backend", "ray", "--dry-run", "--offline"])
     script = capsys.readouterr().out
     spec = found.of("RayJob")["spec"]
     wait, _, command = spec["entrypoint"].rpartition("; ")

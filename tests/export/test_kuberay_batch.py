@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests import golden
 from tests.export.exports import RDMA, objects
 from tests.export.kubernetes_export import PAIR, shown
@@ -28,7 +28,7 @@ class Exported:
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> None:
         job = str(folder / "job.yaml")
-        self.code = run(["batch", job, "-i", str(folder / "inventory.yaml"), *words])
+        self.code = run_command(["batch", job, "-i", str(folder / "inventory.yaml"), *words])
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
         self.objects = objects(self.text)

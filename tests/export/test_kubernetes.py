@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.tools import zipapps
 from tests import golden
 from tests.export.exports import CASES, KINDS, MODEL, PAIRS, RDMA, inventory, objects
@@ -36,7 +36,7 @@ def test_the_ranks_are_those_of_serve(pair: Path, capsys: pytest.CaptureFixture[
     address and a number were; only the first has an API.
     """
     found = Export(capsys, pair, *RDMA)
-    run(["serve", "-i", str(pair), "--backend", "mp", "--dry-run", "--offline"])
+    run_command(["serve", "-i", str(pair), "--backend", "mp", "--dry-run", "--offline"])
     words = re.findall(r'"argv": (\[.*?\])', capsys.readouterr().out)
     leader, worker = (yaml.safe_load(each) for each in words)
     own = {"10.0.0.1": "$LWS_LEADER_ADDRESS"}
@@ -77,7 +77,7 @@ def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[
     assert (options["--rank"], options["--size"]) == ("$LWS_WORKER_INDEX", "2")
     assert options["--wait"] == "1800"
     archive = base64.b64decode(found.of("ConfigMap")["binaryData"]["network.pyz"])
-    assert archive == zipapps.pack(zipapps.network(), compress=True)
+    assert archive == zipapps.pack(zipapps.network_files(), compress=True)
     skipped = Export(capsys, pair, *RDMA, "--skip-network-check")
     argv = skipped.argv()
     assert argv[argv.index("exec") :][:3] == ["exec", "vllm", "serve"]
@@ -88,7 +88,7 @@ def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[
 def test_the_archive_is_a_program(tmp_path: Path) -> None:
     """With all that it imports, but torch."""
     archive = tmp_path / "network.pyz"
-    archive.write_bytes(zipapps.pack(zipapps.network(), compress=True))
+    archive.write_bytes(zipapps.pack(zipapps.network_files(), compress=True))
     done = subprocess.run([sys.executable, archive, "--help"], capture_output=True, check=False)
 
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests.export.exports import objects
 from tests.export.kubernetes_export import argv
 
@@ -29,7 +29,7 @@ def exported(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Obj
     (line,) = [each for each in LINES if f"-i {name}.yaml" in each]
     words = shlex.split(line.replace(f"{name}.yaml", str(folder / f"{name}.yaml")))
 
-    assert run(words) == 0
+    assert run_command(words) == 0
     return objects(capsys.readouterr().out)
 
 

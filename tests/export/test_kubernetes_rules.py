@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core import secret_patterns
 from tests.export.exports import CASES, JOB_CASES, KINDS, PAIRS, inventory, job, objects
 
@@ -49,7 +49,7 @@ def text(kind: str, case: str) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
         words = ["export", "kubernetes", "-i", str(inventory(case)), *KINDS.get(kind, ())]
         words += CASES[case][1] if case in CASES else ()
-        assert run(job(Path(folder), case) if kind == "batch" else words) == 0
+        assert run_command(job(Path(folder), case) if kind == "batch" else words) == 0
     return out.getvalue()
 
 

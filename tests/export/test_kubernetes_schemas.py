@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from tests.export.exports import CASES, JOB_CASES, KINDS, PAIRS, inventory, job
 
 VERSION = "1.37.0"
@@ -30,7 +30,7 @@ def exported(case: str, kind: str = "lws") -> str:
     """Return the export of a case."""
     words = (*KINDS[kind], *CASES[case][1])
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert run(["export", "kubernetes", "-i", str(inventory(case)), *words]) == 0
+        assert run_command(["export", "kubernetes", "-i", str(inventory(case)), *words]) == 0
     return out.getvalue()
 
 
@@ -46,7 +46,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         words = job(folder, case)
         path = folder / f"batch-{case}.yaml"
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert run(words) == 0
+            assert run_command(words) == 0
         path.write_text(out.getvalue())
         found.append(path)
     return found

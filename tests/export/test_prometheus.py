@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.export import prometheus
 from launcher.inventory.load import loads
 from tests import golden
@@ -46,7 +46,7 @@ def promtool() -> str:
 def test_what_is_scraped(case: str) -> None:
     """vLLM where it answers, the agent on the head, Ray on every node; each with its cluster."""
     text, apis = CASES[case]
-    found = prometheus.files(loads(text, Path("inventory.yaml")), apis)
+    found = prometheus.build_files(loads(text, Path("inventory.yaml")), apis)
 
     golden.check(GOLDEN / f"prometheus-{case}.yml", found[prometheus.SCRAPE])
     assert yaml.safe_load(found[prometheus.SCRAPE])["rule_files"] == ["alerts.yml"]
@@ -55,7 +55,9 @@ def test_what_is_scraped(case: str) -> None:
 def test_exporters_of_others() -> None:
     """On every node, where they are asked for."""
     inventory = loads(NODES, Path("inventory.yaml"))
-    text = prometheus.files(inventory, node_exporter=9100, dcgm_exporter=9400)[prometheus.SCRAPE]
+    text = prometheus.build_files(inventory, node_exporter=9100, dcgm_exporter=9400)[
+        prometheus.SCRAPE
+    ]
     jobs = {each["job_name"]: each for each in yaml.safe_load(text)["scrape_configs"]}
 
     assert [*jobs] == ["vllm", "vlaunch", "ray", "node", "dcgm"]
@@ -69,7 +71,7 @@ def test_it_names_no_secret() -> None:
     """vLLM's key is not needed to scrape it."""
     inventory = loads(NODES + "secrets: {VLLM_API_KEY: {env: KEY}}\n", Path("inventory.yaml"))
 
-    assert "KEY" not in "".join(prometheus.files(inventory).values())
+    assert "KEY" not in "".join(prometheus.build_files(inventory).values())
 
 
 @pytest.fixture
@@ -77,7 +79,10 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """All files, as the command writes them."""
     (tmp_path / "inventory.yaml").write_text(NODES)
     folder = tmp_path / "monitoring"
-    assert run(["export", "prometheus", str(tmp_path / "inventory.yaml"), "-o", str(folder)]) == 0
+    assert (
+        run_command(["export", "prometheus", str(tmp_path / "inventory.yaml"), "-o", str(folder)])
+        == 0
+    )
     assert "promtool check config" in capsys.readouterr().err
     return folder
 
@@ -95,7 +100,9 @@ def test_a_folder_gets_all_files(written: Path) -> None:
         "prometheus.yml",
     ]
     (written / "alerts.yml").write_text("")
-    run(["export", "prometheus", str(written.parent / "inventory.yaml"), "-o", str(written)])
+    run_command(
+        ["export", "prometheus", str(written.parent / "inventory.yaml"), "-o", str(written)]
+    )
     assert (written / "alerts.yml").read_text()
 
 
@@ -103,7 +110,7 @@ def test_without_a_folder_the_configuration_is_printed(
     written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same text, and no talk."""
-    assert run(["export", "prometheus", str(written.parent / "inventory.yaml")]) == 0
+    assert run_command(["export", "prometheus", str(written.parent / "inventory.yaml")]) == 0
     said = capsys.readouterr()
 
     assert (said.out, said.err) == ((written / "prometheus.yml").read_text(), "")
@@ -124,14 +131,17 @@ def test_endpoints_are_named(
 ) -> None:
     """By their nodes, as `status` shows them; a mistake is told."""
     (tmp_path / "inventory.yaml").write_text(NODES)
-    assert run(["export", "prometheus", str(tmp_path / "inventory.yaml"), "--api", api]) == code
+    assert (
+        run_command(["export", "prometheus", str(tmp_path / "inventory.yaml"), "--api", api])
+        == code
+    )
 
     assert said in "".join(capsys.readouterr())
 
 
 def test_every_alert_has_a_test_and_an_explanation() -> None:
     """One that fires, one in a cluster that is well, and its section in the documentation."""
-    files = prometheus.files(loads(NODES, Path("inventory.yaml")))
+    files = prometheus.build_files(loads(NODES, Path("inventory.yaml")))
     groups = yaml.safe_load(files["alerts.yml"])["groups"]
     alerts = [rule["alert"] for group in groups for rule in group["rules"]]
     asked = [
@@ -192,7 +202,7 @@ def test_an_alert_that_is_wrong_is_seen(
 
 def test_alerts_are_of_metrics_that_there_are() -> None:
     """As recorded from vLLM and Ray, and as the agent names them."""
-    text = prometheus.files(loads(NODES, Path("inventory.yaml")))["alerts.yml"]
+    text = prometheus.build_files(loads(NODES, Path("inventory.yaml")))["alerts.yml"]
     exprs = [rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
     assert [name for expr in exprs for name in metrics_of(expr) if name not in known()] == []
@@ -221,7 +231,9 @@ def known() -> set[str]:
 def test_the_configuration_is_valid_yaml_for_every_name() -> None:
     """Labels are quoted."""
     inventory = loads(NODES.replace("big.one-2", "'123'"), Path("inventory.yaml"))
-    (job, *_) = yaml.safe_load(prometheus.files(inventory)[prometheus.SCRAPE])["scrape_configs"]
+    (job, *_) = yaml.safe_load(prometheus.build_files(inventory)[prometheus.SCRAPE])[
+        "scrape_configs"
+    ]
 
     assert job["static_configs"][0]["labels"]["cluster"] == "123"
     assert json.dumps(job)

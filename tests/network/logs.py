@@ -15,9 +15,9 @@ GOOD, BAD = LINK.format(1, "send", "IB/0/GDRDMA"), LINK.format(2, "receive", "So
 
 def read(name: str) -> Reading:
     """Read a fixture."""
-    return nccl_log.read([(FIXTURES / f"{name}.log").read_bytes()])
+    return nccl_log.parse_log([(FIXTURES / f"{name}.log").read_bytes()])
 
 
 def said(text: str) -> Reading:
     """Read a log that is written here."""
-    return nccl_log.read([text.encode()])
+    return nccl_log.parse_log([text.encode()])

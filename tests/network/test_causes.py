@@ -88,7 +88,7 @@ from launcher.network import causes
 )
 def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
     """Each line has its cause, is the evidence for it, and the fix can be typed."""
-    found = causes.cause(warnings=(line,), level=level)
+    found = causes.find_cause(warnings=(line,), level=level)
 
     assert found is not None
     assert (cause in found[0], found[1], fix in found[2]) == (True, line, True)
@@ -109,12 +109,12 @@ def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
 )
 def test_what_is_no_cause(line: str) -> None:
     """What every healthy log says explains nothing."""
-    assert causes.cause(warnings=(line,), level="any") is None
+    assert causes.find_cause(warnings=(line,), level="any") is None
 
 
 def test_environment_counts_like_its_line() -> None:
     """A variable of the container is evidence even if the log does not have its line."""
-    found = causes.cause(warnings=(), level="any", env={"NCCL_IB_DISABLE": "1"})
+    found = causes.find_cause(warnings=(), level="any", env={"NCCL_IB_DISABLE": "1"})
 
     assert found is not None
     assert found[1] == "NCCL_IB_DISABLE set by environment to 1"
@@ -122,7 +122,7 @@ def test_environment_counts_like_its_line() -> None:
 
 def test_container_without_infiniband() -> None:
     """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
-    found = causes.cause(
+    found = causes.find_cause(
         warnings=("NET/IB : No device found.",),
         level="any",
         env={"NCCL_IB_HCA": "mlx5_0"},
@@ -137,7 +137,7 @@ def test_name_of_another_nodes_device() -> None:
     """With devices in the container and a name given, no device found means that the name is wrong
     on this node.
     """
-    found = causes.cause(
+    found = causes.find_cause(
         warnings=("NET/IB : No device found.",),
         level="any",
         env={"NCCL_IB_HCA": "mlx5_9"},
@@ -152,7 +152,7 @@ def test_name_of_another_nodes_device() -> None:
 @pytest.mark.parametrize(("memlock", "known"), [(65536, True), (None, False), (1 << 40, False)])
 def test_memlock(memlock: int | None, known: bool) -> None:
     """A low limit is a cause where no line names another; none, or a high one, is not."""
-    found = causes.cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
+    found = causes.find_cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
 
     assert (found is not None and "lock" in found[0]) == known
 
@@ -161,8 +161,8 @@ def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
     """And what explains the lack of GPUDirect is none for TCP."""
     off = "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"
 
-    assert causes.cause(warnings=("NET/IB : No device found.",), level="rdma") is None
-    assert causes.cause(warnings=(off,), level="any") is None
+    assert causes.find_cause(warnings=("NET/IB : No device found.",), level="rdma") is None
+    assert causes.find_cause(warnings=(off,), level="any") is None
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
 )
 def test_what_does_not_switch_gpudirect_off(line: str) -> None:
     """Asking for DMA-BUF is no evidence that it is missing."""
-    assert causes.cause(warnings=(line,), level="rdma") is None
+    assert causes.find_cause(warnings=(line,), level="rdma") is None
 
 
 @pytest.mark.parametrize("plugin", ["IB", "IBext_v8"])
 def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
     """The missing device is."""
     lines = (f"NET/Plugin: Failed to initialize NET plugin {plugin}", "NET/IB : No device found.")
-    found = causes.cause(warnings=lines, level="any")
+    found = causes.find_cause(warnings=lines, level="any")
 
     assert found is not None
     assert found[0] == "NCCL found no RDMA device in the container"
@@ -189,7 +189,7 @@ def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
         "NET/IB : No device found.",
         "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
     )
-    found = causes.cause(warnings=lines, level="any")
+    found = causes.find_cause(warnings=lines, level="any")
 
     assert found is not None
     assert "libnccl-net-ofi.so failed to load" in found[0]
@@ -200,7 +200,7 @@ def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
 )
 def test_marks_before_the_names_of_devices(hca: str, said: str) -> None:
     """What is excluded need not be there; `=` is no part of a name."""
-    found = causes.cause(
+    found = causes.find_cause(
         warnings=("NET/IB : No device found.",), level="any", env={"NCCL_IB_HCA": hca}
     )
 

@@ -49,7 +49,7 @@ def measured(reports: dict[str, Report], **missing: str) -> Measurement:
 def told(found: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
     """Ask who is to blame."""
     reports = healthy(via=GDR) if reports is None else reports
-    return culprits.cells(measured(reports), found)
+    return culprits.cell_findings(measured(reports), found)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def ranked(rank: RankReport) -> list[Finding]:
     """Ask about nodes, the second of which has this rank."""
     reports = healthy(via=GDR)
     second = replace(reports["n2"], ranks=(rank,))
-    return culprits.nodes(measured({**reports, "n2": second}))
+    return culprits.node_findings(measured({**reports, "n2": second}))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
     reports = healthy(via=GDR)
     reports["n1"] = replace(reports["n1"], **head)
     reports["n2"] = replace(reports["n2"], ranks=(rank,))
-    (found,) = [each for each in culprits.nodes(measured(reports)) if each.node == "n2"]
+    (found,) = [each for each in culprits.node_findings(measured(reports)) if each.node == "n2"]
 
     assert fix in found.fix
 
@@ -250,7 +250,7 @@ def test_ranks_that_only_stopped_are_no_culprits(
     for name, changed in changes.items():
         reports[name] = replace(reports[name], **changed)
 
-    assert [finding.node for finding in culprits.nodes(measured(reports))] == named
+    assert [finding.node for finding in culprits.node_findings(measured(reports))] == named
 
 
 def test_a_head_that_died_is_the_only_failure() -> None:
@@ -267,7 +267,7 @@ def test_a_head_that_died_is_the_only_failure() -> None:
 
 def test_a_rank_that_ended_well_is_not_spoken_of() -> None:
     """All is well."""
-    assert culprits.nodes(measured(healthy(via=GDR))) == []
+    assert culprits.node_findings(measured(healthy(via=GDR))) == []
 
 
 def test_a_node_without_report_and_one_with_an_error() -> None:
@@ -275,7 +275,9 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")
-    one, two, three_ = culprits.nodes(measured(reports, n3="ended with exit code 1: no such file"))
+    one, two, three_ = culprits.node_findings(
+        measured(reports, n3="ended with exit code 1: no such file")
+    )
 
     assert (one.node, two.node, three_.node) == ("n1", "n2", "n3")
     assert "sport = :29500" in one.fix

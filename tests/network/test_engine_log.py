@@ -43,7 +43,7 @@ def test_only_gpus_on_several_nodes_write_logs(
 
 def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
     """In their containers, and no others."""
-    asked = engine_log.ask(Site(load()), ["gpu02"], "chat-1")
+    asked = engine_log.query_logs(Site(load()), ["gpu02"], "chat-1")
 
     assert [(each.node, each.argv[:3]) for each in asked] == [
         ("gpu02", ("docker", "exec", "vlaunch-c-gpu02"))
@@ -52,7 +52,7 @@ def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
 
 def asked(load: Load, folder: Path, name: str) -> str:
     """Run on this machine what would run in a container, its folder being another."""
-    argv = engine_log.ask(Site(load()), ["gpu01"], name)[0].argv[3:]
+    argv = engine_log.query_logs(Site(load()), ["gpu01"], name)[0].argv[3:]
     here = [
         each.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else each
         for at, each in enumerate(argv)
@@ -86,7 +86,7 @@ def test_a_name_is_never_read_by_a_shell(load: Load, tmp_path: Path, name: str) 
 
 def test_all_ranks_are_read_as_one() -> None:
     """Links of both ends, lines counted together; a node that said nothing adds nothing."""
-    reading = engine_log.read(
+    reading = engine_log.parse_logs(
         {
             "gpu01": [Answer(node="gpu01", code=0, out=LINE.format("gpu01", "send"))],
             "gpu02": [Answer(node="gpu02", code=0, out=LINE.format("gpu02", "receive") * 2)],

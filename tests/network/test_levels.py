@@ -17,13 +17,13 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
 
 def read(name: str) -> Reading:
     """Read a fixture."""
-    return nccl_log.read([(FIXTURES / f"{name}.log").read_bytes()])
+    return nccl_log.parse_log([(FIXTURES / f"{name}.log").read_bytes()])
 
 
 def log(*via: str, more: str = "") -> Reading:
     """Make a log with one link per path, from gpu01 to gpu02."""
     line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
-    return nccl_log.read(
+    return nccl_log.parse_log(
         [("".join(line.format(at, path) for at, path in enumerate(via)) + more).encode()]
     )
 
@@ -120,7 +120,7 @@ def test_using_network_proves_nothing(name: str, level: str) -> None:
 @pytest.mark.parametrize("raw", [b"", b"\x00\xff" * 999, b"hello\n"])
 def test_no_log_of_nccl_does_not_pass(raw: bytes) -> None:
     """Empty, binary and foreign files prove nothing."""
-    (found,) = levels.judge(nccl_log.read([raw]), "any")
+    (found,) = levels.judge(nccl_log.parse_log([raw]), "any")
 
     assert found.status == "fail"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.network import nccl_log
 from launcher.network import nccl_log as module
-from launcher.network.nccl_log import Link, Reading
+from launcher.network.nccl_log import NcclLink, Reading
 from tests.network.logs import BAD, FIXTURES, GOOD, LINK, LOGS, read, said
 
 SOUP = st.lists(
@@ -45,7 +45,9 @@ def test_merge_is_as_one_log() -> None:
     one, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
     assert one and two
-    assert nccl_log.merge([said("".join(one)), said("".join(two))]) == said("".join(one + two))
+    assert nccl_log.merge_readings([said("".join(one)), said("".join(two))]) == said(
+        "".join(one + two)
+    )
 
 
 @pytest.mark.parametrize("end", ["via NET/IB/0/GDRDMA", "via NET/IB/0/GDR", "via NET/IB/", ""])
@@ -85,7 +87,7 @@ def test_libfabrics_provider_is_told() -> None:
         "a": ["efa"],
         "b": ["tcp;ofi_rxm"],
     }
-    assert nccl_log.merge([reading]) == reading
+    assert nccl_log.merge_readings([reading]) == reading
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_every_form_of_a_network_line(
     reading = said(f"n1:7:8 [0] NCCL INFO {word} {ranks} [send] via {via}\n")
 
     assert list(reading.links) == [
-        Link(0, 8, word.split()[1], "send", network, device, gpudirect, "n1")
+        NcclLink(0, 8, word.split()[1], "send", network, device, gpudirect, "n1")
     ]
     assert reading.network_links == 1
 
@@ -205,7 +207,7 @@ def test_bare_lines() -> None:
     )
 
     assert [link.network for link in reading.links] == ["IBext_v8"]
-    assert nccl_log.merge([reading]).warnings == {"NET/IB : No device found.": {}}
+    assert nccl_log.merge_readings([reading]).warnings == {"NET/IB : No device found.": {}}
 
 
 def test_multi_node_nvlink() -> None:
@@ -295,7 +297,9 @@ def test_long_lines_are_cut() -> None:
     )
 
     assert (
-        nccl_log.read([late]) == nccl_log.read([late[:70_000], late[70_000:]]) == Reading(lines=1)
+        nccl_log.parse_log([late])
+        == nccl_log.parse_log([late[:70_000], late[70_000:]])
+        == Reading(lines=1)
     )
 
 
@@ -315,7 +319,7 @@ def test_long_lines_are_cut() -> None:
 def test_records_that_share_a_line(log: str, step: int) -> None:
     """Carriage returns and JSON hide no link, however the log is cut into blocks."""
     raw = log.encode()
-    reading = nccl_log.read(raw[at : at + step] for at in range(0, len(raw), step))
+    reading = nccl_log.parse_log(raw[at : at + step] for at in range(0, len(raw), step))
 
     assert {(link.host, link.network, link.device, link.gpudirect) for link in reading.links} == {
         ("gpu01", "IB", 0, True),
@@ -329,7 +333,7 @@ def test_no_bytes_are_too_strange_and_blocks_do_not_matter(log: bytes, cuts: lis
     """Any bytes are read, and cutting them anywhere changes nothing."""
     at = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
 
-    assert nccl_log.read(log[a:b] for a, b in pairwise(at)) == nccl_log.read([log])
+    assert nccl_log.parse_log(log[a:b] for a, b in pairwise(at)) == nccl_log.parse_log([log])
 
 
 def announced(host: str) -> bytes:
@@ -347,14 +351,14 @@ def announced(host: str) -> bytes:
 @example(announced("a") + announced("b") + announced("a"), 1)
 def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
     """How many lines are counted before they are understood changes nothing."""
-    before = nccl_log._SOON
-    whole = nccl_log.read([log])
+    before = nccl_log._BATCH
+    whole = nccl_log.parse_log([log])
     try:
-        nccl_log._SOON = soon
+        nccl_log._BATCH = soon
 
-        assert nccl_log.read([log]) == whole
+        assert nccl_log.parse_log([log]) == whole
     finally:
-        nccl_log._SOON = before
+        nccl_log._BATCH = before
 
 
 @pytest.mark.parametrize(
@@ -362,7 +366,10 @@ def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
 )
 @pytest.mark.parametrize(
     "reader",
-    [lambda b: nccl_log.read([b]), lambda b: nccl_log.read(b[i : i + 1] for i in range(len(b)))],
+    [
+        lambda b: nccl_log.parse_log([b]),
+        lambda b: nccl_log.parse_log(b[i : i + 1] for i in range(len(b))),
+    ],
 )
 def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> None:
     """An empty or a binary file has no links, and is no error."""
@@ -372,7 +379,7 @@ def test_empty_and_binary(bad: bytes, reader: Callable[[bytes], Reading]) -> Non
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
     """Of 64 MB without a line break, only the beginning is held."""
     tracemalloc.start()
-    nccl_log.read(b"NET/" * (1 << 18) for _ in range(64))
+    nccl_log.parse_log(b"NET/" * (1 << 18) for _ in range(64))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -385,7 +392,7 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 )
 def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
     """A communicator says how many ranks it has; what is between them must be in the log."""
-    assert nccl_log.unseen(read(name)) == seen
+    assert nccl_log.count_unlinked_ranks(read(name)) == seen
 
 
 NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
@@ -414,7 +421,7 @@ NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "recei
 )
 def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
     """Both ends must be in one host, and no doubt about who that is."""
-    assert len(nccl_log.inside(said(log))) == count
+    assert len(nccl_log.local_links(said(log))) == count
 
 
 def test_recorded_log() -> None:

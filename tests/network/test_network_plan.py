@@ -12,12 +12,12 @@ import pytest
 
 from launcher.core.domain import Answer, Secret
 from launcher.network import network_plan
-from launcher.network.network_shape import Ask, Proof, Verdict, as_record
+from launcher.network.network_shape import CheckOptions, CheckResult, Verdict, to_record
 from launcher.tools import network_verdict
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
-from launcher.tools.network_verdict import Record, ServerLinks
-from launcher.tools.observe import observe
+from launcher.tools.network_verdict import NetworkRecord, ServerLinks
+from launcher.tools.observe import probe_nodes
 from launcher.tools.site import Site
 from tests.conftest import Load
 from tests.fakes import FakeTransport
@@ -39,7 +39,9 @@ def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
     """All ranks meet there; the others follow in the inventory's order, and every node is told the
     same.
     """
-    asked = {each.node: each.argv for each in network_plan.commands(Site(load(nodes=NODES)), ASK)}
+    asked = {
+        each.node: each.argv for each in network_plan.probe_commands(Site(load(nodes=NODES)), ASK)
+    }
 
     assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {
         "gpu02": "0",
@@ -58,7 +60,9 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
     load: Load, asked: int | None, each: str
 ) -> None:
     """Ranks of a pair talk one to one, so that their number must be equal."""
-    commands = network_plan.commands(Site(load(nodes=NODES)), replace(ASK, ranks_per_node=asked))
+    commands = network_plan.probe_commands(
+        Site(load(nodes=NODES)), replace(ASK, ranks_per_node=asked)
+    )
 
     assert {word(command.argv, "--ranks-per-node") for command in commands} == {each}
 
@@ -72,34 +76,34 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
         (replace(ASK, deadline=30.0), 3, 30),
     ],
 )
-def test_every_wait_ends(load: Load, ask: Ask, nodes: int, seconds: float) -> None:
+def test_every_wait_ends(load: Load, ask: CheckOptions, nodes: int, seconds: float) -> None:
     """Rounds of pairs and the reduction at their worst, and time to start; who waits outside waits
     longer, and for two runs.
     """
     inventory = load(nodes=NODES if nodes == 3 else "")
-    commands = network_plan.commands(Site(inventory), ask)
+    commands = network_plan.probe_commands(Site(inventory), ask)
 
-    assert network_plan.deadline(inventory, ask) == seconds
+    assert network_plan.probe_deadline(inventory, ask) == seconds
     assert {float(word(each.argv, "--deadline")) for each in commands} == {seconds}
     assert all(each.timeout > seconds for each in commands)
-    assert network_plan.gate(Site(inventory), ask, Proof()).deadline > 2 * seconds
+    assert network_plan.network_gate(Site(inventory), ask, CheckResult()).deadline > 2 * seconds
 
 
 def test_probes_wait_for_each_other_and_end_with_the_connection(load: Load) -> None:
     """All at once, whatever the cap, with standard input held open: its end tells them that nobody
     waits any more.
     """
-    for command in network_plan.commands(Site(load(nodes=NODES)), ASK):
-        assert (command.together, command.hold_stdin) == (True, True)
+    for command in network_plan.probe_commands(Site(load(nodes=NODES)), ASK):
+        assert (command.simultaneous, command.hold_stdin) == (True, True)
 
 
 def test_the_certificate_is_passed_on_standard_input_only(load: Load) -> None:
     """All nodes get the same line."""
     ask = replace(ASK, certificate=Secret("PEM"))
-    for command in network_plan.commands(Site(load(nodes=NODES)), ask):
+    for command in network_plan.probe_commands(Site(load(nodes=NODES)), ask):
         assert command.stdin is not None
         assert command.stdin() == b'{"certificate": "PEM"}\n'
-        assert "PEM" not in " ".join(command.words)
+        assert "PEM" not in " ".join(command.full_argv)
     assert "PEM" not in repr(ask)
 
 
@@ -108,7 +112,7 @@ def test_the_certificate_is_passed_on_standard_input_only(load: Load) -> None:
 )
 def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: str) -> None:
     """RCCL answers to NCCL's name."""
-    commands = network_plan.commands(Site(load(f"accelerator: {accelerator}")), ASK)
+    commands = network_plan.probe_commands(Site(load(f"accelerator: {accelerator}")), ASK)
 
     assert {word(each.argv, "--backend") for each in commands} == {backend}
 
@@ -117,7 +121,7 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
 def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
     """Where those run; else in throw-away ones with the same devices."""
     _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
-    commands = network_plan.commands(
+    commands = network_plan.probe_commands(
         Site(load("network: {fabric: infiniband}"), {} if fresh else facts), ASK
     )
     argv = commands[0].argv
@@ -136,8 +140,8 @@ def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load
     inventory = load()
     world = World(inventory)
     world.machines["gpu02"].images.clear()
-    facts = observe(inventory, FakeTransport(world.answer), [inventory.image])
-    findings = network_plan.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
+    facts = probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
+    findings = network_plan.plan_prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
 
     assert [(each.node, each.status) for each in findings] == [("gpu01", "pass"), ("gpu02", "fail")]
     assert "vlaunch up" in findings[1].fix
@@ -147,7 +151,7 @@ def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Lo
     """Slow and nothing else: other traffic does that too. What is kept is what was told."""
     world, facts = up(load(nodes=NODES))
     world.rates["gpu01", "gpu02"], world.rates["gpu03", "gpu02"] = [1e8, 2e9], [2e9, 1e8]
-    proof = Proof()
+    proof = CheckResult()
     first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
 
     assert [each.status for each in first] == ["wait"]
@@ -161,7 +165,7 @@ def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
     """Not measured for ever."""
     world, facts = up(load(nodes=NODES))
     world.rates["gpu01", "gpu02"] = world.rates["gpu02", "gpu01"] = 1e8
-    proof = Proof()
+    proof = CheckResult()
     first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
 
     assert [each.status for each in first] == ["wait"]
@@ -177,7 +181,7 @@ def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> N
     if spoil == "missing":
         world.reports["gpu03"] = "killed"
     found = judged(
-        world, facts, replace(ASK, require="rdma" if spoil == "level" else None), Proof()
+        world, facts, replace(ASK, require="rdma" if spoil == "level" else None), CheckResult()
     )
 
     assert "fail" in {each.status for each in found}
@@ -191,20 +195,24 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
     inventory = load("", NODES)
     _, facts = up(inventory)
     ask = replace(ASK, nodes=("gpu03", "gpu01"))
-    gate, keep = network_plan.stages(Site(inventory, facts), ask, Proof(), measured_at="now")
+    gate, keep = network_plan.check_stages(
+        Site(inventory, facts), ask, CheckResult(), measured_at="now"
+    )
     passed = Verdict(backend="nccl", nodes=ask.nodes, required="any", why="", cells=(), findings=())
-    proof = Proof(verdict=passed, ask=ask, servers={"chat": ServerLinks(id="1", said="s")})
-    written = replace(as_record(Site(inventory, facts), proof, measured_at="now"), passed=True)
+    proof = CheckResult(
+        verdict=passed, options=ask, servers={"chat": ServerLinks(id="1", said="s")}
+    )
+    written = replace(to_record(Site(inventory, facts), proof, measured_at="now"), passed=True)
     kept = network_verdict.parse_record(
         Answer(node="gpu02", code=0, out=json.dumps(asdict(written)))
     )
 
-    assert [each.node for each in gate.gates[0].ask] == ["gpu03", "gpu01"]
+    assert [each.node for each in gate.gates[0].queries] == ["gpu03", "gpu01"]
     assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
-    assert network_verdict.about(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
+    assert network_verdict.covered_nodes(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
     assert kept.servers["chat"].said == "s"
     for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
-        asked = network_verdict.proven(
+        asked = network_verdict.is_verified(
             Site(inventory, facts), kept, require="any", collective=False, nodes=nodes
         )
         assert asked is proven
@@ -212,8 +220,8 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
 
 def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
     """Of each server by its name, with the id of the very server."""
-    kept = Record(servers={"chat": ServerLinks(id="1", said="NET/IB")})
-    step = network_plan.confirmed(
+    kept = NetworkRecord(servers={"chat": ServerLinks(id="1", said="NET/IB")})
+    step = network_plan.record_confirmation(
         Site(load()), kept, server="embed", id="2", transport="NET/Socket"
     )
     assert step.command.stdin is not None
@@ -227,10 +235,10 @@ def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
 def test_nothing_is_kept_of_what_was_not_measured(load: Load) -> None:
     """A dry run's step has nothing to write, and shows that."""
     inventory = load()
-    step = network_plan.record(Site(inventory), Proof(), measured_at="today")
+    step = network_plan.record_verdict(Site(inventory), CheckResult(), measured_at="today")
 
     assert step.command.stdin is not None
-    assert json.loads(step.command.stdin()) == json.loads(json.dumps(asdict(Record())))
+    assert json.loads(step.command.stdin()) == json.loads(json.dumps(asdict(NetworkRecord())))
     assert step.command.shown_stdin == "printf '{}'"
 
 
@@ -242,5 +250,5 @@ def test_images_are_enough(load: Load) -> None:
 
     assert {
         each.status
-        for each in network_plan.prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
+        for each in network_plan.plan_prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
     } == {"pass"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.core.check import Finding
-from launcher.network.network_shape import Cell, Verdict, rate
+from launcher.network.network_shape import Cell, Verdict, format_rate
 
 WELL = Cell(source="n1", target="n2", status="pass")
 VERDICT = Verdict(
@@ -28,7 +28,7 @@ VERDICT = Verdict(
 )
 def test_bandwidth_in_words(bandwidth: float, text: str) -> None:
     """Powers of ten, three digits at most."""
-    assert rate(bandwidth) == text
+    assert format_rate(bandwidth) == text
 
 
 def test_a_verdict_passes_when_something_was_measured_and_nothing_failed() -> None:

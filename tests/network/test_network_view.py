@@ -265,7 +265,7 @@ def test_a_transport_has_a_short_word(transport: str, level: Level | None, word:
     """The word in a cell is the class of the transport, whatever the plugin's name is."""
     cell = Cell(source="a", target="b", status="pass", transport=transport, level=level)
 
-    assert network_view.mark(cell) == word
+    assert network_view.transport_mark(cell) == word
 
 
 @pytest.mark.parametrize(
@@ -280,4 +280,4 @@ def test_a_transport_has_a_short_word(transport: str, level: Level | None, word:
 )
 def test_a_latency_is_read_at_a_glance(seconds: float, words: str) -> None:
     """Microseconds as long as they are few."""
-    assert network_view.span(seconds) == words
+    assert network_view.format_latency(seconds) == words

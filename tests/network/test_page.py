@@ -49,7 +49,7 @@ def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
     """Three maps of n × n cells, each with text, and a row a direction below them; all tags are
     closed.
     """
-    tags = Tags(network_page.page(verdict(nodes, bad=nodes > 2), **TAKEN))
+    tags = Tags(network_page.render_page(verdict(nodes, bad=nodes > 2), **TAKEN))
 
     classes = [
         (attributes.get("class") or "").split()[:1] for tag, attributes in tags.seen if tag == "td"
@@ -65,7 +65,7 @@ def test_tables_can_be_read_aloud() -> None:
     """Heads have a scope, heat maps a caption, and a cell's title tells the pair, the figures and
     the reason.
     """
-    text = network_page.page(verdict(4), **TAKEN)
+    text = network_page.render_page(verdict(4), **TAKEN)
     tags = Tags(text)
 
     assert all(
@@ -80,7 +80,7 @@ def test_tables_can_be_read_aloud() -> None:
 
 def test_the_page_needs_nothing_else() -> None:
     """Nothing is linked, nothing runs, and the page's own policy forbids both."""
-    text = network_page.page(verdict(4), **TAKEN)
+    text = network_page.render_page(verdict(4), **TAKEN)
     tags = Tags(text)
 
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
@@ -112,7 +112,7 @@ def test_what_nodes_say_is_text() -> None:
         backend=HOSTILE,
         versions={HOSTILE: HOSTILE},
     )
-    text = network_page.page(hostile, cluster=HOSTILE, measured_at=HOSTILE, version=HOSTILE)
+    text = network_page.render_page(hostile, cluster=HOSTILE, measured_at=HOSTILE, version=HOSTILE)
     tags = Tags(text)
 
     assert "script" not in {tag for tag, _ in tags.seen}
@@ -137,10 +137,10 @@ def test_what_nodes_say_is_text() -> None:
 
 def test_the_word_on_top_is_the_verdict() -> None:
     """Somebody who looks for a second sees PASS or FAIL, in the title as well."""
-    assert "<title>PASS: network of h100</title>" in network_page.page(
+    assert "<title>PASS: network of h100</title>" in network_page.render_page(
         verdict(4, bad=False), **TAKEN
     )
-    assert "<title>FAIL: network of h100</title>" in network_page.page(verdict(4), **TAKEN)
+    assert "<title>FAIL: network of h100</title>" in network_page.render_page(verdict(4), **TAKEN)
 
 
 def test_nothing_measured_has_no_maps() -> None:
@@ -150,7 +150,7 @@ def test_nothing_measured_has_no_maps() -> None:
         cells=(),
         findings=(Finding(node="gpu02", status="fail", text="no answer"),),
     )
-    text = network_page.page(empty, **TAKEN)
+    text = network_page.render_page(empty, **TAKEN)
 
     assert "<table" not in text
     assert "nothing was measured" in text
@@ -159,7 +159,7 @@ def test_nothing_measured_has_no_maps() -> None:
 
 def test_a_figure_in_another_unit_says_so() -> None:
     """11.8 MB/s among gigabytes is not a bare 11.8."""
-    bandwidth = network_page.maps(slow(3))[0]
+    bandwidth = network_page.heat_maps(slow(3))[0]
     fields = [field for _, row in bandwidth.rows for field in row if field is not None]
 
     assert bandwidth.unit == "GB/s"
@@ -190,19 +190,19 @@ def test_a_colour_is_a_share_of_the_median(value: float, less: bool, step: int) 
 
     For latency, less is better.
     """
-    assert network_page.share(value, 100, less_is_better=less) == step
+    assert network_page.scale_step(value, 100, less_is_better=less) == step
 
 
 def test_a_share_of_nothing_is_like_the_others() -> None:
     """All zero is all equal, and no division by zero."""
-    assert network_page.share(0.0, 0.0, less_is_better=False) == 4
-    assert network_page.share(0.0, 0.0, less_is_better=True) == 4
-    assert network_page.share(0.0, 1.0, less_is_better=True) == 5
+    assert network_page.scale_step(0.0, 0.0, less_is_better=False) == 4
+    assert network_page.scale_step(0.0, 0.0, less_is_better=True) == 4
+    assert network_page.scale_step(0.0, 1.0, less_is_better=True) == 5
 
 
 def test_the_legend_names_each_colour() -> None:
     """With the steps of the scale, best first, and the transports that are there."""
-    bandwidth, latency, transport = network_page.maps(verdict(4, bad=False))
+    bandwidth, latency, transport = network_page.heat_maps(verdict(4, bad=False))
     numbers = {f"s{step}": begin for step, begin in enumerate(network_page._STEPS)}
 
     assert bandwidth.legend == latency.legend

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from launcher.core.domain import Level
 from launcher.network.network_shape import Verdict
-from launcher.network.page import page
+from launcher.network.page import render_page
 from tests.network.test_network_view import verdict
 
 # Needs a machine's Chromium, as the practice hosts need its Docker.
@@ -81,7 +81,7 @@ def seen(
     """
     file = folder / "network.html"
     file.write_text(
-        page(what, cluster="h100", measured_at="2026-11-20 22:00:00+0000", version="0.1.0"),
+        render_page(what, cluster="h100", measured_at="2026-11-20 22:00:00+0000", version="0.1.0"),
         encoding="utf-8",
     )
     asked: list[str] = []

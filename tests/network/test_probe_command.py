@@ -44,14 +44,14 @@ def test_recorded_nccl(node: str) -> None:
     assert (transfer.size, transfer.error) == (1 << 28, "")
     assert report.collective is not None
     assert (report.collective.ranks, report.collective.correct) == (2, True)
-    links = nccl_log.read([log.encode()]).links
+    links = nccl_log.parse_log([log.encode()]).links
     assert {(link.network, link.gpudirect) for link in links} == {("Socket", False)}
     assert len(links) == 4
 
 
 def test_the_probe_understands_its_command_line() -> None:
     """What the launcher writes is what the payload's own parser reads."""
-    argv = probe_command.probe(
+    argv = probe_command.probe_argv(
         node="b",
         node_rank=1,
         nodes={"a": "10.0.0.1", "b": "10.0.0.2"},

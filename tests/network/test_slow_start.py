@@ -23,7 +23,7 @@ def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
         for torch, meeting in seconds
     )
     reports["n2"] = replace(reports["n2"], ranks=ranks)
-    return culprits.nodes(Measurement(inventory=three(), reports=reports))
+    return culprits.node_findings(Measurement(inventory=three(), reports=reports))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from launcher.network.probe_command import Collective, RankReport, Report
 from tests.network.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
-KNOWN = expectations_read.load()
+KNOWN = expectations_read.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 
 
@@ -85,7 +85,7 @@ def test_a_slow_pair_is_named_alone() -> None:
         ("n2", "n3"),
         ("n3", "n2"),
     }
-    assert transport.doubtful(seen)
+    assert transport.is_only_slow(seen)
 
 
 def test_half_the_bandwidth_is_a_warning() -> None:
@@ -127,7 +127,7 @@ def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
     assert blamed(seen) == ["n2 ↔ n3"]
     assert "10.0.0.2" in seen.findings[0].fix
     assert "10.0.0.3" in seen.findings[0].fix
-    assert not transport.doubtful(seen)
+    assert not transport.is_only_slow(seen)
 
 
 @pytest.mark.parametrize("others", [("n1", "n3"), ("n1",)])
@@ -178,8 +178,8 @@ def test_a_second_look_keeps_the_better_figures() -> None:
         between(healthy(), "n2", "n3", bandwidth=1e8),
     )
 
-    assert verdict(transport.better(first, second)).passed
-    assert not verdict(transport.better(second, second)).passed
+    assert verdict(transport.merge_best(first, second)).passed
+    assert not verdict(transport.merge_best(second, second)).passed
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_a_direction_is_compared_with_the_median_of_the_other_pairs(
         Cell(source=str(a), target=str(b), status="pass", bandwidth=rate)
         for (a, b), rate in zip(permutations(nodes, 2), rates, strict=True)
     ]
-    for cell, compared in zip(cells, transport._outliers(cells), strict=True):
+    for cell, compared in zip(cells, transport._mark_outliers(cells), strict=True):
         ends = {cell.source, cell.target}
         others = [c.bandwidth for c in cells if {c.source, c.target} != ends and c.bandwidth]
         back = [c.bandwidth for c in cells if c.target == cell.source and c.source == cell.target]

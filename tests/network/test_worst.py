@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.network import nccl_log
-from launcher.network.levels import worst
+from launcher.network.levels import find_worst_link
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
         else ""
     )
     line = f"gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{via}\n"
-    found = worst(nccl_log.read([(line + more).encode()]))
+    found = find_worst_link(nccl_log.parse_log([(line + more).encode()]))
 
     assert found is not None
     assert found.level == level

@@ -32,7 +32,7 @@ TAIL = 2000
 QUICK_NAMES = "timeout:1 attempts:1"
 
 
-class Child:
+class RankChild:
     """One rank as its parent sees it."""
 
     def __init__(self, rank: int, local: int) -> None:
@@ -75,13 +75,13 @@ class Child:
         finally:
             os.close(theirs)
 
-    def pipes(self) -> Iterator[tuple[int, Callable[[bytes], None]]]:
+    def list_pipes(self) -> Iterator[tuple[int, Callable[[bytes], None]]]:
         """Yield the descriptors that a started rank is read from, and their readers."""
-        yield self.events, self.heard
+        yield self.events, self.read_events
         if self.process is not None and self.process.stdout is not None:
-            yield self.process.stdout.fileno(), self.printed
+            yield self.process.stdout.fileno(), self.read_output
 
-    def heard(self, data: bytes) -> None:
+    def read_events(self, data: bytes) -> None:
         """Take in what came down the pipe: whole lines of JSON; nothing at its end."""
         self.closed = not data
         *lines, self.partial = (self.partial + data).split(b"\n")
@@ -112,13 +112,13 @@ class Child:
         exited = self.process is not None and self.process.poll() is not None
         return exited and self.closed and not self.has_met()
 
-    def go(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         """Tell it to go on, or why it cannot (see `Rank.let_go` and `Rank.obey`)."""
         with contextlib.suppress(OSError):
             if self.process is not None and self.process.stdin is not None:
                 os.write(self.process.stdin.fileno(), f"{line}\n".encode())
 
-    def printed(self, data: bytes) -> None:
+    def read_output(self, data: bytes) -> None:
         self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
 
     def report(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Child:
         }
 
 
-class Probe:
+class NodeProbe:
     """All ranks of this node, from start to report."""
 
     def __init__(
@@ -155,44 +155,47 @@ class Probe:
         self.args, self.program, self.argv = args, program, argv
         self.certificate = certificate  # of the run; empty in exported pods
         self.children = [
-            Child(args.node_rank * args.ranks_per_node + i, i) for i in range(args.ranks_per_node)
+            RankChild(args.node_rank * args.ranks_per_node + i, i)
+            for i in range(args.ranks_per_node)
         ]
         self.signal = 0
         self.started = time.monotonic()
         self.error = ""
-        self.env = network_node.environment()
+        self.env = network_node.network_environment()
         names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
         self.peers = [name for name in names if name != args.node]
 
     def run(self) -> dict[str, Any]:
         """Start the ranks, wait, end them, and return the report."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self.signalled)
+            signal.signal(number, self.on_signal)
         folder = tempfile.mkdtemp(prefix="vlaunch-nccl-")
         listener = None
         try:
             if self.args.node_rank == 0:
-                listener = network_node.reserve(self.args.master, self.args.port)
-            env = child_environment(os.environ, folder)
+                listener = network_node.reserve_port(self.args.master, self.args.port)
+            env = rank_environment(os.environ, folder)
             for child in self.children:
                 listener_fd = listener.fileno() if listener and child.rank == 0 else -1
                 child.start(
                     [*self.program, "--child", str(child.local), *self.argv], env, listener_fd
                 )
-            self.meeting = threading.Thread(target=self.meet, args=(listener,), daemon=True)
+            self.meeting = threading.Thread(
+                target=self.await_rendezvous, args=(listener,), daemon=True
+            )
             self.meeting.start()
             self.error = self.watch()
-        except network_node.Unusable as error:
+        except network_node.PortUnusable as error:
             self.error = str(error)
         except Exception as error:
             self.error = f"the probe failed: {type(error).__name__}: {error}"
         finally:
-            self.end()
-            log, pairs = network_node.logs(folder), self.pair_logs(folder)
+            self.kill_ranks()
+            log, pairs = network_node.read_logs(folder), self.pair_logs(folder)
             shutil.rmtree(folder, ignore_errors=True)
         return {**self.report(), "log": log, "pair_logs": pairs}
 
-    def meet(self, listener: socket.socket | None) -> None:
+    def await_rendezvous(self, listener: socket.socket | None) -> None:
         """Let the ranks meet those of all nodes once all have torch, or send them the reason why
         they will not.
         """
@@ -207,18 +210,18 @@ class Probe:
                 network_start.Gathering(
                     listener, args.nonce, self.peers, self, self.certificate
                 ).meet(args.reach, args.torch)
-        except (network_start.Unmet, OSError) as error:
-            self.send(f"no {error}")
+        except (network_start.RendezvousError, OSError) as error:
+            self.send_line(f"no {error}")
 
-    def send(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         for child in self.children:
-            child.go(line)
+            child.send_line(line)
 
     def release(self, absent: Sequence[str]) -> None:
-        self.send(f"go {','.join(absent)}".rstrip())
+        self.send_line(f"go {','.join(absent)}".rstrip())
 
     def lose(self, node: str) -> None:
-        self.send(f"lost {node}")
+        self.send_line(f"lost {node}")
 
     def have_torch(self) -> bool:
         self.refuse_failed()
@@ -233,13 +236,13 @@ class Probe:
         for child in self.children:
             if child.has_failed():
                 text = f"rank {child.rank} ({self.args.node}) ended"
-                raise network_start.Unmet(f"{network_start.STOPPED}{text}")
+                raise network_start.RendezvousError(f"{network_start.STOPPED}{text}")
 
-    def is_leaving(self) -> bool:
+    def has_unsent_exits(self) -> bool:
         """Return whether the head, or other nodes, have yet to learn that a rank has ended."""
         return self.meeting.is_alive() and any(child.has_failed() for child in self.children)
 
-    def signalled(self, number: int, _frame: object) -> None:
+    def on_signal(self, number: int, _frame: object) -> None:
         self.signal = number
 
     def watch(self) -> str:
@@ -247,11 +250,11 @@ class Probe:
         early; return why it was over sooner, if it was.
         """
         with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ, ignored)
+            selector.register(0, selectors.EVENT_READ, discard_input)
             for child in self.children:
-                for descriptor, reader in child.pipes():
+                for descriptor, reader in child.list_pipes():
                     selector.register(descriptor, selectors.EVENT_READ, reader)
-            while len(selector.get_map()) > 1 or self.any_alive() or self.is_leaving():
+            while len(selector.get_map()) > 1 or self.any_alive() or self.has_unsent_exits():
                 remaining = self.started + self.args.deadline - time.monotonic()
                 if remaining <= 0:
                     return f"the deadline of {self.args.deadline:.0f} s came"
@@ -270,7 +273,7 @@ class Probe:
     def any_alive(self) -> bool:
         return any(child.process and child.process.poll() is None for child in self.children)
 
-    def end(self) -> None:
+    def kill_ranks(self) -> None:
         """Kill what still runs, and take in its last words."""
         for child in self.children:
             if child.process is None:
@@ -279,7 +282,7 @@ class Probe:
                 child.process.kill()
                 child.killed = True
             child.process.wait()
-            for descriptor, reader in child.pipes():
+            for descriptor, reader in child.list_pipes():
                 os.set_blocking(descriptor, False)
                 try:
                     while data := os.read(descriptor, 65536):
@@ -298,7 +301,7 @@ class Probe:
         ]
         share = network_node.LOG_LIMIT // max(1, len(logged))
         for pid, log in logged:
-            text = network_node.pair_log(folder, pid, log["start"], log["end"], share)
+            text = network_node.read_pair_log(folder, pid, log["start"], log["end"], share)
             logs[log["peer"]] = logs.get(log["peer"], "") + text
         return {peer: text for peer, text in logs.items() if text}
 
@@ -309,28 +312,33 @@ class Probe:
             "node": self.args.node,
             "backend": self.args.backend,
             "ranks": [child.report() for child in self.children],
-            "transfers": transfers(
+            "transfers": collect_transfers(
                 self.args,
-                [(child.local, child.transfers, why(child, self.error)) for child in self.children],
+                [
+                    (child.local, child.transfers, explain_unmeasured(child, self.error))
+                    for child in self.children
+                ],
             ),
-            "collective": worst([child.collective for child in self.children if child.collective]),
-            "rdma": network_node.rdma(),
-            "shared_switch": network_node.shared_switch(),
+            "collective": worst_collective(
+                [child.collective for child in self.children if child.collective]
+            ),
+            "rdma": network_node.active_rdma_ports(),
+            "shared_switch": network_node.has_shared_switch(),
             "env": self.env,
             "gpu": facts.get("gpu", ""),
             "versions": facts.get("versions") or {},
-            "infiniband": network_node.infiniband(),
-            "memlock": network_node.memlock(),
+            "infiniband": network_node.infiniband_devices(),
+            "memlock": network_node.memlock_limit(),
             "seconds": round(time.monotonic() - self.started, 3),
             "error": self.error,
         }
 
 
-def ignored(_data: bytes) -> None:
+def discard_input(_data: bytes) -> None:
     """Take in what means nothing: only the end of standard input does."""
 
 
-def why(child: Child, reason: str) -> str:
+def explain_unmeasured(child: RankChild, reason: str) -> str:
     """Return why a rank did not measure a pair: its own error, else the probe's, and its phase."""
     cause = (
         reason
@@ -340,7 +348,7 @@ def why(child: Child, reason: str) -> str:
     return f"rank {child.rank} in phase `{child.phase}`: {cause}"
 
 
-def transfers(
+def collect_transfers(
     args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, Any]], str]]
 ) -> list[dict[str, Any]]:
     """Every direction towards this node once per rank: as measured, or why it is not known."""
@@ -357,7 +365,7 @@ def transfers(
     return results
 
 
-def worst(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
+def worst_collective(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The one result that stands for a node's ranks: a failure, else what was wrong, else the
     slowest.
     """
@@ -372,7 +380,7 @@ def worst(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
     return order[0] if order else None
 
 
-def child_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
+def rank_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
     """The ranks' environment: NCCL writes what it does to a file of its own per process."""
     return {
         **own,
@@ -387,7 +395,7 @@ def child_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
     }
 
 
-def parsed(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--node", required=True)
     parser.add_argument("--node-rank", type=int, required=True)
@@ -425,14 +433,14 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
-    args = parsed(sys.argv[1:])
+    args = parse_args(sys.argv[1:])
     if args.child is not None:
         import network_rank
 
-        network_rank.leave(network_rank.main(args))
+        network_rank.exit_now(network_rank.main(args))
     certificate = json.loads(sys.stdin.readline())["certificate"]
     program = (sys.executable, os.path.abspath(sys.argv[0]))
-    report = Probe(args, program, sys.argv[1:], certificate).run()
+    report = NodeProbe(args, program, sys.argv[1:], certificate).run()
     print(json.dumps(report), flush=True)
     return 0 if not report["error"] and all(rank["ended"] for rank in report["ranks"]) else 1
 

@@ -19,9 +19,9 @@ from typing import Any
 import network
 import network_links
 
-ORDER = ("any", "rdma", "gdrdma")
-SHOWN = 200  # lines of NCCL's log
-TORCH = 120.0  # seconds to import torch, once all pods run
+LEVELS = ("any", "rdma", "gdrdma")
+MAX_LOG_LINES = 200  # lines of NCCL's log
+TORCH_TIMEOUT = 120.0  # seconds to import torch, once all pods run
 _LINK = re.compile(r"(?:Channel|Ring) .* via (.+)")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 
@@ -38,52 +38,52 @@ def judge(report: dict[str, Any], require: str, log: str) -> list[str]:
     ]
     for transfer in report["transfers"]:
         if transfer.get("error"):
-            problems.append(f"{_route(transfer)}: {transfer['error']}")
+            problems.append(f"{_format_route(transfer)}: {transfer['error']}")
         elif not transfer.get("correct", True):
-            problems.append(f"{_route(transfer)}: received other bytes than were sent")
+            problems.append(f"{_format_route(transfer)}: received other bytes than were sent")
     collective = report["collective"]
     if collective is None:
         problems.append("no rank reached the all_reduce")
     elif collective.get("error") or not collective.get("correct", True):
         problems.append(f"all_reduce: {collective.get('error') or 'wrong result'}")
-    return problems or _below(require, report["backend"], log)
+    return problems or _links_below(require, report["backend"], log)
 
 
-def _route(transfer: dict[str, Any]) -> str:
+def _format_route(transfer: dict[str, Any]) -> str:
     route = f"{transfer['source']} → {transfer['target']}"
     return f"{route}, local rank {transfer['local_rank']}"
 
 
-def _below(require: str, backend: str, log: str) -> list[str]:
+def _links_below(require: str, backend: str, log: str) -> list[str]:
     """Return the links below the level `require`; Gloo's are TCP."""
     if require == "any":
         return []
     if backend != "nccl":
         return [f"Gloo uses TCP, and `{require}` is required"]
-    links = levels(log)
+    links = count_links(log)
     if not links:
         return [f"NCCL's log names no link between nodes, and `{require}` is required"]
     return [
         f"NET/{network} on {count} links reaches `{level}`, and `{require}` is required"
         for (network, level), count in sorted(links.items())
-        if ORDER.index(level) < ORDER.index(require)
+        if LEVELS.index(level) < LEVELS.index(require)
     ]
 
 
-def levels(log: str) -> dict[tuple[str, str], int]:
+def count_links(log: str) -> dict[tuple[str, str], int]:
     """Count the links between nodes in NCCL's log by network and level."""
     providers = [provider.lower() for provider in _PROVIDER.findall(log)]
     links: dict[tuple[str, str], int] = {}
     for path in _LINK.findall(log):
-        name, _, gpudirect, local = network_links.via(path)
+        name, _, gpudirect, local = network_links.parse_path(path)
         if name and not local:
-            level = network_links.WORTH[network_links.kind(name, gpudirect, providers)]
+            level = network_links.KIND_LEVELS[network_links.link_kind(name, gpudirect, providers)]
             key = (f"{name}{'/GDRDMA' * gpudirect}", level)
             links[key] = links.get(key, 0) + 1
     return links
 
 
-def figures(report: dict[str, Any]) -> list[str]:
+def format_measurements(report: dict[str, Any]) -> list[str]:
     """Return the measurements, a line for each direction."""
     lines = []
     for transfer in report["transfers"]:
@@ -91,7 +91,7 @@ def figures(report: dict[str, Any]) -> list[str]:
             continue
         latency = transfer.get("latency")
         delay = f", {latency * 1e6:.0f} µs" if latency is not None else ""
-        lines.append(f"{_route(transfer)}: {transfer['bandwidth'] / 1e9:.2f} GB/s{delay}")
+        lines.append(f"{_format_route(transfer)}: {transfer['bandwidth'] / 1e9:.2f} GB/s{delay}")
     collective = report["collective"] or {}
     if collective.get("busbw") is not None:
         speed = f"{collective['busbw'] / 1e9:.2f} GB/s bus bandwidth"
@@ -113,13 +113,13 @@ def measure(args: argparse.Namespace, own_host: str) -> dict[str, Any]:
         *("--master", master, "--port", str(args.port), "--nonce", args.nonce),
         *("--backend", args.backend, "--ranks-per-node", str(args.ranks_per_node)),
         *("--deadline", str(args.deadline + args.wait), "--reach", str(args.wait)),
-        *("--torch", str(args.wait + TORCH)),
+        *("--torch", str(args.wait + TORCH_TIMEOUT)),
     ]
     # The probe ends with its standard input, which is closed in a pod.
     read, _ = os.pipe()
     os.dup2(read, 0)
     program = (sys.executable, "-B", sys.argv[0])
-    probe = network.Probe(network.parsed(argv), program, argv, certificate="")
+    probe = network.NodeProbe(network.parse_args(argv), program, argv, certificate="")
     report = probe.run()
     exit_on_signals()
     if probe.signal:
@@ -127,22 +127,24 @@ def measure(args: argparse.Namespace, own_host: str) -> dict[str, Any]:
     return report
 
 
-def check(args: argparse.Namespace) -> list[str]:
+def check_network(args: argparse.Namespace) -> list[str]:
     """Measure, print the measurements, and return what is wrong."""
     own_host = os.environ.get("VLLM_HOST_IP", "")
     if not own_host:
         return ["VLLM_HOST_IP is not set"]
     report = measure(args, own_host)
     log = "".join(report["pair_logs"].values()) or report["log"]
-    for line in log.splitlines()[:SHOWN]:
+    for line in log.splitlines()[:MAX_LOG_LINES]:
         print(line)
-    say("     ", figures(report))
-    links = sorted(levels(log).items())
-    say("     ", [f"NET/{name} on {count} links: `{level}`" for (name, level), count in links])
+    print_lines("     ", format_measurements(report))
+    links = sorted(count_links(log).items())
+    print_lines(
+        "     ", [f"NET/{name} on {count} links: `{level}`" for (name, level), count in links]
+    )
     return judge(report, args.require, log)
 
 
-def say(label: str, lines: Iterable[str]) -> None:
+def print_lines(label: str, lines: Iterable[str]) -> None:
     """Print lines."""
     for line in lines:
         print(f"{label} {line}", flush=True)
@@ -155,7 +157,7 @@ def exit_on_signals() -> None:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
-def parsed(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="network.pyz")
     parser.add_argument("--rank", type=int, required=True)
@@ -165,7 +167,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nonce", required=True, help="name of the group")
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)
-    parser.add_argument("--require", choices=ORDER, required=True, help="level of every link")
+    parser.add_argument("--require", choices=LEVELS, required=True, help="level of every link")
     parser.add_argument("--wait", type=float, required=True, help="seconds for all pods to come")
     parser.add_argument("--deadline", type=float, required=True, help="seconds after that")
     end = argv.index("--") if "--" in argv else len(argv)
@@ -178,15 +180,17 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     """Check the network, then become the command."""
-    args = parsed(sys.argv[1:])
+    args = parse_args(sys.argv[1:])
     exit_on_signals()
-    say("look", [f"network check of pod {args.rank} of {args.size}"])
-    if problems := check(args):
-        say("FAIL", problems)
-        say("FAIL", [f"`{args.command[0]}` is not started; this log stays until the pod restarts"])
+    print_lines("look", [f"network check of pod {args.rank} of {args.size}"])
+    if problems := check_network(args):
+        print_lines("FAIL", problems)
+        print_lines(
+            "FAIL", [f"`{args.command[0]}` is not started; this log stays until the pod restarts"]
+        )
         while True:
             signal.pause()
-    say("PASS", [f"every link between the {args.size} pods reaches `{args.require}`"])
+    print_lines("PASS", [f"every link between the {args.size} pods reaches `{args.require}`"])
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(args.command[0], args.command)  # noqa: S606 - the command of this very container
 

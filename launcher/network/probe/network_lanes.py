@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
 MIB = 1 << 20
-ENOUGH = 0.15  # seconds: one transfer of this length is measured well
+LONG_ENOUGH = 0.15  # seconds: one transfer of this length is measured well
 ROUND_TRIPS, WARM_UP, REPEATS = 50, 10, 3
 LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
@@ -48,7 +48,7 @@ class Lane(Protocol):
 
     def mark(self) -> Any: ...
 
-    def between(self, start: Any, end: Any) -> float: ...
+    def elapsed(self, start: Any, end: Any) -> float: ...
 
     def settle(self) -> None: ...
 
@@ -74,7 +74,7 @@ class Gloo(Lane):
     def mark(self) -> float:
         return time.perf_counter()
 
-    def between(self, start: float, end: float) -> float:
+    def elapsed(self, start: float, end: float) -> float:
         return end - start
 
     def settle(self) -> None:
@@ -103,7 +103,7 @@ class Nccl(Lane):
         event.record()
         return event
 
-    def between(self, start: Event, end: Event) -> float:
+    def elapsed(self, start: Event, end: Event) -> float:
         return start.elapsed_time(end) / 1000
 
     def settle(self) -> None:
@@ -144,7 +144,7 @@ def gloo_devices(ip: str) -> list[dict[str, str]]:
     return [{"interface": name} for name in requested] or [{"hostname": ip}]
 
 
-def limit(backend: str, free: int, ranks: int) -> int:
+def max_transfer(backend: str, free: int, ranks: int) -> int:
     """Return the bytes of the largest transfer, a power of two: at most LIMITS, and an eighth of
     a rank's memory.
     """
@@ -152,18 +152,18 @@ def limit(backend: str, free: int, ranks: int) -> int:
     return 1 << max(3, most.bit_length() - 1)
 
 
-def following(size: int, seconds: float, most: int) -> int:
+def larger_size(size: int, seconds: float, most: int) -> int:
     """The next size to try, or 0 when a transfer took long enough to be measured well, or the next
     would be too large.
     """
-    return 0 if seconds >= ENOUGH or size * 2 > most else size * 2
+    return 0 if seconds >= LONG_ENOUGH or size * 2 > most else size * 2
 
 
 def next_size(size: int, times: list[float], most: int) -> int:
     """The size to measure after these times of `size`: a larger one, the same again, or 0 when
     there are times enough.
     """
-    larger = following(size, times[-1], most) if len(times) == 1 else 0
+    larger = larger_size(size, times[-1], most) if len(times) == 1 else 0
     if larger:
         return larger
     return 0 if len(times) >= REPEATS or times[-1] > 1 else size
@@ -199,7 +199,7 @@ def _pieces(
         yield part, base[: part.numel()] + (index // count * 5) % 256
 
 
-def pair(
+def measure_pair(
     torch: ModuleType,
     lane: Lane,
     rank: int,
@@ -214,20 +214,20 @@ def pair(
     all of it was right.
     """
     step("connecting")
-    _ping(torch, lane, rank == 0, 1)
+    _measure_latency(torch, lane, rank == 0, 1)
     step("measuring latency")
-    latency = _ping(torch, lane, rank == 0, WARM_UP + ROUND_TRIPS)
+    latency = _measure_latency(torch, lane, rank == 0, WARM_UP + ROUND_TRIPS)
     answer: dict[str, object] = {"latency": latency}
     for source in (0, 1):
         step("sending" if source == rank else "receiving")
         if source == rank:
-            _pour(torch, lane, 1 - rank, sources[rank], most)
+            _send_requested(torch, lane, 1 - rank, sources[rank], most)
         else:
-            answer.update(_draw(torch, lane, source, sources[source], most, latency))
+            answer.update(_measure_bandwidth(torch, lane, source, sources[source], most, latency))
     return answer
 
 
-def _ping(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
+def _measure_latency(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
     """Half the median round trip of eight bytes, as the side that begins sees it and tells the
     other.
     """
@@ -246,7 +246,7 @@ def _ping(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
     latency = torch.zeros(1, dtype=torch.float64, device=lane.device)
     if first:
         latency[0] = (
-            statistics.median(lane.between(*interval) for interval in marks[WARM_UP:] or marks) / 2
+            statistics.median(lane.elapsed(*interval) for interval in marks[WARM_UP:] or marks) / 2
         )
         lane.send(latency, peer)
     else:
@@ -255,7 +255,7 @@ def _ping(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
     return float(latency.item())
 
 
-def _pour(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> None:
+def _send_requested(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> None:
     """Send what the receiver asks for, until it asks for nothing."""
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     order = torch.zeros(2, dtype=torch.int64, device=lane.device)
@@ -274,7 +274,7 @@ def _pour(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> N
         lane.settle()
 
 
-def _draw(
+def _measure_bandwidth(
     torch: ModuleType, lane: Lane, peer: int, source: int, most: int, latency: float
 ) -> dict[str, object]:
     """Ask for growing sizes, then for the last one again; return the median bandwidth there, and
@@ -294,7 +294,7 @@ def _draw(
         end = lane.mark()
         lane.settle()
         # The word `go` travels too; at least half of what was seen is the transfer's own.
-        elapsed = lane.between(start, end)
+        elapsed = lane.elapsed(start, end)
         times.append(max(elapsed - latency, elapsed / 2, 1e-9))
         correct = matches(torch, buffer[:size], source, sequence) and correct
         sequence += 1
@@ -310,7 +310,7 @@ def _draw(
     return {"bandwidth": size / statistics.median(times), "size": size, "correct": correct}
 
 
-def together(
+def measure_all_reduce(
     torch: ModuleType,
     lane: Lane,
     rank: int,
@@ -334,7 +334,7 @@ def together(
         lane.reduce(tensor)
         end = lane.mark()
         lane.settle()
-        times.append(max(lane.between(start, end), 1e-9))
+        times.append(max(lane.elapsed(start, end), 1e-9))
         # Whole numbers far below 2**24: their sum is exact in 32-bit floats.
         expected = pattern * ranks + ranks * (ranks - 1) / 2
         correct = (
@@ -364,4 +364,4 @@ def _reduce_latency(torch: ModuleType, lane: Lane) -> float:
         lane.reduce(small)
         marks.append((start, lane.mark()))
     lane.settle()
-    return statistics.median(lane.between(*interval) for interval in marks[WARM_UP:])
+    return statistics.median(lane.elapsed(*interval) for interval in marks[WARM_UP:])

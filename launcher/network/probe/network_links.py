@@ -19,7 +19,7 @@ from typing import Literal
 
 Kind = Literal["TCP", "RDMA", "GPUDirect", "MNNVL"]
 KINDS: tuple[Kind, ...] = ("TCP", "RDMA", "GPUDirect", "MNNVL")  # worst first
-WORTH: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
+KIND_LEVELS: dict[Kind, Literal["any", "rdma", "gdrdma"]] = {
     "TCP": "any",
     "RDMA": "rdma",
     "GPUDirect": "gdrdma",
@@ -36,7 +36,7 @@ _OVER_SOCKETS = ("tcp", "sockets", "udp", "net")
 
 
 @lru_cache(maxsize=1024)
-def via(path: str) -> tuple[str, int | None, bool, str]:
+def parse_path(path: str) -> tuple[str, int | None, bool, str]:
     """Return network, device, GPUDirect, and the kind of a link inside a node."""
     if (net := _NET.match(path)) is not None:
         return net[1].strip(), int(net[2]), net[3] is not None, ""
@@ -60,7 +60,7 @@ def is_tcp(network: str, providers: Iterable[str] = ()) -> bool:
     )
 
 
-def kind(network: str, gpudirect: bool, providers: Iterable[str] = ()) -> Kind:
+def link_kind(network: str, gpudirect: bool, providers: Iterable[str] = ()) -> Kind:
     """Return what a network of that name is, one of `KINDS`."""
     if network == "MNNVL":
         return "MNNVL"

@@ -20,7 +20,7 @@ NETWORK_ENV = ("NCCL_", "GLOO_", "TP_", "UCX_", "VLLM_HOST_IP")
 # PCI codes (pci.ids): NVIDIA and AMD; displays, and accelerators without one.
 GPU_VENDORS, GPU_CLASSES = ("0x10de", "0x1002"), ("0x03", "0x12")
 LOG_LIMIT = 2_000_000
-_TELLING = re.compile(
+_RELEVANT = re.compile(
     r"Channel .* via |Using |NET/|WARN|Bootstrap|set by environment|NCCL version|RCCL"
     r" version|commId|GPU ?Direct|GDR"
     r"|MNNVL|DMA-BUF|nvidia.peermem|[Ee]rror|[Ff]ail|[Uu]nable|No route|refused|timed"
@@ -36,22 +36,22 @@ _ONCE = re.compile(
 _TORCH_CUDA = re.compile(r"^cuda\b[^=]*= *'([\d.]+)'", re.MULTILINE)
 
 
-class Unusable(Exception):
+class PortUnusable(Exception):
     """The rendezvous cannot be opened here; the text says why."""
 
 
-def environment() -> dict[str, str]:
+def network_environment() -> dict[str, str]:
     """The variables that say how the network is to be used."""
     return {key: value for key, value in sorted(os.environ.items()) if key.startswith(NETWORK_ENV)}
 
 
-def memlock() -> int | None:
+def memlock_limit() -> int | None:
     """Return the bytes that a process may lock; None without a limit."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def infiniband() -> list[str]:
+def infiniband_devices() -> list[str]:
     """Return what is in /dev/infiniband."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir("/dev/infiniband"))
@@ -81,12 +81,12 @@ def _torch_cuda() -> str:
     """Return the CUDA version that torch was built for, without importing it."""
     spec = importlib.util.find_spec("torch")
     origin = spec.origin if spec is not None else None
-    version = _read(os.path.join(os.path.dirname(origin), "version.py")) if origin else ""
+    version = _read_file(os.path.join(os.path.dirname(origin), "version.py")) if origin else ""
     match = _TORCH_CUDA.search(version)
     return match[1] if match else ""
 
 
-def reserve(master: str, port: int) -> socket.socket:
+def reserve_port(master: str, port: int) -> socket.socket:
     """Bind the rendezvous without listening yet, so that nobody takes it meanwhile.
 
     Raises Unusable when it cannot.
@@ -98,35 +98,35 @@ def reserve(master: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise Unusable(f"port {port} is taken on the head") from None
+            raise PortUnusable(f"port {port} is taken on the head") from None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise Unusable(
+            raise PortUnusable(
                 f"{master} is not an address of this node; its probe must run in the host's network"
             ) from None
-        raise Unusable(f"cannot bind {master}:{port}: {error.strerror}") from None
+        raise PortUnusable(f"cannot bind {master}:{port}: {error.strerror}") from None
     return sock
 
 
-def telling(text: str) -> str:
+def relevant_lines(text: str) -> str:
     """Keep the lines of an NCCL log that say which network was used, or why not."""
-    return "".join(f"{line}\n" for line in text.splitlines() if _TELLING.search(line))
+    return "".join(f"{line}\n" for line in text.splitlines() if _RELEVANT.search(line))
 
 
-def logs(folder: str, limit: int = LOG_LIMIT) -> str:
+def read_logs(folder: str, limit: int = LOG_LIMIT) -> str:
     """Return the telling lines of every log in a folder, at most `limit` characters, an equal share
     for each file.
     """
     paths = sorted(glob.glob(os.path.join(folder, "*")))
     share = limit // max(1, len(paths))
-    return "".join(capped(_read(path), share) for path in paths)
+    return "".join(cap_log(_read_file(path), share) for path in paths)
 
 
-def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
+def read_pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
     """Return the lines of a process between two sizes of its log, and its earlier lines on devices,
     which it writes once.
     """
     for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
-        data = _read(path).encode()
+        data = _read_file(path).encode()
         once: dict[str, str] = {}
         for line in data[:start].decode(errors="replace").splitlines():
             if _ONCE.search(line):
@@ -135,7 +135,7 @@ def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
         own = data[start:end].decode(errors="replace").splitlines()
         links = [line for line in own if _LINK.search(line)]
         # The links first: they are what must not be left out.
-        return capped(
+        return cap_log(
             "".join(
                 f"{line}\n"
                 for line in (*links, *once.values(), *(line for line in own if line not in links))
@@ -145,19 +145,19 @@ def pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
     return ""
 
 
-def rdma() -> list[str]:
+def active_rdma_ports() -> list[str]:
     """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4:
     ACTIVE`).
     """
     ports = []
     for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*/state")):
-        if _read(path).startswith("4"):
+        if _read_file(path).startswith("4"):
             parts = path.split("/")
             ports.append(f"{parts[4]}:{parts[6]}")
     return ports
 
 
-def shared_switch(sys: str = "/sys") -> bool | None:
+def has_shared_switch(sys: str = "/sys") -> bool | None:
     """Tell whether a GPU and an RDMA device are below the same PCIe root port; None without GPUs or
     RDMA devices.
 
@@ -167,8 +167,8 @@ def shared_switch(sys: str = "/sys") -> bool | None:
     gpus = {
         _root_port(path)
         for path in glob.glob(f"{sys}/bus/pci/devices/*")
-        if _read(f"{path}/vendor").strip() in GPU_VENDORS
-        and _read(f"{path}/class").startswith(GPU_CLASSES)
+        if _read_file(f"{path}/vendor").strip() in GPU_VENDORS
+        and _read_file(f"{path}/class").startswith(GPU_CLASSES)
     }
     cards = {_root_port(path) for path in glob.glob(f"{sys}/class/infiniband/*/device")}
     return bool(gpus & cards) if gpus and cards else None
@@ -179,9 +179,9 @@ def _root_port(path: str) -> str:
     return "/".join(os.path.realpath(path).partition("/devices/")[2].split("/")[:2])
 
 
-def capped(text: str, limit: int) -> str:
+def cap_log(text: str, limit: int) -> str:
     """Cut a log's telling lines to `limit` characters, whole lines, and say so."""
-    lines = telling(text)
+    lines = relevant_lines(text)
     if len(lines) <= limit:
         return lines
     cut = lines[: max(0, limit - 60)]
@@ -191,7 +191,7 @@ def capped(text: str, limit: int) -> str:
     )
 
 
-def _read(path: str) -> str:
+def _read_file(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(50_000_000)

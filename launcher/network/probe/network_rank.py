@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 import network_lanes
-from network_work import SLACK, AllWork, Failed, PairWork, bounded, short
+from network_work import SLACK, CollectiveWork, PairWork, RankError, run_bounded, shorten_error
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -35,16 +35,16 @@ TICK = 1.0  # seconds until rank 0, waiting for others, looks who has ended mean
 def main(args: Namespace) -> int:
     """Do all that is asked of one rank and tell the parent; return the exit code."""
     die_with_parent(args.parent)
-    events = Told(args.events)
+    events = EventPipe(args.events)
     try:
-        rank = Rank(args, events)
-        rank.begin()
-        rank.rounds()
-        rank.all_together()
+        rank = ProbeRank(args, events)
+        rank.start()
+        rank.run_rounds()
+        rank.measure_collective()
     except Exception as error:
-        events.say(error=short(error))
+        events.send(error=shorten_error(error))
         return 1
-    events.say(phase="done", done=True)
+    events.send(phase="done", done=True)
     return 0
 
 
@@ -58,22 +58,22 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-class Told:
+class EventPipe:
     """The way to the parent: one JSON object a line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.lock = descriptor, threading.Lock()
 
-    def say(self, **fields: object) -> None:
+    def send(self, **fields: object) -> None:
         with self.lock:
             os.write(self.descriptor, json.dumps(fields).encode() + b"\n")
 
 
-class Rank:
+class ProbeRank:
     """One rank's place in the whole, its store, and who is lost on the way."""
 
-    def __init__(self, args: Namespace, events: Told) -> None:
-        self.args, self.told = args, events
+    def __init__(self, args: Namespace, events: EventPipe) -> None:
+        self.args, self.events = args, events
         self.names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
         self.ips = [entry.partition("=")[2] for entry in args.nodes.split(",")]
         self.local, self.per_node = args.child, args.ranks_per_node
@@ -86,31 +86,31 @@ class Rank:
         self.met = False
         self.since = 0.0  # when the last meeting was over: all ranks began what follows then
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Import torch, tell what it is, wait until all ranks have done so, and meet the others.
 
         Raises Failed.
         """
-        self.told.say(phase="importing torch")
+        self.events.send(phase="importing torch")
         began = time.monotonic()
-        self.torch = load(self.args.backend, self.local)
-        self.told.say(facts=facts(self.torch, self.args.backend, self.local))
-        free = memory(self.torch, self.args.backend)
-        self.most = network_lanes.limit(self.args.backend, free, self.per_node)
+        self.torch = load_torch(self.args.backend, self.local)
+        self.events.send(facts=torch_facts(self.torch, self.args.backend, self.local))
+        free = free_memory(self.torch, self.args.backend)
+        self.most = network_lanes.max_transfer(self.args.backend, free, self.per_node)
         where = f"rendezvous at {self.args.master}:{self.args.port}"
-        self.told.say(phase=f"first use of {self.args.backend} on this node")
+        self.events.send(phase=f"first use of {self.args.backend} on this node")
         self.warm_up(max(SLACK, began + self.args.torch - 2 * SLACK - time.monotonic()))
         took = round(time.monotonic() - began, 3)
         phase = f"{where}: waiting until all ranks have torch"
-        self.told.say(phase=phase, ready=True, took={"torch": took})
-        self.let_go(sys.stdin)
-        threading.Thread(target=self.obey, args=(sys.stdin,), daemon=True).start()
-        self.told.say(phase=where)
+        self.events.send(phase=phase, ready=True, took={"torch": took})
+        self.await_release(sys.stdin)
+        threading.Thread(target=self.follow_parent, args=(sys.stdin,), daemon=True).start()
+        self.events.send(phase=where)
         began = self.since = time.monotonic()
-        self.store = self.open()
+        self.store = self.open_store()
         self.meet("rendezvous", self.args.window)
         self.met = True
-        self.told.say(took={"meeting": round(time.monotonic() - began, 3)})
+        self.events.send(took={"meeting": round(time.monotonic() - began, 3)})
 
     def warm_up(self, seconds: float) -> None:
         """Use the backend once without any other rank, so that no pair pays for its first use.
@@ -134,20 +134,20 @@ class Rank:
             lane.settle()
             lane.abort()
 
-        bounded(use, seconds)
+        run_bounded(use, seconds)
 
-    def let_go(self, orders: TextIO) -> None:
+    def await_release(self, orders: TextIO) -> None:
         """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`
         and why. Raises Failed.
         """
         verb, _, argument = orders.readline().rstrip("\n").partition(" ")
         if verb != "go":
-            raise Failed(argument or "its probe ended")
+            raise RankError(argument or "its probe ended")
         self.lost = [rank for name in argument.split(",") if name for rank in self.ranks_of(name)]
         if self.lost:
-            self.told.say(note=f"at rendezvous: {self.called(self.lost)} did not arrive")
+            self.events.send(note=f"at rendezvous: {self.format_ranks(self.lost)} did not arrive")
 
-    def obey(self, orders: TextIO) -> None:
+    def follow_parent(self, orders: TextIO) -> None:
         """Act on the parent's lines until the ranks have met: `lost NODE` for a node whose ranks
         will not come, `no REASON` when none will.
         """
@@ -158,10 +158,10 @@ class Rank:
             if verb == "lost":
                 self.dead.update(self.ranks_of(argument))
             elif verb == "no":
-                self.told.say(error=argument)
-                leave(1)
+                self.events.send(error=argument)
+                exit_now(1)
 
-    def open(self) -> Store:
+    def open_store(self) -> Store:
         """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
 
         Raises Failed.
@@ -169,25 +169,25 @@ class Rank:
         where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
         # In a thread: a stranger that accepts and never answers holds the constructor beyond its
         # own timeout.
-        done, store, error = bounded(self.connect, self.args.window + SLACK)
+        done, store, error = run_bounded(self.connect_store, self.args.window + SLACK)
         if not done:
-            raise Failed(
+            raise RankError(
                 f"something else answers at {where}: it does not speak as this run's store does"
             )
         if store is None:
-            raise Failed(f"{where}: {short(error)}")
+            raise RankError(f"{where}: {shorten_error(error)}")
         if master:
             store.set("hello", "here")
         else:
             try:
                 store.wait(["hello"], datetime.timedelta(seconds=self.args.window))
             except Exception:
-                raise Failed(
+                raise RankError(
                     f"something else answers at {where}: a store, but not this run's"
                 ) from None
         return store
 
-    def connect(self, prefix: str = "") -> Store:
+    def connect_store(self, prefix: str = "") -> Store:
         """A connection to the store of its own: a call that waits holds its connection."""
         dist, first = self.torch.distributed, not prefix and self.rank == 0
         store = dist.TCPStore(
@@ -220,21 +220,20 @@ class Rank:
         try:
             self.store.set(arrived[self.rank], "1")
             if self.rank == 0:
-                self.count(name, arrived, remaining)
+                self.count_arrived(name, arrived, remaining)
             self.store.wait([f"over/{name}"], datetime.timedelta(seconds=remaining + SLACK))
             lost = json.loads(self.store.get(f"over/{name}"))
         except Exception as error:
-            raise Failed(
-                f"waiting for all ranks at {name}: {self.silent(error, remaining)}"
+            raise RankError(
+                f"waiting for all ranks at {name}: {self.explain_wait(error, remaining)}"
             ) from None
         if self.rank in lost:
-            raise Failed(f"the others went on without this rank: it came too late to {name}")
+            raise RankError(f"the others went on without this rank: it came too late to {name}")
         if len(lost) > len(self.lost):
             present = self.ranks_without(lost)
             new = [other for other in lost if other not in self.lost]
-            self.told.say(
-                note=f"at {name}: {self.called(new)} did not arrive, {self.called(present)} did"
-            )
+            late, on_time = self.format_ranks(new), self.format_ranks(present)
+            self.events.send(note=f"at {name}: {late} did not arrive, {on_time} did")
         self.lost, self.since = lost, time.monotonic()
 
     def ranks_of(self, node: str) -> range:
@@ -246,7 +245,7 @@ class Rank:
         """All ranks but these."""
         return [rank for rank in range(self.world) if rank not in lost]
 
-    def count(self, name: str, arrived: dict[int, str], seconds: float) -> None:
+    def count_arrived(self, name: str, arrived: dict[int, str], seconds: float) -> None:
         """Say who is lost, once all that live came or the time is over."""
         deadline, complete = time.monotonic() + seconds, False
         while not complete and (remaining := deadline - time.monotonic()) > 0:
@@ -261,57 +260,57 @@ class Rank:
         missing = [rank for rank in doubtful if not self.store.check([arrived[rank]])]
         self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
 
-    def silent(self, error: Exception, seconds: float) -> str:
+    def explain_wait(self, error: Exception, seconds: float) -> str:
         """Return the meaning of a failed wait: the head never answered, or the store is gone."""
         if timed_out(error):
-            return f"{self.called([0])} said nothing for {seconds + SLACK:.0f} s"
-        return f"the store is gone: {self.called([0])} ended ({short(error)})"
+            return f"{self.format_ranks([0])} said nothing for {seconds + SLACK:.0f} s"
+        return f"the store is gone: {self.format_ranks([0])} ended ({shorten_error(error)})"
 
-    def called(self, ranks: Iterable[int]) -> str:
+    def format_ranks(self, ranks: Iterable[int]) -> str:
         """Ranks with their nodes, as people name them."""
         listing = ", ".join(f"rank {rank} ({self.names[rank // self.per_node]})" for rank in ranks)
         return listing or "no rank"
 
-    def rounds(self) -> None:
+    def run_rounds(self) -> None:
         """Measure with one node a round, as many pairs at a time as there are."""
         mine = self.args.node_rank
         for number, pairs in enumerate(tournament(len(self.names)), 1):
             for low, high in pairs:
                 if mine in (low, high):
-                    self.one_pair(low, high)
+                    self.measure_pair(low, high)
             self.meet(f"round {number}", self.args.pair_timeout + SLACK)
 
-    def one_pair(self, low: int, high: int) -> None:
+    def measure_pair(self, low: int, high: int) -> None:
         """Measure with the same local rank of another node, and report what came from there."""
         peer_node = high if self.args.node_rank == low else low
         peer = peer_node * self.per_node + self.local
-        self.told.say(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
+        self.events.send(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
         transfer: dict[str, object] = {
             "source": self.names[peer_node],
             "target": self.args.node,
             "local_rank": self.local,
         }
         if peer in self.lost:
-            transfer["error"] = f"{self.called([peer])} did not arrive"
+            transfer["error"] = f"{self.format_ranks([peer])} did not arrive"
         else:
             work, start = PairWork(self, low, high, peer), log_size()
-            done, measured, error = bounded(work.run, self.args.pair_timeout)
+            done, measured, error = run_bounded(work.run, self.args.pair_timeout)
             work.end()
-            self.told.say(log={"peer": self.names[peer_node], "start": start, "end": log_size()})
+            self.events.send(log={"peer": self.names[peer_node], "start": start, "end": log_size()})
             if done and measured is not None:
                 transfer.update(measured)
             else:
-                transfer["error"] = work.told(error)
+                transfer["error"] = work.describe_error(error)
         if transfer.get("error") or not transfer.get("correct", True):
             self.store.set(f"bad/{low}-{high}", "1")
-        self.told.say(transfer=transfer)
+        self.events.send(transfer=transfer)
 
-    def all_together(self) -> None:
+    def measure_collective(self) -> None:
         """Reduce over all ranks when every pair passed; then let the store's owner leave last."""
-        self.told.say(phase="all_reduce")
+        self.events.send(phase="all_reduce")
         self.store.set(f"most/{self.rank}", str(self.most))
         self.meet("all_reduce", SLACK)
-        self.told.say(collective={"ranks": self.world, **self.collective()})
+        self.events.send(collective={"ranks": self.world, **self.run_collective()})
         # Set last: rank 0 keeps the store until all have set it, nobody else needs it any more.
         self.store.set(f"arrived/done/{self.rank}", "1")
         if self.rank == 0:
@@ -321,7 +320,7 @@ class Rank:
                     keys, datetime.timedelta(seconds=2 * SLACK + self.args.pair_timeout)
                 )
 
-    def collective(self) -> dict[str, object]:
+    def run_collective(self) -> dict[str, object]:
         bad = [
             (low, high)
             for low in range(len(self.names))
@@ -332,16 +331,18 @@ class Rank:
             why = (
                 f"{len(bad)} pair{'s' * (len(bad) != 1)} failed"
                 if bad
-                else f"{self.called(self.lost)} did not arrive"
+                else f"{self.format_ranks(self.lost)} did not arrive"
             )
             return {"error": f"not tried: {why}"}
-        work = AllWork(self)
-        done, measured, error = bounded(work.run, self.args.pair_timeout)
+        work = CollectiveWork(self)
+        done, measured, error = run_bounded(work.run, self.args.pair_timeout)
         work.end()
         if done and measured is not None:
             return measured
         return {
-            "error": short(error) if error else f"not over after {self.args.pair_timeout:.0f} s"
+            "error": shorten_error(error)
+            if error
+            else f"not over after {self.args.pair_timeout:.0f} s"
         }
 
 
@@ -363,7 +364,7 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def load(backend: str, local: int) -> ModuleType:
+def load_torch(backend: str, local: int) -> ModuleType:
     """Import torch and take this rank's GPU. Raises Failed when it cannot do what is asked."""
     # Our own clock ends what hangs; torch must neither block in `wait` nor end the process for it.
     os.environ.update(
@@ -379,16 +380,18 @@ def load(backend: str, local: int) -> ModuleType:
         import torch
         import torch.distributed
     except Exception as error:
-        raise Failed(f"cannot import torch: {short(error)}") from None
+        raise RankError(f"cannot import torch: {shorten_error(error)}") from None
     if not torch.distributed.is_available():
-        raise Failed("torch was built without torch.distributed")
+        raise RankError("torch was built without torch.distributed")
     if backend == "nccl":
         if not torch.cuda.is_available():
-            raise Failed("torch sees no GPU in this container")
+            raise RankError("torch sees no GPU in this container")
         if local >= torch.cuda.device_count():
-            raise Failed(f"torch sees {torch.cuda.device_count()} GPUs; this is local rank {local}")
+            raise RankError(
+                f"torch sees {torch.cuda.device_count()} GPUs; this is local rank {local}"
+            )
         if not torch.distributed.is_nccl_available():
-            raise Failed("torch was built without NCCL")
+            raise RankError("torch was built without NCCL")
         torch.cuda.set_device(local)
     else:
         # threads that wait for each other on a busy CPU cost more than they bring
@@ -396,7 +399,7 @@ def load(backend: str, local: int) -> ModuleType:
     return torch
 
 
-def facts(torch: ModuleType, backend: str, local: int) -> dict[str, object]:
+def torch_facts(torch: ModuleType, backend: str, local: int) -> dict[str, object]:
     """Versions, and the GPU's name."""
     versions = {
         "torch": torch.__version__,
@@ -410,7 +413,7 @@ def facts(torch: ModuleType, backend: str, local: int) -> dict[str, object]:
     return {"gpu": gpu, "versions": {key: str(value) for key, value in versions.items() if value}}
 
 
-def memory(torch: ModuleType, backend: str) -> int:
+def free_memory(torch: ModuleType, backend: str) -> int:
     """Free bytes where the tensors will be; on a CPU, of the whole node."""
     if backend == "nccl":
         return int(torch.cuda.mem_get_info()[0])
@@ -434,7 +437,7 @@ def log_size() -> int:
     )
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End at once: threads left behind, and torch's own destructors, are not waited for."""
     sys.stdout.flush()
     sys.stderr.flush()

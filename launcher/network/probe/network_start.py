@@ -21,14 +21,14 @@ from typing import Protocol
 
 import tls
 
-GREETING = 10.0  # seconds to complete the handshake and the greeting
+GREETING_TIMEOUT = 10.0  # seconds to complete the handshake and the greeting
 PAUSE = 0.1
 LINE = 200
 # Begins the error of a rank that stops because another has ended; `network/culprits.py` reads it.
 STOPPED = "stopped: "
 
 
-class Unmet(Exception):
+class RendezvousError(Exception):
     """This node's ranks cannot meet the others; the message has the reason."""
 
 
@@ -85,7 +85,7 @@ class Gathering:
             self.listener.close()
             while not self.ranks.have_met():
                 time.sleep(PAUSE)
-        except Unmet as error:
+        except RendezvousError as error:
             self.dismiss(str(error).removeprefix(STOPPED), began + reach)
             raise
 
@@ -104,7 +104,7 @@ class Gathering:
         """Report to all connected nodes, and to those that still connect before the deadline, that
         their ranks will not meet the head's.
         """
-        self.failure, deadline = reason, max(deadline, time.monotonic() + GREETING)
+        self.failure, deadline = reason, max(deadline, time.monotonic() + GREETING_TIMEOUT)
         while time.monotonic() < deadline:
             if not self.released.is_set() and self.missing:
                 self.accept()
@@ -117,7 +117,7 @@ class Gathering:
         """Admit a client that is a probe of this run, and stay with it until its ranks have met the
         others.
         """
-        client.settimeout(GREETING)
+        client.settimeout(GREETING_TIMEOUT)
         name, met = "", False
         with (
             contextlib.suppress(OSError),
@@ -178,7 +178,7 @@ def follow(
     address, deadline = f"{master}:{port}", time.monotonic() + reach + torch
     context = tls.contexts(certificate)[1] if certificate else None
     sock = connect(master, port, reach)
-    sock.settimeout(GREETING)
+    sock.settimeout(GREETING_TIMEOUT)
     with contextlib.ExitStack() as stack:
         try:
             head = stack.enter_context(secure_connection(sock, context))
@@ -188,12 +188,12 @@ def follow(
         except OSError as error:
             greeted, reason = False, tls.reason(error)
         if not greeted:
-            raise Unmet(f"something else answers at {address}: {reason}")
+            raise RendezvousError(f"something else answers at {address}: {reason}")
         try:
             attend(head, ranks, deadline)
         except OSError as error:
             text = f"the head's probe at {address} ended before all ranks had met"
-            raise Unmet(f"{STOPPED}{text}: {tls.reason(error)}") from None
+            raise RendezvousError(f"{STOPPED}{text}: {tls.reason(error)}") from None
 
 
 def attend(head: socket.socket, ranks: Ranks, deadline: float) -> None:
@@ -235,7 +235,7 @@ def next_line(connection: socket.socket) -> str | None:
     except TimeoutError:
         return None
     finally:
-        connection.settimeout(GREETING)
+        connection.settimeout(GREETING_TIMEOUT)
     return read_line(connection, first) if first else ""
 
 
@@ -264,4 +264,4 @@ def connect(host: str, port: int, window: float) -> socket.socket:
                 else (error.strerror or str(error)).lower()
             )
         time.sleep(2 * PAUSE)
-    raise Unmet(f"the head did not open {host}:{port} within {window:.0f} s: {reason}")
+    raise RendezvousError(f"the head did not open {host}:{port} within {window:.0f} s: {reason}")

@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import network_lanes
 
 if TYPE_CHECKING:
-    from network_rank import Rank
+    from network_rank import ProbeRank
 
 T = TypeVar("T")
 SLACK = 5.0  # seconds that a wait for others takes longer than what they do meanwhile
 
 
-class Failed(Exception):
+class RankError(Exception):
     """This rank cannot go on; the text says why."""
 
 
-class Work:
+class GroupWork:
     """Something with a group of its own that may hang: it is run in a thread, and ended from
     outside.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: ProbeRank) -> None:
         self.owner, self.step = rank, "meeting"
         self.lane: network_lanes.Lane | None = None
 
     def open(self, prefix: str, rank: int, size: int) -> network_lanes.Lane:
         self.step = "connecting"
-        owner, self.store = self.owner, self.owner.connect(prefix)
+        owner, self.store = self.owner, self.owner.connect_store(prefix)
         # torch's own timeout first: it says more than ours
         seconds = max(1.0, owner.args.pair_timeout - 1)
         self.store.set_timeout(datetime.timedelta(seconds=seconds))
@@ -54,17 +54,17 @@ class Work:
     def end(self) -> None:
         """Let the group go; ending one that hangs may hang too, and is then left behind."""
         if self.lane is not None:
-            bounded(self.lane.abort, SLACK / 2)
+            run_bounded(self.lane.abort, SLACK / 2)
 
 
-class PairWork(Work):
+class PairWork(GroupWork):
     """Two ranks.
 
     Each first says whether it can, and how much it can hold, so that the other does not wait in
     vain.
     """
 
-    def __init__(self, rank: Rank, low: int, high: int, peer: int) -> None:
+    def __init__(self, rank: ProbeRank, low: int, high: int, peer: int) -> None:
         super().__init__(rank)
         self.low, self.high, self.peer = low, high, peer
 
@@ -74,23 +74,23 @@ class PairWork(Work):
             int(owner.args.node_rank == self.high),
             f"pair/{self.low}-{self.high}/{owner.local}",
         )
-        board = owner.connect(f"{key}/board")
+        board = owner.connect_store(f"{key}/board")
         board.set_timeout(datetime.timedelta(seconds=owner.args.pair_timeout))
         problem = ""
         if owner.args.backend == "gloo":
             try:
                 network_lanes.gloo_devices(owner.ips[owner.args.node_rank])
             except ValueError as error:
-                problem = short(error)
+                problem = shorten_error(error)
         board.set(f"ready/{side}", json.dumps({"error": problem, "most": owner.most}))
         if problem:
-            raise Failed(problem)
+            raise RankError(problem)
         theirs = json.loads(board.get(f"ready/{1 - side}"))
         if theirs["error"]:
-            raise Failed(f"{owner.called([self.peer])}: {theirs['error']}")
+            raise RankError(f"{owner.format_ranks([self.peer])}: {theirs['error']}")
         lane, ranks = self.open(key, side, 2), sorted((owner.rank, self.peer))
-        measured = network_lanes.pair(
-            owner.torch, lane, side, tuple(ranks), min(owner.most, theirs["most"]), self.say
+        measured = network_lanes.measure_pair(
+            owner.torch, lane, side, tuple(ranks), min(owner.most, theirs["most"]), self.set_step
         )
         self.step = "closing"
         # Neither side ends its connections before the other has all that is under way.
@@ -99,26 +99,26 @@ class PairWork(Work):
             board.wait([f"over/{1 - side}"], datetime.timedelta(seconds=SLACK))
         return measured
 
-    def say(self, step: str) -> None:
+    def set_step(self, step: str) -> None:
         self.step = step
 
-    def told(self, error: object) -> str:
+    def describe_error(self, error: object) -> str:
         """Return the error with the step and the other side."""
-        if isinstance(error, Failed):
+        if isinstance(error, RankError):
             return str(error)
         waited = f"no end after {self.owner.args.pair_timeout:.0f} s"
         return (
-            f"{self.step}, {self.owner.called([self.peer])} on the other side:"
-            f" {short(error) if error else waited}"
+            f"{self.step}, {self.owner.format_ranks([self.peer])} on the other side:"
+            f" {shorten_error(error) if error else waited}"
         )
 
 
-class AllWork(Work):
+class CollectiveWork(GroupWork):
     """All ranks."""
 
     def run(self) -> dict[str, object]:
         owner = self.owner
-        board = owner.connect("all/board")
+        board = owner.connect_store("all/board")
         board.set_timeout(datetime.timedelta(seconds=owner.args.pair_timeout))
         most = min(int(owner.store.get(f"most/{other}")) for other in range(owner.world))
 
@@ -128,7 +128,9 @@ class AllWork(Work):
             return board.get(name).decode()
 
         lane = self.open("all", owner.rank, owner.world)
-        measured = network_lanes.together(owner.torch, lane, owner.rank, owner.world, most, agree)
+        measured = network_lanes.measure_all_reduce(
+            owner.torch, lane, owner.rank, owner.world, most, agree
+        )
         board.set(f"over/{owner.rank}", "1")
         with contextlib.suppress(Exception):
             board.wait(
@@ -137,7 +139,7 @@ class AllWork(Work):
         return measured
 
 
-def bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exception | None]:
+def run_bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exception | None]:
     """Run a call in a thread; return whether it ended in time, what it returned, and what it
     raised.
 
@@ -157,7 +159,7 @@ def bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exce
     return not thread.is_alive(), box.get("value"), box.get("error")
 
 
-def short(error: object) -> str:
+def shorten_error(error: object) -> str:
     """The first telling line of an exception, without the place in torch's or Gloo's source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

@@ -170,7 +170,7 @@ def test_a_failed_check_waits() -> None:
 def test_an_archive_measures(tmp_path: Path) -> None:
     """Two pods find each other; their ranks fail, for this torch is none, and both say why."""
     archive, port = tmp_path / "network.pyz", free_port()
-    archive.write_bytes(zipapps.pack(zipapps.network()))
+    archive.write_bytes(zipapps.pack(zipapps.network_files()))
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     env = {"PYTHONPATH": str(tmp_path)}
     pods = [start([archive], *options(rank, port), "echo", "started", **env) for rank in (0, 1)]

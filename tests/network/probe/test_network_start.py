@@ -16,7 +16,10 @@ from launcher.app import issue_certificates
 from tests.relay import Relay
 
 pytestmark = pytest.mark.processes
-OURS, FOREIGN = issue_certificates.make("run"), issue_certificates.make("run")
+OURS, FOREIGN = (
+    issue_certificates.make_certificate("run"),
+    issue_certificates.make_certificate("run"),
+)
 
 
 class Ranks:
