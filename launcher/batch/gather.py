@@ -125,10 +125,7 @@ def _outdated_files(
 
 
 def _fetch_all(
-    output: _RemoteOutput,
-    folder: OutputFolder,
-    files: Sequence[Output],
-    clock: Callable[[], float],
+    output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output], clock: Callable[[], float]
 ) -> Iterator[Event]:
     """Fetch files one after another, and report the progress after each block."""
     total, so_far, last_report = sum(file.bytes for file in files), 0, clock()

@@ -231,12 +231,7 @@ def claim_output(job: Job, manifest: Manifest, out: Location) -> None:
     shown = mask_secrets(out.address)
     mark = out.child("ledger").child("job.json")
     origin = manifest.fingerprint()
-    mine = {
-        "job": job.name,
-        "cluster": job.cluster,
-        "meaning": dict(job.identity),
-        "input": origin,
-    }
+    mine = {"job": job.name, "cluster": job.cluster, "meaning": dict(job.identity), "input": origin}
     if mark.exists():
         check_mark(job, origin, mark, shown)
     else:

@@ -82,10 +82,7 @@ def score_columns(output: Any) -> batches.Answer:
         check_output(output)
     except NoAnswer as problem:
         return str(problem)
-    return {
-        "score": float(output.outputs.score),
-        **prompt_counts(output),
-    }
+    return {"score": float(output.outputs.score), **prompt_counts(output)}
 
 
 def require_columns(answer: batches.Answer) -> dict[str, Any]:
