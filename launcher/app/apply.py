@@ -1,6 +1,6 @@
 """Plan × Transport → events.
 
-One runner for every plan; what a step or a gate means is not known here.
+One runner for every plan, without knowledge of its steps and gates.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ def apply(
 ) -> Iterator[Event]:
     """Run a plan stage by stage.
 
-    A transport that records what changes a node has its record sent with the first command that
-    changes it.
+    A transport that records changes sends a node's record with the first command that changes it.
 
     Raises:
         NodeError: one or more nodes failed a step; the others finished theirs.
         GateError: a gate failed, or ran out of time.
-        LockError: the transport may not be used any more; nothing was sent since, whatever
-            `keep_going` says.
+        LockError: the transport is unusable; nothing was sent since, even with `keep_going`.
     """
     failed: list[VlaunchError] = []
     run = _PlanRun(plan, transport, clock, sleep)
@@ -60,7 +58,7 @@ def apply(
 
 
 class _PlanRun:
-    """A plan on its way; `_records` is what goes before the first step of each node."""
+    """Run of a plan; `_records` has the prefix of each node's first step."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class _PlanRun:
         self._records = _audit_prefixes(plan, transport)
 
     def run_stage(self, stage: Stage) -> Iterator[Event]:
-        """Run a stage's steps, then see that its gates hold; raises what `apply` does."""
+        """Run a stage's steps, then wait for its gates; raises like `apply`."""
         began = self._clock()
         failed: list[VlaunchError] = []
         yield Event(kind="stage", stage=stage.id, text=stage.title, state="running")
@@ -152,7 +150,7 @@ class _PlanRun:
             self._sleep(gate.every)
 
     def _explain(self, gate: Gate, findings: Sequence[Finding]) -> list[Finding]:
-        """Return what is not so, with what the logs of its nodes say of it."""
+        """Return the unmet findings, with evidence from their nodes' logs."""
         bad = {finding.node for finding in findings if finding.status in _BAD}
         commands = [command for command in gate.evidence if command.node in bad]
         logs = {answer.node: answer for answer in self._transport.run(commands)} if commands else {}
@@ -161,7 +159,7 @@ class _PlanRun:
 
 
 def _combine_errors(failed: Sequence[VlaunchError]) -> VlaunchError:
-    """Return the first error with the stories of the others below it."""
+    """Return the first error with the others as evidence."""
     first, *others = failed
     if not others:
         return first
@@ -176,7 +174,7 @@ def _combine_errors(failed: Sequence[VlaunchError]) -> VlaunchError:
 
 
 def _audit_prefixes(plan: Plan, transport: Transport) -> dict[str, Argv]:
-    """Return what goes before the first step of each node; who sends it takes it out."""
+    """Return the audit prefix of each node's first step; the sender removes it."""
     if not plan.steps or not isinstance(transport, RecordingTransport):
         return {}
     changes: dict[str, list[str]] = {}
@@ -216,7 +214,7 @@ def _describe_failure(answer: Answer, step: Step) -> str:
 
 
 def _describe_wait(gate: Gate, findings: Sequence[Finding]) -> str:
-    """Say what a gate waits for: for what is not so yet, or, where all is well, to see it last."""
+    """Describe the wait of a gate: the unmet findings, or that they are met and must last."""
     waiting = [
         _finding_line(finding) for finding in fold_findings(findings) if finding.status == "wait"
     ]

@@ -1,6 +1,4 @@
-"""The audit trail of a node: its lines, without a secret, appended before a change, and read
-back.
-"""
+"""Audit trail of a node: lines without secrets, appended before each change, and their parser."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ _LENIENT = ("down", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """One line: who did what, from where.
+    """One line: user, host, command and changes.
 
     `at` is the launcher's clock; `id` is the same for all lines of one command.
     """
@@ -68,21 +66,21 @@ class AuditLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """What one command did on some nodes: `entry` with the nodes that it says the same of."""
+    """Entry of one command on some nodes: `entry` with the nodes that have the same line."""
 
     entry: AuditLine
     nodes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return it for JSON."""
         payload = asdict(self.entry)
         del payload["node"]
         return {**payload, "nodes": list(self.nodes), "changes": list(self.entry.changes)}
 
 
 def append_argv(state_dir: str, cluster: str, entry: AuditLine, *, strict: bool = True) -> Argv:
-    """Return the words in front of a command that append a line first; when that fails, the command
-    runs unless `strict`.
+    """Return the prefix of a command that first appends a line; if that fails, the command runs
+    unless `strict`.
     """
     return (
         "sh",
@@ -97,13 +95,13 @@ def append_argv(state_dir: str, cluster: str, entry: AuditLine, *, strict: bool 
 
 
 def read_argv(state_dir: str, cluster: str, last: int = 0) -> Argv:
-    """Print a node's last lines, the newest last; all of them when `last` is 0."""
+    """Print a node's last lines, the newest last; all of them if `last` is 0."""
     count = str(last) if last else "+1"
     return ("sh", "-c", shell.program_text("audit_read"), "audit", state_dir, cluster, count)
 
 
 def query_audit(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Command]:
-    """Ask each node for its last lines."""
+    """Query each node for its last lines."""
     return [
         Command(node=node.name, argv=read_argv(node.state_dir or "", cluster, last), timeout=30)
         for node in nodes
@@ -111,8 +109,8 @@ def query_audit(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Comm
 
 
 def format_line(entry: AuditLine) -> str:
-    """Return an entry as one line of JSON, short enough to be written at once; changes that find no
-    room are counted.
+    """Return an entry as one line of JSON, short enough for one write; changes beyond that are
+    counted.
     """
     changes = count_titles(entry.changes)
     short = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
@@ -127,13 +125,13 @@ def format_line(entry: AuditLine) -> str:
 
 
 def count_titles(changes: Sequence[str]) -> list[str]:
-    """Return each title once, with how often it comes."""
+    """Return each title once, with its count."""
     times = {title: changes.count(title) for title in dict.fromkeys(changes)}
     return [title if count == 1 else f"{title} (× {count})" for title, count in times.items()]
 
 
 def parse_lines(answer: Answer) -> tuple[list[AuditLine], int]:
-    """Read a node's lines; returns the entries, and how many lines are none.
+    """Parse a node's lines; return the entries, and the number of invalid lines.
 
     Raises:
         UnreadableAnswer: the node gave none.
@@ -153,10 +151,9 @@ def parse_lines(answer: Answer) -> tuple[list[AuditLine], int]:
 
 
 def merge_lines(entries: Iterable[AuditLine]) -> list[AuditEntry]:
-    """Put the entries of all nodes in the order of time; what is the same on several nodes, or was
-    read twice, is said once.
+    """Sort the entries of all nodes by time, and merge equal ones.
 
-    Nodes that share a home share a file, and each of them tells all of it.
+    Nodes that share a home share a file, so each of them returns all of it.
     """
     same: dict[AuditLine, list[str]] = {}
     for entry in dict.fromkeys(entries):
@@ -169,7 +166,7 @@ def merge_lines(entries: Iterable[AuditLine]) -> list[AuditEntry]:
 
 
 def redact_command(argv: Sequence[str]) -> str:
-    """Return a command line as people read it, without what looks like a secret."""
+    """Return a command line for people, without values that look like secrets."""
     redacted: list[str] = []
     hide = False
     for argument in argv:
@@ -187,7 +184,7 @@ def redact_command(argv: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """A person at a command line; `id` is the same for all that one command does."""
+    """User at a command line; `id` is the same for everything that one command does."""
 
     user: str
     host: str
@@ -197,7 +194,7 @@ class Operator:
 
 
 def current_operator() -> Operator:
-    """Return who runs the present command."""
+    """Return the user of the current command."""
     context = click.get_current_context(silent=True)
     argv = context.obj if context is not None and isinstance(context.obj, list) else sys.argv[1:]
     return Operator(
@@ -210,8 +207,8 @@ def current_operator() -> Operator:
 
 
 class Recorder:
-    """A transport that has an audit line appended on a node before a plan changes it, in the same
-    round trip.
+    """Transport that appends an audit line on a node before a plan changes it, in the same round
+    trip.
     """
 
     def __init__(self, inner: Transport, inventory: Inventory, operator: Operator) -> None:
@@ -222,14 +219,14 @@ class Recorder:
         return self._inner.run(commands)
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
-        """Return, for each node, the words that append its line."""
+        """Return, for each node, the prefix that appends its line."""
         return {
             name: self.append_argv(self._inventory.node(name), titles, verb)
             for name, titles in changes.items()
         }
 
     def append_argv(self, node: Node, titles: Sequence[str], verb: str = "") -> Argv:
-        """Return the words that append one node's line, and then run what follows them."""
+        """Return the prefix that appends one node's line, and then runs the command."""
         operator = self._by
         entry = AuditLine(
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

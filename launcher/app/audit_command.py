@@ -1,4 +1,4 @@
-"""`vlaunch audit`: who changed what on the nodes, and when, read from all of them."""
+"""`vlaunch audit`: the history of changes, read from all nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which nodes, which server and which model a command means: what is named, or all nodes, the only
-server and the inventory's model.
+"""Selection of nodes, server and model for a command: the named ones, or all nodes, the only server
+and the inventory's model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from launcher.tools.servers import ServersState
 
 
 def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
-    """Return the named nodes in inventory order, all when none is named; raises RequestError for a
-    name that is not one.
+    """Return the named nodes in inventory order, all if none is named; raise RequestError for an
+    unknown name.
     """
     names_of_nodes = [node.name for node in inventory.nodes]
     unknown = [name for name in names if name not in names_of_nodes]
@@ -33,7 +33,7 @@ def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]
 
 
 def select_model(named: str | None, inventory: Inventory) -> str:
-    """Return the named model, else the inventory's; raises RequestError when there is neither."""
+    """Return the named model, else the inventory's; raise RequestError if there is neither."""
     model = named or inventory.serve.model
     if model is None:
         raise RequestError(
@@ -43,7 +43,7 @@ def select_model(named: str | None, inventory: Inventory) -> str:
 
 
 def query_servers(session: Session) -> ServersState:
-    """Ask the head for its servers; raises NodeError when it cannot say which there are."""
+    """Query the head for its servers; raise NodeError if it cannot list them."""
     (answer,) = session.transport.run([servers.query_servers(session.site)])
     try:
         return servers.parse_servers(parse_payload(answer))
@@ -59,8 +59,8 @@ def query_servers(session: Session) -> ServersState:
 def select_server(
     session: Session, head_state: ServersState, name: str | None
 ) -> tuple[Desired, Node]:
-    """Return the server that is meant, as it is wanted, and the node that has its API, which is
-    connected to; of several the first that answers, as the keeper says, and that is reached.
+    """Return the selected server's spec, and a connected node with its API: with several, a healthy
+    one that is reached.
 
     Raises:
         RequestError: there is none, none of that name, or several and none was named; or it is

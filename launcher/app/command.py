@@ -1,5 +1,5 @@
-"""How a command that works on a cluster is declared: which of the shared flags it has, and the one
-value that carries what they say.
+"""Declaration of commands that work on a cluster: their shared flags, and the object with the
+flags' values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Shows = Literal["all", "people", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class CommandContext:
-    """What the shared flags of one command line say; a command has those that it declares.
+    """Values of the shared flags of one command line; a command has the flags that it declares.
 
-    `path` and `named` are where the inventory was named: as an argument, and with `-i`.
+    `path` and `named` are the inventory's name: as an argument, and with `-i`.
     """
 
     shows: Shows = "all"
@@ -49,11 +49,11 @@ class CommandContext:
 
     @functools.cached_property
     def inventory(self) -> Inventory:
-        """The inventory, found and read when it is first asked for; raises VlaunchError."""
+        """The inventory, found and loaded on first use; raises VlaunchError."""
         return load_inventory(self.path, self.named)
 
     def printer(self) -> Printer:
-        """Return what shows events to whom this command shows them."""
+        """Return the printer of events for this command's audience."""
         if self.shows == "all":
             return make_printer(as_json=self.as_json, quiet=self.dry_run)
         return make_printer(quiet=self.as_json or self.shows == "none")
@@ -69,11 +69,11 @@ class CommandContext:
         printer: Printer | None = None,
         inventory: Inventory | None = None,
     ) -> Iterator[Session]:
-        """Connect to every node of the inventory, or to `nodes` (see `reach`); events go to `to`,
-        or to whom the command shows them.
+        """Connect to every node of the inventory, or to `nodes` (see `open_session`); events go to
+        `printer`, by default the command's own.
 
-        With `hooks_of`, the hooks of that verb are the session's, and they are told what it is
-        `about`; `on-failure` is run when the block fails.
+        With `hooks_of`, the session has the hooks of that verb, with the values in `hook_about`;
+        `on-failure` runs if the block fails.
         """
         inventory = inventory or self.inventory
         programs = Hooks(inventory=inventory, verb=hooks_of)
@@ -105,7 +105,7 @@ class CommandContext:
         return locked(session, wait=wait, unless=self.dry_run or unless, needed=needed)
 
     def print_script(self, plans: Sequence[Plan]) -> None:
-        """Print what a dry run would send."""
+        """Print the script of a dry run."""
         from launcher.app.script import render_script
 
         click.echo(render_script(self.inventory, plans), nl=False)
@@ -122,10 +122,10 @@ def command(
     flags: Sequence[click.Option] = (),
     **attributes: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function that takes a `Call` and what its own flags say.
+    """Create a command from a function that takes a `CommandContext` and its own flags.
 
-    Each reaches nodes, and can name its inventory unless `inventory` is false (with `path` as an
-    argument, too); `flags` are which other shared ones it has. In the help they come after its own.
+    Each connects to nodes, and can name its inventory unless `inventory` is false (with `path` also
+    as an argument); `flags` are its other shared flags. In the help they follow its own.
     """
     first = [options.PATH] if path else []
     last = [

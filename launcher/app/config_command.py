@@ -35,7 +35,7 @@ def config(path: str | None, named: str | None, as_json: bool) -> None:
 
 
 def resolve_inventory(inventory: Inventory) -> dict[str, Any]:
-    """Return an inventory file with the same meaning in which every value is written."""
+    """Return an inventory file with the same meaning, with every value spelled out."""
     document = {
         item.name: _to_plain(getattr(inventory, item.name)) for item in fields(ClusterSettings)
     }
@@ -64,7 +64,7 @@ def _node_values(node: Node) -> dict[str, Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value as YAML and JSON write it, without keys that have no value."""
+    """Return a value for YAML and JSON, without keys that have no value."""
     if is_dataclass(value):
         value = {item.name: getattr(value, item.name) for item in fields(value)}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Which inventory a command means, and the memory of the one last brought up (as kubeconfig has a
+"""Path of the inventory for a command, and the memory of the last one brought up (like kubeconfig's
 current context).
 """
 
@@ -15,11 +15,11 @@ DEFAULT = "inventory.yaml"
 
 
 def find_inventory(argument: str | None, option: str | None) -> Path:
-    """Return the first that is given: path argument, `-i`, `VLAUNCH_INVENTORY`, ./inventory.yaml,
-    the one last brought up.
+    """Return the first of: path argument, `-i`, `VLAUNCH_INVENTORY`, ./inventory.yaml, the last one
+    brought up.
 
-    What is named is returned as it is, so that a name that does not exist is reported by the
-    loader, with its path. Raises RequestError when nothing is named and nothing is found.
+    A named path is returned unchecked, so that the loader reports a missing file. Raises
+    RequestError if none is found.
     """
     if named := _explicit_name(argument, option):
         return Path(named).expanduser() if named.startswith("~/") else Path(named)
@@ -32,8 +32,8 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
 
 
 def _explicit_name(argument: str | None, option: str | None) -> str | None:
-    """Return what the command line names, or else the environment; raises RequestError when two are
-    named.
+    """Return the path in the command line, else in the environment; raise RequestError for two
+    different ones.
     """
     if argument and option and Path(argument) != Path(option):
         raise RequestError(
@@ -58,9 +58,9 @@ def _missing_error(last_path: Path | None) -> RequestError:
 
 
 def remember(path: Path) -> None:
-    """Make `path` the inventory that commands mean when none is named.
+    """Make `path` the default inventory.
 
-    A state folder that cannot be written is no failure.
+    A state folder that is not writable is no failure.
     """
     memory = _memory_path()
     try:
@@ -75,7 +75,7 @@ def remember(path: Path) -> None:
 
 
 def remembered() -> Path | None:
-    """Return the inventory last brought up, whether or not it still exists."""
+    """Return the inventory last brought up, even if it no longer exists."""
     try:
         name = _memory_path().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

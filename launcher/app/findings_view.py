@@ -1,4 +1,4 @@
-"""Findings as people read them: one line each with its word, what shows it, and what to do."""
+"""Findings for people: one line each with its label, the evidence, and the fix."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def render(findings: Iterable[Finding], *, indent: int = 0) -> list[Line]:
 
 
 def render_finding(finding: Finding, *, indent: int = 0) -> list[Line]:
-    """Return one finding: its line, and below it, where something is wrong, the evidence and the
-    fix.
-    """
+    """Return one finding: its line, then the evidence and the fix unless it passed."""
     label, colour = LABELS[finding.status]
     mark = plain_text(" " * indent).append(label, style=colour).append("  ")
     return [
@@ -43,14 +41,14 @@ def render_finding(finding: Finding, *, indent: int = 0) -> list[Line]:
 
 
 def render_headline(mark: Text, finding: Finding, text: str) -> Line:
-    """Return a finding's line: its mark, its nodes, and what was found there."""
+    """Return a finding's line: its mark, its nodes, and its text."""
     where = plain_text(finding.node).append(": ") if finding.node else plain_text("")
     return text_line(text, lead=plain_text("").append_text(mark).append_text(where))
 
 
 def render_details(finding: Finding, *, margin: int, most: int) -> list[Line]:
-    """Return what stands below a finding, behind `margin` spaces: where something is wrong, the
-    evidence, of which there are `most` lines, and the fix.
+    """Return the lines below a finding, behind `margin` spaces: up to `most` lines of evidence, and
+    the fix; none if it passed.
     """
     if finding.status == "pass":
         return []

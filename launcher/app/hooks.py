@@ -1,9 +1,9 @@
 """The user's own programs around commands: executables in `hooks/` beside the inventory, run on
 this machine.
 
-`pre-VERB` runs with the cluster's lock held and before the nodes are looked at, and stops the
-command when it fails. `post-VERB` and `on-failure` run when the lock is free again, so that they
-may call `vlaunch` themselves; when they fail, that is told and no more.
+`pre-VERB` runs with the cluster's lock held and before the nodes are queried, and stops the command
+if it fails. `post-VERB` and `on-failure` run after the lock is released, so that they may call
+`vlaunch` themselves; their failure is only reported.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _LINE: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The hooks of one command; `files` are those that are there, by name."""
+    """Hooks of one command; `files` are the existing ones, by name."""
 
     inventory: Inventory
     verb: str
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def run_pre(self, printer: Printer, **details: str) -> None:
-        """Run `pre-VERB`; raises HookError when it fails, before anything is touched."""
+        """Run `pre-VERB`; raise HookError if it fails, before any change."""
         self._run(f"pre-{self.verb}", printer, details)
 
     def run_post(self, printer: Printer, **details: str) -> None:
-        """Run `post-VERB`; that it fails is told, and changes nothing."""
+        """Run `post-VERB`; only warn if it fails."""
         self._run_leniently(f"post-{self.verb}", printer, details)
 
     @contextlib.contextmanager
     def run_on_failure(self, printer: Printer, **details: str) -> Iterator[dict[str, str]]:
-        """Run `on-failure` when the block fails: not for wrong requests, nor when the lock is
-        somebody else's or lost.
+        """Run `on-failure` if the block fails, except for invalid requests, and for a lock that is
+        busy or lost.
 
-        The block may add to what the hook is told.
+        The block may add to the hook's values.
         """
         try:
             yield details
@@ -105,9 +105,7 @@ class Hooks:
         )
 
     def _environment(self, name: str, details: Mapping[str, str]) -> dict[str, str]:
-        """Return what a hook is told; variables that the inventory takes secrets from are not
-        handed on.
-        """
+        """Return a hook's environment, without the variables that are sources of secrets."""
         inventory = self.inventory
         sources = {source.env for source in inventory.secrets.values()}
         return {
@@ -125,7 +123,7 @@ class Hooks:
 def find_hooks(
     inventory: Inventory, verb: str, *, skip: bool = False, dry_run: bool = False
 ) -> Hooks:
-    """Find the hooks of a command; a dry run only says which there are, and runs none.
+    """Find the hooks of a command; a dry run only lists them.
 
     Raises:
         RequestError: one is there that cannot be run.
@@ -165,9 +163,7 @@ def _is_program(path: Path) -> bool:
 
 
 def _warn_unknown_names(folder: Path) -> None:
-    """Tell of programs whose names are no hooks' (`pre-up.sh`): they would never be run, and nobody
-    would know.
-    """
+    """Warn about programs with misspelled hook names (`pre-up.sh`), which would never run."""
     try:
         paths = sorted(folder.iterdir())
     except OSError:
@@ -184,11 +180,9 @@ def _skip(path: Path) -> str:
 def _execute(
     path: Path, env: Mapping[str, str], folder: Path, deadline: float, name: str, printer: Printer
 ) -> int | None:
-    """Run a program to its end, showing its lines; returns its exit code, or None when it took too
-    long.
+    """Run a program to its end and show its lines; return its exit code, or None on a timeout.
 
-    It has a process group of its own, all of which is ended with it when it takes too long or the
-    user interrupts.
+    It has a process group of its own, which is ended as a whole on a timeout or an interrupt.
     """
     try:
         process = subprocess.Popen(
@@ -235,9 +229,7 @@ def _execute(
 
 
 def _terminate(process: subprocess.Popen[str]) -> None:
-    """End the whole group: politely, then for certain, for a child may ignore what its parent
-    obeys.
-    """
+    """End the whole group: politely, then with SIGKILL, since a child may ignore SIGTERM."""
     for number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

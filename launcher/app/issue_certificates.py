@@ -23,8 +23,8 @@ _FORM = serialization.Encoding.PEM
 
 
 def make_certificate(name: str) -> str:
-    """Return a certificate with its private key as text (PEM), of an elliptic curve that every TLS
-    1.3 has.
+    """Return a certificate with its private key (PEM), on an elliptic curve that every TLS 1.3
+    library has.
     """
     key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
     certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
@@ -32,8 +32,8 @@ def make_certificate(name: str) -> str:
 
 
 def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[str, Secret]]:
-    """Return the certificate of a new authority, and those of the nodes with their private keys,
-    as text (PEM); the authority ends with this function.
+    """Return the certificate of a new authority, and the nodes' certificates with private keys
+    (PEM); the authority's key is discarded.
     """
     until = now + _AGENTS
     authority = Authority(inventory.cluster, until)
@@ -43,7 +43,7 @@ def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[s
 
 
 class Authority:
-    """What signs the certificates of one cluster's agents; its key is in memory only."""
+    """Signer of the certificates of one cluster's agents; its key is in memory only."""
 
     def __init__(self, cluster: str, until: datetime) -> None:
         self._cluster, self._name = cluster, _x509_name("vlaunch", cluster)
@@ -76,7 +76,7 @@ class Authority:
 
 
 def _key_lines(pair: Secret) -> Iterable[str]:
-    """Return the lines of a private key, which may be shown one by one."""
+    """Return the lines of a private key, since output may show them one by one."""
     lines = pair.reveal().splitlines()
     return lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1 : -1]
 
@@ -103,7 +103,7 @@ def _unsigned(
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Return what a key is for: an authority's signs certificates, a node's proves who it is."""
+    """Return the usage of a key: an authority's signs certificates, a node's authenticates it."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

@@ -1,9 +1,8 @@
-"""The lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long
-as its launcher listens.
+"""Lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long as
+its launcher listens.
 
-Whoever dies or disconnects frees it, so that no lock outlives its owner; the file only tells who
-holds it. Where the head's sshd still holds a connection that is dead, the holder's process is ended
-by `break_`.
+A launcher that exits or disconnects releases it, so no lock outlives its owner; the file only names
+the owner. If the head's sshd still holds a dead connection, `break_argv` ends the lock's process.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who holds a lock, as they said themselves.
+    """Owner of a lock, by its own account.
 
-    `since` is the head's clock; `pid` the holder there; `launcher` tells the launcher's process
-    from all others, in words of its own machine; `raw` is the line that is there.
+    `since` is the head's clock; `pid` the lock's process there; `launcher` identifies the
+    launcher's process on its own machine; `raw` is the line in the file.
     """
 
     who: _Text = ""
@@ -47,16 +46,16 @@ class Owner:
 
     @property
     def description(self) -> str:
-        """Who it is and what they do, in a few words."""
+        """The user and the command, in one phrase."""
         if not self.who:
             return "somebody who left no name"
         return f"{self.who}@{self.host} since {self.since} (`{self.command}`)"
 
 
 def hold_argv(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
-    """Take the lock and keep it until standard input ends.
+    """Take the lock and hold it until standard input ends.
 
-    Prints `held OWNER` while another one has it, then `locked`.
+    Prints `held OWNER` while another process has it, then `locked`.
     """
     return ("sh", "-c", shell.program_text("lock_hold"), "lock", state_dir, cluster, f"{wait:.0f}")
 
@@ -67,17 +66,17 @@ def status_argv(state_dir: str, cluster: str) -> Argv:
 
 
 def break_argv(state_dir: str, cluster: str, owner: Owner) -> Argv:
-    """End the process of `owner`, if it still is the one that holds the lock.
+    """End the process of `owner`, if it still holds the lock.
 
-    Prints `freed`; `free` when nobody holds it, `changed` when somebody else does, `stranger` when
-    the process is another one.
+    Prints `freed`; `free` if the lock is free, `changed` if its owner has changed, `stranger` if
+    the process is a different program.
     """
     arguments = (state_dir, cluster, str(owner.pid), owner.raw)
     return ("sh", "-c", shell.program_text("lock_break"), "lock-break", *arguments)
 
 
 def encode_owner(user: str, host: str, command: str, launcher: str = "") -> bytes:
-    """Return what `hold` and `break_` read: the owner's line without what only the head knows."""
+    """Return the input of the lock programs: the owner's line without the head's fields."""
     text = json.dumps(
         {"who": user, "host": host, "command": command[:_COMMAND], "launcher": launcher}
     )
@@ -85,9 +84,7 @@ def encode_owner(user: str, host: str, command: str, launcher: str = "") -> byte
 
 
 def parse_owner(text: str) -> Owner:
-    """Read the line of an owner; whoever could write it is a stranger, so that nothing is believed
-    but its form.
-    """
+    """Parse the line of an owner; any user may have written it, so only its form is trusted."""
     try:
         parsed = decode.parse_json(Owner, text, "the lock's owner")
     except UnreadableAnswer:
@@ -96,12 +93,12 @@ def parse_owner(text: str) -> Owner:
 
 
 def parse_breaker(text: str) -> Owner:
-    """Read the line of who broke a lock, as `said` wrote it."""
+    """Parse the line of the user who broke a lock, as written by `encode_owner`."""
     return parse_owner("{" + text)
 
 
 def parse_status(answer: Answer) -> Owner | None:
-    """Read the answer of `look`: the owner, or None when nobody holds the lock.
+    """Parse the answer of `status_argv`: the owner, or None if the lock is free.
 
     Raises:
         UnreadableAnswer: the head could not say.
@@ -115,18 +112,18 @@ def parse_status(answer: Answer) -> Owner | None:
 
 
 def identify_process() -> str:
-    """Return what tells this process from all others; empty where the system does not say
-    enough.
+    """Return a text that identifies this process among all others; empty if the system does not
+    provide it.
     """
     machine = _machine_id()
     return f"{machine}:{os.getpid()}:{_start_time(os.getpid())}" if machine else ""
 
 
 def process_ended(text: str) -> bool:
-    """Return True when `text`, from `identify_process`, is about this machine, since its last
-    start, and that process is no more.
+    """True if `text`, from `identify_process`, is about this machine since its last boot, and that
+    process has ended.
 
-    Of other machines, and of other containers of this one, nothing is known.
+    Processes of other machines and containers are unknown.
     """
     machine, _, rest = text.rpartition(":")[0].rpartition(":")
     started = text.rpartition(":")[2]
@@ -136,11 +133,10 @@ def process_ended(text: str) -> bool:
 
 
 def _machine_id() -> str:
-    """Return the machine's present run, and which processes are seen: a container sees others than
-    its host.
+    """Return the boot id and PID namespace: a container sees other processes than its host.
 
-    Where other users' processes are hidden (`hidepid` of /proc) one that lives would pass for a
-    dead one: nothing is known.
+    Empty if other users' processes are hidden (`hidepid` of /proc): a living one would pass for
+    dead.
     """
     try:
         (_PROC / "1/stat").read_bytes()
@@ -151,9 +147,7 @@ def _machine_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did (proc(5)); empty when there is
-    none.
-    """
+    """Return a process's start, in ticks since boot (proc(5)); empty if there is none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,4 @@
-"""`vlaunch lock`: who works on the cluster, and how to be rid of a lock that nobody will give
-back.
-"""
+"""`vlaunch lock`: the lock's owner, and the removal of a stale lock."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def lock(call: CommandContext, broken: bool, yes: bool) -> None:
 
 
 def query_owner(session: Session) -> Owner | None:
-    """Ask the head who holds the lock."""
+    """Query the head for the lock's owner."""
     head = session.inventory.head
     argv = tool.status_argv(head.state_dir or "", session.inventory.cluster)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
@@ -54,7 +52,7 @@ def query_owner(session: Session) -> Owner | None:
 
 
 def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
-    """Show whose lock it is, and have it confirmed."""
+    """Show the lock's owner, and ask for confirmation."""
     head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
         folder = session.inventory.head.state_dir or "~/.vlaunch"
@@ -63,7 +61,7 @@ def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
             f"does not say which process holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
-    say(untrusted.one_line(f"held by {owner.description}, process {owner.pid} on {head}"))
+    say(untrusted.single_line(f"held by {owner.description}, process {owner.pid} on {head}"))
     if yes:
         return
     if not sys.stdin.isatty():
@@ -75,7 +73,7 @@ def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
 
 
 def _break(session: Session, owner: Owner) -> bool:
-    """End the holder's process; returns whether that was needed. An audit line says who did it."""
+    """End the lock's process; return whether that was needed. An audit line records it."""
     head, cluster, operator = session.inventory.head, session.inventory.cluster, session.operator
     record = session.transport.record(
         "lock", {head.name: (f"breaking the lock of {owner.who}@{owner.host}",)}
@@ -118,6 +116,9 @@ def _print_owner(cluster: str, owner: Owner | None, freed: bool, *, as_json: boo
     elif owner is None:
         say(f"{cluster}: nobody holds the lock", err=False)
     elif freed:
-        say(untrusted.one_line(f"{cluster}: broken; it was held by {owner.description}"), err=False)
+        say(
+            untrusted.single_line(f"{cluster}: broken; it was held by {owner.description}"),
+            err=False,
+        )
     else:
-        say(untrusted.one_line(f"{cluster}: held by {owner.description}"), err=False)
+        say(untrusted.single_line(f"{cluster}: held by {owner.description}"), err=False)

@@ -1,5 +1,5 @@
-"""The cluster's lock around everything that changes it: taken before the first look, for plans
-depend on what is seen.
+"""The cluster's lock around every change: taken before the first query, since plans depend on its
+result.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def locked(
 
 
 class LockedTransport:
-    """A transport that sends nothing any more once the lock is lost."""
+    """Transport that sends nothing any more once the lock is lost."""
 
     def __init__(self, inner: RecordingTransport, head: Node, channel: BackgroundCommand) -> None:
         self._inner, self._head, self._channel = inner, head, channel
         self._breaker: lock.Owner | None = None
 
     def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-        """Run all commands, if the lock is still ours; see `Transport.run`. Raises LockError."""
+        """Run all commands while the lock is ours; see `Transport.run`. Raises LockError."""
         while (message := self._channel.next(0)) is not None and not isinstance(message, Answer):
             state, _, rest = message.text.partition(" ")
             if state == "broken" and not message.error:
@@ -94,7 +94,7 @@ class LockedTransport:
         return self._inner.run(commands)
 
     def record(self, verb: str, changes: Mapping[str, Sequence[str]]) -> Mapping[str, Argv]:
-        """Have it written down what changes; see `Recording.record`."""
+        """Record the changes; see `Recording.record`."""
         return self._inner.record(verb, changes)
 
 
@@ -110,8 +110,8 @@ def _request_lock(session: Session, head: Node, wait: float) -> BackgroundComman
 
 
 def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
-    """Take the lock away from a launcher of this machine that is dead, and of which the head has
-    not heard yet.
+    """Take over the lock of a dead launcher of this machine, whose end the head has not noticed
+    yet.
     """
     text = f"the lock is left of a launcher that is dead: {owner.description}; it is taken over"
     session.note("lock", text, node=head.name)
@@ -124,8 +124,8 @@ def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
 def _await_lock(
     session: Session, head: Node, channel: BackgroundCommand, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
-    """Return None when the lock is ours, or its owner when that is dead, which is looked for
-    once.
+    """Return None once the lock is ours, or its dead owner; the second attempt (`again`) does not
+    check that.
     """
     began = time.monotonic()
     owner, complaints = lock.Owner(), list[str]()
@@ -152,16 +152,14 @@ def _await_lock(
 
 
 def _is_dead(owner: lock.Owner) -> bool:
-    """True for a launcher of this machine that runs no more."""
+    """True for a launcher of this machine that no longer runs."""
     return bool(owner.pid) and lock.process_ended(owner.launcher)
 
 
 def _next_message(
     head: Node, channel: BackgroundCommand, wait: float, until: float
 ) -> Line | Answer:
-    """Return what the head says next about the lock; raises NodeError when it says nothing until
-    then.
-    """
+    """Return the head's next message about the lock; raise NodeError after `until`."""
     remaining = until - time.monotonic()
     message: Line | Answer | None = channel.next(remaining) if remaining > 0 else None
     if message is None:

@@ -1,4 +1,4 @@
-"""The flags that several commands share, and the exit codes of `--strict`, spelled once."""
+"""Flags that several commands share, and the exit codes of `--strict`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _engine_args(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise UsageError for words that are no options."""
+    """Raise UsageError for arguments that are no options."""
     if args and not args[0].startswith("-"):
         raise click.UsageError(
             f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
@@ -119,8 +119,8 @@ def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -
 def inventory_option(
     section: type, name: str, *flags: str, default: str = "", **attributes: Any
 ) -> Callable[[F], F]:
-    """Return the option of a key of the inventory, with the key's type, bounds and description;
-    `default` says what holds without the option. What `more` gives goes over these.
+    """Return the option for a key of the inventory, with the key's type, bounds and description;
+    `default` is the text for its default. `attributes` override these.
     """
     annotation = get_type_hints(section, include_extras=True)[name]
     text = field_descriptions(section)[name]
@@ -145,7 +145,7 @@ def _click_type(annotation: Any) -> Any:
 
 
 def exit_code(*, failed: bool, warned: bool, strict: bool) -> int:
-    """Return the exit code of a judgement: 1 for a failure, 3 for a warning with `--strict`."""
+    """Return the exit code of a check: 1 for a failure, 3 for a warning with `--strict`."""
     if failed:
         return 1
     return 3 if strict and warned else 0

@@ -1,6 +1,4 @@
-"""Events as people see them: a live display in a terminal, plain lines in a pipe, JSON lines for
-machines.
-"""
+"""Display of events: live in a terminal, plain lines in a pipe, JSON lines for machines."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ class Printer(Protocol):
         """Show one event."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Leave the terminal alone inside the block: somebody is asked something there."""
+        """Leave the terminal alone inside the block, for a prompt."""
 
     def __enter__(self) -> Printer: ...
 
@@ -59,8 +57,8 @@ class Printer(Protocol):
 
 
 def make_printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
-    """Choose how to show events: JSON lines on standard output, a live display, or plain lines on
-    standard error.
+    """Choose the display of events: JSON lines on standard output, a live display, or plain lines
+    on standard error.
     """
     if as_json:
         return JsonLines()
@@ -70,7 +68,7 @@ def make_printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
 
 
 class SilentPrinter:
-    """Shows nothing; the others show more."""
+    """Printer that shows nothing; base of the others."""
 
     def __enter__(self) -> Printer:
         return self
@@ -87,13 +85,13 @@ class SilentPrinter:
         """Show nothing."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Do nothing: what is shown stays as it is."""
+        """Do nothing: there is no display to pause."""
         return nullcontext()
 
 
 class _Fold:
-    """Holds back a step's good news until the last node has it: one line for all nodes instead of
-    one each.
+    """Delay of a step's successes until its last node has finished: one line for all nodes instead
+    of one each.
     """
 
     def __init__(self) -> None:
@@ -101,7 +99,7 @@ class _Fold:
         self._done: dict[tuple[str, str], list[Event]] = {}
 
     def add(self, event: Event) -> Event | None:
-        """Return what to show now: the event, several of them as one, or nothing yet."""
+        """Return the event to show now: this one, several merged, or none yet."""
         key = (event.stage, event.text)
         if event.kind != "step" or not event.node:
             return event
@@ -118,7 +116,7 @@ class _Fold:
         return self._merge_events(key) if not waiting else None
 
     def flush(self) -> list[Event]:
-        """Return what is still held back, when no more will come."""
+        """Return the delayed events, at the end."""
         return [event for key in list(self._done) if (event := self._merge_events(key))]
 
     def _merge_events(self, key: tuple[str, str]) -> Event | None:
@@ -138,13 +136,13 @@ class JsonLines(SilentPrinter):
 
 
 class PlainLines(SilentPrinter):
-    """One line an event on standard error; repeated waits and the start of steps are left out."""
+    """One line per event on standard error; repeated waits and starts of steps are left out."""
 
     def __init__(self) -> None:
         self._fold = _Fold()
 
     def show(self, event: Event) -> None:
-        """Print the event, if it says something new."""
+        """Print the event, unless it is redundant."""
         event = strip_codes(event)
         folded = self._fold.add(event)
         if folded is not None:
@@ -166,12 +164,14 @@ class PlainLines(SilentPrinter):
 
 
 def strip_codes(event: Event) -> Event:
-    """Return the event without terminal codes: parts of it were read from nodes."""
-    return replace(event, text=untrusted.one_line(event.text), node=untrusted.one_line(event.node))
+    """Return the event without terminal codes: parts of it come from nodes."""
+    return replace(
+        event, text=untrusted.single_line(event.text), node=untrusted.single_line(event.node)
+    )
 
 
 def format_plain(event: Event) -> str:
-    """Return an event as one line of text without colour; empty when it is not worth a line."""
+    """Return an event as one line of text without colour; empty if it is not worth a line."""
     prefix = f"{event.node}: " if event.node else ""
     duration = f" ({event.seconds:.1f}s)" if event.seconds >= 0.05 else ""
     text = event.text
@@ -193,7 +193,7 @@ def _format_wait(event: Event) -> str:
 
 
 class LiveLines(SilentPrinter):
-    """Finished lines scroll by; what runs is redrawn below them, with its time."""
+    """Finished lines scroll by; running steps are redrawn below them, with their time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
@@ -246,9 +246,7 @@ class LiveLines(SilentPrinter):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the display away inside the block: its repaints would erase the question, and the
-        line that is typed.
-        """
+        """Remove the display inside the block: its repaints would erase prompt and input."""
         self._live.stop()
         try:
             yield
@@ -314,7 +312,7 @@ def show_all(events: Iterable[Event], printer: Printer) -> None:
 
 
 def show_through(events: Generator[Event, None, T], printer: Printer) -> T:
-    """Show every event of a stream, and return what comes of it."""
+    """Show every event of a stream, and return its result."""
     while True:
         try:
             printer.show(next(events))

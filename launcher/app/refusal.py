@@ -1,6 +1,6 @@
-"""The last request that was refused before anything started, for `vlaunch doctor`.
+"""The last request that was refused before the start, for `vlaunch doctor`.
 
-Such a request leaves no log on any node, so it is kept on the operator's machine: one file for each
+Such a request leaves no log on any node, so it is saved on the operator's machine: one file per
 cluster, until the same command succeeds.
 """
 
@@ -24,7 +24,7 @@ _LINES = 10  # lines of evidence that are kept
 
 @contextmanager
 def record_refusal(cluster: str) -> Iterator[None]:
-    """Record that the block was refused; when it succeeds, forget a refusal of the same command."""
+    """Record a refusal of the block; if it succeeds, delete a refusal of the same command."""
     verb = click.get_current_context().info_name or ""
     try:
         yield
@@ -41,7 +41,7 @@ def record_refusal(cluster: str) -> Iterator[None]:
 
 
 def load(cluster: str) -> Log | None:
-    """Return the refusal as a log, or None when there is none that can be read."""
+    """Return the refusal as a log; None without a readable one."""
     try:
         payload = json.loads(_path(cluster).read_text(encoding="utf-8"))
         lines = tuple(f"vlaunch: {line}" for line in payload["lines"])
@@ -56,7 +56,7 @@ def _verb(log: Log | None) -> str:
 
 
 def _write(cluster: str, refusal: dict[str, object]) -> None:
-    """Write the file as a whole; a state folder that cannot be written is no failure."""
+    """Write the file atomically; a state folder that is not writable is no failure."""
     path = _path(cluster)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

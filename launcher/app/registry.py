@@ -1,10 +1,9 @@
-"""Tables by which packages register what others call by name.
+"""Tables in which packages register commands and extensions.
 
-They are plain data in a package's `__init__.py`, so that reading them imports nothing of what they
-name: `COMMANDS` maps names to positions in `vlaunch --help` and lines of help,
-`EXTENSIONS` names of commands to decorators that add options of optional packages, `WORKLOADS`
-kinds of jobs beside servers, which `status`, `stop` and `down` list and stop, to modules
-(`Workload`).
+They are plain data in a package's `__init__.py`, so that reading them imports nothing else:
+`COMMANDS` maps names to positions in `vlaunch --help` and help lines, `EXTENSIONS` names of
+commands to decorators that add options of optional packages, `WORKLOADS` kinds of jobs beside
+servers, which `status`, `stop` and `down` list and stop, to modules (`Workload`).
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def entries(table: str) -> tuple[tuple[str, str, Any], ...]:
 
 
 def load(package: str, target: str) -> Any:
-    """Import what `module` or `module:attribute` names in a package."""
+    """Import the `module` or `module:attribute` of a package."""
     name, _, attribute = target.partition(":")
     module = importlib.import_module(f"{package}.{name}")
     return getattr(module, attribute) if attribute else module
 
 
 def extend_options(command: str) -> Callable[[F], F]:
-    """Add the options that optional packages register for a command, by their decorators."""
+    """Add the options that optional packages register for a command."""
 
     def add(function: F) -> F:
         for package, name, target in entries("EXTENSIONS"):
@@ -62,7 +61,7 @@ class Job(Protocol):
     """One job."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return it for JSON."""
 
 
 class Workload(Protocol):
@@ -86,5 +85,5 @@ class Workload(Protocol):
 
 
 def workloads() -> list[Workload]:
-    """Import and return what features have registered."""
+    """Import and return the registered workloads."""
     return [load(package, module) for package, _, module in entries("WORKLOADS")]

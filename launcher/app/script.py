@@ -1,4 +1,4 @@
-"""A plan as the shell script that does the same: what `--dry-run` prints."""
+"""A plan as an equivalent shell script: the output of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from launcher.core.domain import Inventory, Node
 from launcher.core.plan import Plan, Stage, split_waves
 from launcher.core.transport import Command
-from launcher.core.untrusted import one_line
+from launcher.core.untrusted import single_line
 from launcher.tools import containers, node_files, ray
 from launcher.tools.site import Site
 
@@ -16,13 +16,14 @@ from launcher.tools.site import Site
 def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
     """Render plans as bash.
 
-    Secrets are named by their source, never by value; `on NODE argv…` is what the run sends.
+    Secrets are named by their source, never by value; `on NODE argv…` is the command that the run
+    sends.
     """
     lines = [
         "#!/usr/bin/env bash",
         (
             f"# vlaunch {plans[0].verb}: cluster {inventory.cluster}, {len(inventory.nodes)} nodes,"
-            f" from {one_line(inventory.path.name)}"
+            f" from {single_line(inventory.path.name)}"
         ),
         (
             "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
@@ -63,8 +64,8 @@ def _render_stage(stage: Stage) -> list[str]:
 
 
 def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
-    """Say where the Ray token comes from: a head that stays has it, and a head that starts gets a
-    new one.
+    """Render the source of the Ray token: a running head keeps its token, and a new one gets a new
+    token.
     """
     writes = [
         step.command
@@ -116,7 +117,7 @@ node() {
 
 
 def _render_certificates(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
-    """Issue the certificates of the nodes' agents, where the plans write them."""
+    """Render the issue of the agents' certificates, if the plans write them."""
     steps = (step for plan in plans for step in plan.steps)
     if not any(step.command.shown_stdin.startswith(node_files.ISSUED) for step in steps):
         return []

@@ -1,4 +1,4 @@
-"""Fetch the secrets an inventory names, on the machine the launcher runs on.
+"""Fetch the secrets of an inventory, on the launcher's machine.
 
 Values never reach a message, an argv or a log.
 """
@@ -37,18 +37,17 @@ def resolve(
     seconds: float = COMMAND_SECONDS,
     ask: Callable[[str, str], str] | None = None,
 ) -> dict[str, Secret]:
-    """Return each secret's value; from here on no output of the program shows it.
+    """Return each secret's value, masked in all output from now on.
 
     Args:
-        sources: where each comes from.
-        base: where relative files start.
-        seconds: how long a command may take.
-        ask: asks a person, with a secret's name and the question; in the terminal, once, when it is
-            left out.
+        sources: the source of each secret.
+        base: folder of relative files.
+        seconds: time limit of a command.
+        ask: prompts for a secret, by its name and the question; by default in the terminal, once.
 
     Raises:
-        RequestError: names every secret that could not be had, and why, without showing any value.
-            Nobody is asked for anything before all the others are there.
+        RequestError: names every secret that is unavailable, and the reason, without any value.
+            Prompts come after all other sources have succeeded.
     """
     secrets: dict[str, Secret] = {}
     failures: list[str] = []
@@ -73,7 +72,7 @@ def resolve(
 
 
 def _needs_prompt(source: SecretSource, ask: Callable[[str, str], str] | None) -> bool:
-    """True when a person would be asked for it."""
+    """True if the source would prompt a person."""
     return source.prompt is not None and (ask is not None or sys.stdin.isatty())
 
 
@@ -84,10 +83,10 @@ def _fetch_error(failures: Sequence[str]) -> RequestError:
 
 
 def hide_known_values(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
-    """Hide the values that can be had without asking anybody or running anything, for commands that
-    do not need them; return the names of the others.
+    """Mask the values that are available without a prompt or a command, for commands that do not
+    need them; return the names of the others.
 
-    They turn up in logs all the same. What cannot be had is no failure here.
+    They appear in logs all the same. An unavailable value is no failure here.
     """
     unknown = []
     for name, source in sources.items():
@@ -103,8 +102,8 @@ def hide_known_values(sources: Mapping[str, SecretSource], base: Path) -> list[s
 
 
 def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
-    """Replace every value of at least six characters by `***`, the longest first, whether or not
-    the program knows it.
+    """Replace every value of at least six characters by `***`, the longest first, even if the
+    program does not know it.
     """
     values = secrets.values() if isinstance(secrets, Mapping) else secrets
     pattern = redaction.secrets_pattern(secret.reveal() for secret in values)
@@ -113,7 +112,7 @@ def redact(text: str, secrets: Mapping[str, Secret] | Iterable[Secret]) -> str:
 
 @cache
 def from_terminal(name: str, question: str) -> str:
-    """Ask in the terminal without showing what is typed; the same question is asked once."""
+    """Prompt in the terminal without echo; each question is asked once."""
     if not sys.stdin.isatty():
         text = (
             "is asked for in the terminal, and there is none; run it in one, or name another"
@@ -127,7 +126,7 @@ def from_terminal(name: str, question: str) -> str:
 
 
 class _Unavailable(Exception):
-    """Why one secret could not be had."""
+    """Reason why a secret is unavailable."""
 
 
 def _fetch(
@@ -220,7 +219,7 @@ def _from_command(command: str, seconds: float) -> str:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind: what the command started is in its process group."""
+    """Kill everything that the command started: it has a process group of its own."""
     if process.returncode is None:
         # `sudo` runs it as somebody else, who sees the streams close
         with contextlib.suppress(PermissionError):
@@ -233,9 +232,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(out: bytes, err: bytes) -> str:
-    """The last line of what the command complained about, without anything it also printed as an
-    answer.
-    """
+    """Return the command's last error line, without any text that it also printed as its answer."""
     lines = err.decode(errors="replace").strip().splitlines()
     line = (
         redact(lines[-1], [Secret(chunk) for chunk in out.decode(errors="replace").split()])

@@ -57,8 +57,8 @@ def query_cluster(
 def update_and_query(
     session: Session, *, verb: str, dry_run: bool, **options: Any
 ) -> tuple[ClusterSnapshot, Plan]:
-    """Observe as `look` does, with the node programs brought up to date before, for they are
-    queried; return the plan that does it, which a dry run only shows.
+    """Query like `query_cluster`, after updating the node programs, which answer; return also the
+    plan of the update, which a dry run only shows.
     """
     snapshot = query_cluster(session, **options)
     files = plan_files(snapshot.site, verb=verb)
@@ -69,13 +69,13 @@ def update_and_query(
 
 
 def require_servers(session: Session, snapshot: ClusterSnapshot) -> None:
-    """Raise NodeError when the head could not say which servers there are."""
+    """Raise NodeError if the head could not list its servers."""
     if "servers" not in snapshot.payload and "error" in snapshot.payload:
         raise head_error(session, snapshot)
 
 
 def head_error(session: Session, snapshot: ClusterSnapshot) -> NodeError:
-    """Return the error that the head could not be asked what runs."""
+    """Return the error for a head that cannot be queried."""
     return NodeError(
         session.inventory.head.name,
         "does not say what runs",

@@ -36,11 +36,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """An inventory and open connections to its nodes; `missing` are the nodes that could not be
-    reached.
+    """An inventory and open connections to its nodes; `missing` are the unreachable nodes.
 
-    What is changed through `transport` by a plan leaves a line on the node, with the name of
-    `author`. `told` is what the hook `on-failure` will know.
+    A plan's changes through `transport` leave an audit line on the node, with the name of
+    `operator`. `hook_values` are the values for the hook `on-failure`.
     """
 
     inventory: Inventory
@@ -54,30 +53,28 @@ class Session:
 
     @property
     def site(self) -> Site:
-        """The inventory, of which nothing has been seen: enough to ask what runs in containers."""
+        """The inventory without any facts: enough to query containers."""
         return Site(self.inventory)
 
     @property
     def reached(self) -> tuple[Node, ...]:
-        """The nodes that are reached, in the inventory's order."""
+        """The connected nodes, in the inventory's order."""
         return self.reached_of(self.inventory.nodes)
 
     def reached_of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """Return those of some nodes that are reached, in their order."""
+        """Return the connected ones of some nodes, in their order."""
         return tuple(node for node in nodes if node.name not in self.missing)
 
     def apply(self, plan: Plan) -> None:
-        """Run a plan and show what happens; raises what `launcher.app.apply.apply` does."""
+        """Run a plan and show its events; raises like `launcher.app.apply.apply`."""
         show_all(apply(plan, self.transport), self.printer)
 
     def show(self, events: Generator[Event, None, T]) -> T:
-        """Show a stream of events, and return what comes of it."""
+        """Show a stream of events, and return its result."""
         return show_through(events, self.printer)
 
     def confirm(self, question: str, refusal: str, *, hint: str) -> None:
-        """Ask a person before something is lost; raises Abort for a no, and RequestError where
-        there is no terminal.
-        """
+        """Ask for confirmation; raise Abort for a no, and RequestError without a terminal."""
         if not sys.stdin.isatty():
             raise RequestError(refusal, hint=hint)
         with self.printer.paused():
@@ -86,17 +83,17 @@ class Session:
     # --- what is told, as it happens
 
     def begin(self, stage: str, text: str) -> None:
-        """Tell that a stage begins."""
+        """Report the begin of a stage."""
         self._tell("stage", stage, text, state="running")
 
     def wait(self, stage: str, text: str, *, deadline: float = 0.0) -> None:
-        """Tell what takes its time, and how many seconds at the most."""
+        """Report slow work, with its time limit in seconds."""
         self._tell("wait", stage, text, state="running", deadline=deadline)
 
     def step(
         self, stage: str, text: str, *, node: str = "", state: State = "ok", seconds: float = 0.0
     ) -> None:
-        """Tell that something has been done, or, with the state `running`, is being done."""
+        """Report a finished step, or, with the state `running`, one in progress."""
         self._tell("step", stage, text, node=node, state=state, seconds=seconds)
 
     def note(
@@ -108,11 +105,11 @@ class Session:
         state: State = "",
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell what is worth knowing."""
+        """Report additional information."""
         self._tell("note", stage, text, node=node, state=state, data=data or {})
 
     def warn(self, stage: str, text: str, *, data: Mapping[str, Any] | None = None) -> None:
-        """Tell what may go wrong, or has."""
+        """Report a warning."""
         self._tell("warning", stage, text, state="warn", data=data or {})
 
     def done(
@@ -124,7 +121,7 @@ class Session:
         seconds: float = 0.0,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell what has come of the command."""
+        """Report the result of the command."""
         self._tell("done", stage, text, state=state, seconds=seconds, data=data or {})
 
     def _tell(self, kind: Kind, stage: str, text: str, **fields: Any) -> None:
@@ -132,9 +129,7 @@ class Session:
 
 
 def load_inventory(argument: str | None, option: str | None) -> Inventory:
-    """Find and load the inventory, as every command does; the secrets it names are not shown from
-    here on.
-    """
+    """Find and load the inventory; mask the secrets that it names."""
     from launcher.inventory.load import load
 
     inventory = load(find_inventory(argument, option))
@@ -157,8 +152,8 @@ def open_session(
     """Connect to every node, or only to `nodes`: a node that a command does not need cannot stop
     it.
 
-    With `partial`, nodes that cannot be reached are left to the caller in `missing`; otherwise they
-    raise ConnectError, every node's story told.
+    With `partial`, unreachable nodes are listed in `missing`; otherwise they raise ConnectError,
+    with every node's reason.
     """
     from launcher.ssh.fleet import Fleet
 
@@ -209,7 +204,7 @@ def open_session(
 
 
 class VerboseTransport:
-    """A transport that says what it sends before it sends it (`--verbose`)."""
+    """Transport that prints each command before it sends it (`--verbose`)."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

@@ -1,10 +1,8 @@
 """Output of all commands: lines, tables, JSON and errors.
 
-A line that is longer than the terminal is wide goes on below its own beginning, and is broken
-between words. In a pipe a line stays a line, for `grep` reads it.
-
-Commands are copied, so they are not broken: what stands between backticks is one word, and a word
-that is wider than the terminal is left to it.
+A line that is wider than the terminal continues below its own beginning, broken between words. In a
+pipe a line stays one line, for `grep`. Text in backticks, such as a command to copy, counts as one
+word; a word that is wider than the terminal is not broken.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ _EVIDENCE_LINES = 30
 
 
 def wrap_rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the rows of a line whose text begins after `lead` characters: where each begins and
-    ends in it, and how many spaces go before it.
+    """Yield the rows of a line whose text begins after `lead` characters: start, end, and the
+    number of spaces before it.
 
-    `width` and the spaces are cells, of which a Chinese letter takes two. Rows begin where the text
-    did, but never beyond half of the width, and further left where a word needs the room.
+    `width` and the spaces are cells, of which a Chinese letter takes two. Rows begin at the text's
+    column, but never beyond half of the width, and further left for a wide word.
     """
     from rich.cells import cell_len
 
@@ -58,8 +56,8 @@ def wrap_rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose text begins after `lead` characters; with None, it is a log's, and left as it
-    is.
+    """A line whose text begins after `lead` characters; None for a line of a log, which is left
+    unchanged.
     """
 
     text: Text
@@ -82,9 +80,7 @@ class Line:
 
 
 def console() -> Console:
-    """Return standard output as rich prints on it: as wide as the terminal, or, in a pipe, as wide
-    as any line.
-    """
+    """Return standard output for rich: as wide as the terminal; in a pipe, as any line."""
     from rich.console import Console
 
     wide = Console(highlight=False)
@@ -92,14 +88,12 @@ def console() -> Console:
 
 
 def show(renderable: RenderableType, target: Console | None = None) -> None:
-    """Print on a console, by default standard output; what is wider is left to the terminal to
-    wrap.
-    """
+    """Print on a console, by default standard output; the terminal wraps wider lines."""
     (target or console()).print(renderable, crop=False, overflow="ignore")
 
 
 def show_live(frames: Iterable[RenderableType]) -> None:
-    """Draw frame after frame in the same place, until they end or Ctrl-C."""
+    """Draw frame after frame in the same position, until the end or Ctrl-C."""
     from rich.live import Live
 
     with Live(console=console(), auto_refresh=False) as live:
@@ -108,9 +102,7 @@ def show_live(frames: Iterable[RenderableType]) -> None:
 
 
 def say(text: str, *, lead: str = "", err: bool = True) -> None:
-    """Print a line on standard error, or on standard output, after a `lead` that may have
-    colours.
-    """
+    """Print a line on standard error, or standard output, after a `lead` that may have colours."""
     before = click.unstyle(lead)
     line = before + text
     for number, (begin, end, margin) in enumerate(wrap_rows(line, len(before), _columns(err=err))):
@@ -119,16 +111,16 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
 
 
 def print_field(row: str) -> None:
-    """Print a row on standard output: a name, two spaces or more, and a value, below which it goes
-    on.
+    """Print a row on standard output: a name, two spaces or more, and a value, aligned when it
+    wraps.
     """
     name = row[: len(row) - len(re.split(r"\s{2,}", row, maxsplit=1)[-1])]
     say(row[len(name) :], lead=name, err=False)
 
 
 def dump_json(value: object) -> str:
-    """Return a value as JSON in ASCII, on one line, harmless in a terminal; numbers that JSON has
-    not (NaN, Infinity) are null.
+    """Return a value as JSON in ASCII, on one line, safe for a terminal; NaN and Infinity become
+    null.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -138,14 +130,14 @@ def dump_json(value: object) -> str:
 
 
 def plain_text(text: str, style: str = "") -> Text:
-    """Return words as they are, on one line: neither rich's markup nor a terminal's codes."""
+    """Return text on one line, without rich's markup and terminal codes."""
     from rich.text import Text
 
-    return Text(untrusted.one_line(text), style=style)
+    return Text(untrusted.single_line(text), style=style)
 
 
 def text_line(text: str, style: str = "", *, lead: Text | str = "") -> Line:
-    """Return words as a line that goes on below their beginning, after a `lead`."""
+    """Return text as a line that continues below its beginning, after a `lead`."""
     before = plain_text(lead) if isinstance(lead, str) else lead
     return Line(
         plain_text("").append_text(before).append_text(plain_text(text, style)), len(before)
@@ -153,12 +145,12 @@ def text_line(text: str, style: str = "", *, lead: Text | str = "") -> Line:
 
 
 def evidence_line(text: str, style: str = "dim", *, margin: int) -> Line:
-    """Return a line of evidence behind `margin` spaces; it is left as it is."""
+    """Return an unwrapped line of evidence behind `margin` spaces."""
     return Line(plain_text(" " * margin + text, style), None)
 
 
 def make_table(*names: str) -> Table:
-    """Return a table without rows; in the columns of these names, long words are folded."""
+    """Return an empty table; columns with these names fold long words."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -168,11 +160,11 @@ def make_table(*names: str) -> Table:
 
 
 def show_error(error: VlaunchError) -> None:
-    """Print an error on standard error; evidence is shortened in the middle, and cleaned of
+    """Print an error on standard error; evidence is shortened in the middle and stripped of
     terminal codes.
     """
-    say(untrusted.one_line(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
-    lines = [untrusted.one_line(line) for line in error.evidence.splitlines() if line.strip()]
+    say(untrusted.single_line(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
+    lines = [untrusted.single_line(line) for line in error.evidence.splitlines() if line.strip()]
     if len(lines) > _EVIDENCE_LINES:
         lines = [
             *lines[: _EVIDENCE_LINES // 2],
@@ -188,11 +180,11 @@ def show_error(error: VlaunchError) -> None:
     if error.hint:
         click.echo(err=True)
         for hint in error.hint.splitlines():
-            say(untrusted.one_line(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")
+            say(untrusted.single_line(hint), lead=click.style("hint", fg="cyan", bold=True) + ": ")
 
 
 def _columns(*, err: bool) -> int:
-    """Return how wide the terminal is that shows a stream."""
+    """Return the width of a stream's terminal."""
     if not (sys.stderr if err else sys.stdout).isatty():
         return _PIPE
     from rich.console import Console
@@ -201,5 +193,5 @@ def _columns(*, err: bool) -> int:
 
 
 def _colour() -> bool | None:
-    """Return whether there may be colours: None is as the stream can."""
+    """Return whether colours are allowed; None if the stream decides."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None

@@ -1,4 +1,4 @@
-"""`vlaunch export`: what the inventory means, written down for other programs."""
+"""`vlaunch export`: the inventory for other programs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def firewall(call: CommandContext, form: str, scan: bool) -> None:
 
 
 def write_files(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder; raises VlaunchError."""
+    """Write files into a folder; raise VlaunchError."""
     try:
         for name, data in files.items():
             path = Path(folder) / name
@@ -217,7 +217,7 @@ def kubernetes(
 
 
 def _parse_api(inventory: Inventory, text: str) -> tuple[str, int]:
-    """Read NODE[:PORT]; raises RequestError where that is no node, or no port."""
+    """Parse NODE[:PORT]; raise RequestError for an unknown node, or an invalid port."""
     name, colon, number = text.partition(":")
     (node,) = select_nodes(inventory, [name])
     if not colon:

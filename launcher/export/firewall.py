@@ -1,10 +1,9 @@
-"""From an inventory, the packet filter of its nodes: text to read and to load, the same on every
-node, whichever is the head.
+"""Packet filter of the nodes, from an inventory: text to read and to load, the same on every node,
+whichever is the head.
 
-What the nodes say to each other stays open as a whole: ranks, stores and queues of vLLM, Gloo and
-NCCL take ports that the kernel chooses, and none of these protocols asks who is calling. From
-anywhere else, only SSH and the endpoint answer. Nothing else of a node is touched: its other
-services, and the rules of others, are left as they are.
+All traffic between the nodes stays open: ranks, stores and queues of vLLM, Gloo and NCCL take ports
+that the kernel chooses, and none of these protocols authenticates. From anywhere else, only SSH and
+the endpoint answer. A node's other services, and other rules, stay as they are.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ PURPOSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRule:
-    """Ports that are open or closed to whoever is no node; `address` limits an open one to what the
-    head is called by.
+    """Ports that are open or closed to other hosts; `address` limits an open one to one address of
+    the head.
     """
 
     low: int
@@ -58,7 +57,7 @@ class PortRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What the rules of every node follow from."""
+    """Input of the rules, the same for every node."""
 
     cluster: str
     nodes: tuple[str, ...]
@@ -69,8 +68,8 @@ class Filter:
 def build_filter(
     inventory: Inventory, logins: Iterable[int], ranges: Iterable[tuple[int, int]] = ()
 ) -> Filter:
-    """Decide what is open to whom; `logins` are the ports that the nodes' SSH is reached at,
-    `ranges` those that the nodes' kernels hand out, where they are known.
+    """Build the filter; `logins` are the nodes' SSH ports, `ranges` the ephemeral port ranges of
+    their kernels, if known.
     """
     lows, highs = zip(DYNAMIC_PORTS, *ranges, strict=True)
     handed_out = PortRule(
@@ -90,7 +89,7 @@ def build_filter(
 
 
 def _endpoint_rules(inventory: Inventory) -> list[PortRule]:
-    """Return the endpoint's port, if it is bound to more than loopback."""
+    """Return the rule for the endpoint's port, unless it is bound to loopback."""
     bind, port = ipaddress.ip_address(inventory.serve.bind), inventory.ports.api
     if bind.is_loopback:
         return []
@@ -101,7 +100,7 @@ def _endpoint_rules(inventory: Inventory) -> list[PortRule]:
 
 
 def _closed_ports(inventory: Inventory) -> Iterator[PortRule]:
-    """Yield the ports that are only for nodes; Ray's are none where there is no Ray."""
+    """Yield the ports that are only for nodes; Ray's only with Ray."""
     ports = inventory.ports
     last = {"worker_min": ports.worker_max, "mp_master": min(ports.mp_master + MP_PORTS - 1, 65535)}
     everywhere = ipaddress.ip_address(inventory.serve.bind).is_unspecified
@@ -185,7 +184,7 @@ def iptables(filter: Filter) -> str:
 
 
 def ufw(filter: Filter) -> str:
-    """Return `ufw` commands; its first rule that matches counts, so what is open comes first."""
+    """Return `ufw` commands; the first rule that matches counts, so open ports come first."""
     usage = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
@@ -249,7 +248,7 @@ def _rule_comment(filter: Filter, rule: PortRule) -> str:
 
 
 def _chain_name(cluster: str) -> str:
-    """Chains have at most 28 characters; a long name ends in a hash of itself."""
+    """Return the chain's name, at most 28 characters; a long name ends in a hash."""
     name = f"vlaunch-{cluster}"
     if len(name) <= 28:
         return name

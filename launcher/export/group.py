@@ -1,5 +1,5 @@
-"""A server as the pods of a group run it: the request, placement and processes of `serve`, with the
-controller's variables in the place of addresses.
+"""A server as a group of pods: the request, placement and processes of `serve`, with the
+controller's variables in place of addresses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LWS_LEADER, LWS_INDEX, RAY_HEAD = "$LWS_LEADER_ADDRESS", "$LWS_WORKER_INDEX", "$
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroup:
-    """A server in pods: `inventory` as the pods see it, `original` as it is written."""
+    """A server in pods: `inventory` from the pods' point of view, `original` as written."""
 
     original: Inventory
     inventory: Inventory
@@ -39,36 +39,36 @@ class PodGroup:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes with ranks, the one where ranks meet first."""
+        """The nodes with ranks, the rendezvous node first."""
         return tuple(self.request.rank_nodes(self.inventory))
 
     @property
     def size(self) -> int:
-        """The number of pods."""
+        """Number of pods."""
         return len(self.nodes)
 
     @property
     def shares(self) -> Mapping[str, int]:
-        """The number of GPUs of each node's pod."""
+        """Number of GPUs of each node's pod."""
         return dict(self.request.placement.nodes)
 
     @property
     def gated(self) -> bool:
-        """True when the pods check the network first."""
+        """True if the pods check the network first."""
         return self.target.gate and self.request.placement.networked
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the secrets that pods read."""
+        """Names of the secrets that pods read."""
         return tuple(sorted(self.original.secrets))
 
 
 def build_group(
     inventory: Inventory, request: ServeRequest, policy: Policy, target: ExportTarget
 ) -> PodGroup:
-    """Return a server as pods run it.
+    """Return a server as a group of pods.
 
-    Raises RequestError for what cannot be written for Kubernetes, all of it at once.
+    Raises RequestError with everything that cannot be expressed for Kubernetes.
     """
     _refuse(inventory, request, target)
     request = replace(request, host=_ANY[0])  # a Service forwards to the pod's address
@@ -93,8 +93,9 @@ def build_group(
 
 
 def _pod_inventory(inventory: Inventory, request: ServeRequest, target: ExportTarget) -> Inventory:
-    """Return the inventory as pods see it: the first one by its name, in the pod network with its
-    interface and what is equal on all nodes; a volume is mounted at the first one's `hf_home`.
+    """Return the inventory from the pods' point of view: the first one by its name, in the pod
+    network, with its interface and the settings that all nodes share; a volume is mounted at the
+    first one's `hf_home`.
     """
     leader = LWS_LEADER if target.kind == "lws" else RAY_HEAD
     nodes = request.rank_nodes(inventory)
@@ -133,7 +134,7 @@ def _refuse(inventory: Inventory, request: ServeRequest, target: ExportTarget) -
 def _server_problems(
     inventory: Inventory, request: ServeRequest, target: ExportTarget
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the request, each with a fix."""
+    """Yield the problems of the request, each with a fix."""
     named = target.rdma_resource is not None or inventory.privileged
     if inventory.fabric != "ethernet" and request.placement.networked and not named:
         yield (
@@ -157,7 +158,7 @@ def _server_problems(
 def _node_problems(
     inventory: Inventory, request: ServeRequest, target: ExportTarget
 ) -> Iterator[tuple[str, str]]:
-    """Yield what one template cannot say of several nodes, each with a fix."""
+    """Yield differences of nodes that one template cannot express, each with a fix."""
     nodes, shares = request.rank_nodes(inventory), dict(request.placement.nodes)
     homes = sorted({node.hf_home for node in nodes})
     if len(homes) > 1 and target.model_volume is None:
@@ -183,7 +184,7 @@ def _node_problems(
 
 
 def list_omissions(group: PodGroup) -> list[str]:
-    """Return what of the inventory the manifests do not say."""
+    """Return the settings of the inventory that the manifests leave out."""
     inventory = group.original
     nodes = [node for node in inventory.nodes if node.name in group.shares]
     lines = ["addresses and logins of nodes, `docker:`, `state_dir:`, `cache_dir:`"]

@@ -1,5 +1,5 @@
-"""A server as a RayJob (ray-project/kuberay 1.7), which brings its own RayCluster: the operator
-starts Ray in the pods and submits `vllm serve`; when that ends, it retries with new pods.
+"""A server as a RayJob (ray-project/kuberay 1.7) with its own RayCluster: the operator starts Ray
+in the pods and submits `vllm serve`; when that exits, it retries with new pods.
 
 Sources: controllers/ray/common/pod.go and service.go, controllers/ray/utils/validation.go, at
 2026-08-19.
@@ -50,13 +50,13 @@ def selector(group: PodGroup) -> Object:
 
 
 def dashboard_policy(group: PodGroup) -> Object:
-    """Return the rule that lets the operator reach Ray's dashboard, where programs are run."""
+    """Return the rule that lets the operator reach Ray's dashboard, which can run programs."""
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
     return {"from": [operator], "ports": [{"port": group.inventory.ports.dashboard}]}
 
 
 def job(group: PodGroup, command: str, env: Mapping[str, str], *, retries: int) -> Object:
-    """Return the RayJob that runs a shell's command on the head of a cluster of its own."""
+    """Return a RayJob that runs a shell command on the head of its own cluster."""
     wait = f"until test -e {_CHECKED}; do sleep 1; done; " if group.gated else ""
     return {
         "apiVersion": "ray.io/v1",
@@ -97,8 +97,8 @@ def _cluster(group: PodGroup, env: Mapping[str, str]) -> Object:
 
 
 def _head_script(group: PodGroup) -> str:
-    """Return the head's commands: Ray starts beside the check, for the operator's own init
-    container holds the workers back until it runs; the job waits for the check.
+    """Return the head's commands: Ray starts beside the check, since the operator's init container
+    blocks the workers until it runs; the job waits for the check.
     """
     check = pods.gate_argv(group, "0", f"${pods.HOST_IP}")
     return f"{pods.shell_script((*check, 'touch', _CHECKED))} &\n{_START}" if check else _START
@@ -106,7 +106,7 @@ def _head_script(group: PodGroup) -> str:
 
 def _worker_script(group: PodGroup, rank: int) -> str:
     """Return a worker's commands: without a passed check its Ray does not start, and the operator
-    does not submit the job before all pods are ready.
+    submits the job only when all pods are ready.
     """
     check = pods.gate_argv(group, str(rank), RAY_HEAD)
     return pods.shell_script(("exec", *check, "sh", "-c", _START)) if check else _START

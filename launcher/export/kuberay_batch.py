@@ -1,6 +1,4 @@
-"""A batch job as a RayJob: its driver, its files of this machine, and a RayCluster that ends with
-it.
-"""
+"""A batch job as a RayJob: its driver, its local files, and a RayCluster that ends with it."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def build_job_group(
 ) -> PodGroup:
     """Return the pods of a job: as many nodes as it can use.
 
-    Raises RequestError for what pods cannot do.
+    Raises RequestError for features that pods do not support.
     """
     _refuse(batch)
     nodes = _usable_nodes(inventory, batch)
@@ -54,7 +52,7 @@ def build_job_group(
 
 
 def job_manifests(group: PodGroup, batch: batch_plan.BatchRequest) -> Manifests:
-    """Return the export of a job; raises RequestError where its files are too large."""
+    """Return the export of a job; raise RequestError if its files are too large."""
     job = kuberay.job(group, _entrypoint(batch), {}, retries=_RETRIES)
     files, volume = _file_objects(group, batch)
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
@@ -90,7 +88,7 @@ def _refuse(batch: batch_plan.BatchRequest) -> None:
 
 
 def _usable_nodes(inventory: Inventory, batch: batch_plan.BatchRequest) -> list[Node]:
-    """Return the nodes that a job can use: all, where it says nothing of GPUs."""
+    """Return the nodes that a job can use: all, unless it limits its GPUs."""
     most = batch.job.gpus[1] or float("inf")
     usable: list[Node] = []
     for node in (inventory.head, *inventory.workers):
@@ -100,8 +98,8 @@ def _usable_nodes(inventory: Inventory, batch: batch_plan.BatchRequest) -> list[
 
 
 def _entrypoint(batch: batch_plan.BatchRequest) -> str:
-    """Return the entrypoint: it copies the job's files to its folder, where retries find what was
-    done, and starts the driver.
+    """Return the entrypoint: it copies the job's files to its folder, where retries find earlier
+    results, and starts the driver.
     """
     run = f"PYTHONPATH={containers.PAYLOAD}/{zipapps.BATCH} python3 -m vlaunch_batch {batch.work}"
     return f"mkdir -p {batch.work} && cp -RL {_FILES}/* {batch.work}/ && exec env {run}"
@@ -110,7 +108,7 @@ def _entrypoint(batch: batch_plan.BatchRequest) -> str:
 def _file_objects(group: PodGroup, batch: batch_plan.BatchRequest) -> tuple[Object, Object]:
     """Return the ConfigMap with the job's files, and its volume.
 
-    Raises RequestError: they are larger than it takes.
+    Raises RequestError if they are too large.
     """
     spec = json.dumps({**batch.spec, "retry_errors": False, "restart": False})
     files = {"job.json": spec.encode()}

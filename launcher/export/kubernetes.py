@@ -1,5 +1,5 @@
 """Manifests for Kubernetes of a server or a batch job: its workload (`lws.py`, `kuberay.py`), the
-objects around it, and a header for the person who applies them.
+objects around it, and a header with instructions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """An export: comments before it, its objects, and the programs that its pods run, by name."""
+    """An export: comments before it, its objects, and the pods' programs by name."""
 
     header: tuple[str, ...]
     objects: tuple[Object, ...]
@@ -46,7 +46,7 @@ class Manifests:
         return self._yaml(*self.objects, *([config] if data else []))
 
     def folder(self) -> Mapping[str, bytes]:
-        """Files by name, for `kubectl apply -k`: programs stay files."""
+        """Return files by name, for `kubectl apply -k`: programs stay files."""
         name, space = f"{self.group.target.name}-programs", self.group.target.namespace
         options = {"disableNameSuffixHash": True}  # kustomize does not know where the name is used
         generator = {"name": name, "files": sorted(self.programs), "options": options}
@@ -69,7 +69,7 @@ class Manifests:
 
 
 def server_manifests(group: PodGroup) -> Manifests:
-    """Return the export of a server; raises RequestError where one template cannot say it."""
+    """Return the export of a server; raise RequestError if one template cannot express it."""
     kind = KINDS[group.target.kind]
     objects = [kind.workload(group), _service(group)]
     api = {"from": [{"namespaceSelector": {}}], "ports": [{"port": group.request.port}]}
@@ -84,16 +84,14 @@ def server_manifests(group: PodGroup) -> Manifests:
 
 
 def network_program(group: PodGroup) -> Mapping[str, bytes]:
-    """Return the network check, where the pods run it."""
+    """Return the program of the network check, if the pods run it."""
     if not group.gated:
         return {}
     return {zipapps.NETWORK: zipapps.pack(zipapps.network_files(), compress=True)}
 
 
 def policies(group: PodGroup, opened: Sequence[Object]) -> list[Object]:
-    """Return the NetworkPolicy; `opened` are rules for others than the group's pods. It would not
-    hold in the host's network.
-    """
+    """Return the NetworkPolicy; `opened` are rules for other clients. The host network has none."""
     if group.target.host_network:
         return []
     own = {"podSelector": {"matchLabels": pods.labels(group)}}
@@ -144,17 +142,17 @@ def _header(group: PodGroup) -> list[str]:
 
 
 def format_node_count(group: PodGroup) -> str:
-    """Return the number of nodes in words."""
+    """Format the number of nodes."""
     return "1 node" if group.size == 1 else f"{group.size} nodes"
 
 
 def format_list(title: str, lines: Sequence[str]) -> list[str]:
-    """Return lines as a list."""
+    """Format lines as a list with a title."""
     return [title, *(f"- {line}" for line in lines)]
 
 
 def list_requirements(group: PodGroup, *extra: str) -> list[str]:
-    """Return what the cluster must have."""
+    """Return the requirements on the cluster."""
     target, inventory = group.target, group.inventory
     counts = " or ".join(map(str, sorted(set(group.shares.values()))))
     gpus = f" with {counts} free {pods.gpu_resource(group)}" if pods.gpu_resource(group) else ""
@@ -183,7 +181,7 @@ def _model_line(group: PodGroup) -> str:
 
 
 def _secret_line(group: PodGroup) -> str:
-    """Return the line that creates the secret; no value becomes an argument."""
+    """Return the shell line that creates the secret; no value becomes an argument."""
     target = group.target
     steps = [
         "d=$(mktemp -d)",
@@ -199,7 +197,7 @@ def _secret_line(group: PodGroup) -> str:
 
 
 def apply_lines(group: PodGroup) -> list[str]:
-    """Return the lines that check and apply the manifests."""
+    """Return the header lines that check and apply the manifests."""
     kubectl = group.target.kubectl
     return [
         "Check and apply:",
@@ -222,7 +220,7 @@ def _chat_lines(group: PodGroup) -> list[str]:
 
 
 def log_lines(group: PodGroup) -> list[str]:
-    """Return the lines that tell why it does not start."""
+    """Return the header lines for a failed start."""
     target = group.target
     label = f"{pods.INSTANCE}={target.name}"
     return [

@@ -75,8 +75,8 @@ def _template(group: PodGroup, process: ProcessSpec, *, leads: bool) -> Object:
 
 
 def _probes(group: PodGroup) -> Object:
-    """Return the probes of the pod with the API: vLLM answers `/health` once the model is loaded,
-    and no longer once an engine has failed.
+    """Return the probes of the pod with the API: vLLM answers `/health` from the loading of the
+    model until an engine fails.
     """
     policy = group.desired.policy
     start = policy.start_timeout + (pods.gate_deadline(group) if group.gated else 0)
@@ -94,10 +94,10 @@ def _probes(group: PodGroup) -> Object:
 
 
 def _any_worker(processes: Sequence[ProcessSpec]) -> ProcessSpec:
-    """Return the process of all pods but the first, which come from one template: each option of
-    its own must be a multiple of the pod's number.
+    """Return the process of all pods but the first, which share one template: each option of its
+    own must be a multiple of the pod's number.
 
-    Raises RequestError where it is not.
+    Raises RequestError otherwise.
     """
     first = processes[0]
     parts = [int(part) if before in _OWN else part for before, part in pairwise(("", *first.argv))]

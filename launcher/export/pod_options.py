@@ -1,5 +1,5 @@
 """Options about the pods of an export for Kubernetes, and `vlaunch batch --export`: a job as
-manifests, for clusters that cannot be reached from here.
+manifests, for clusters that are not reachable from here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("namespace", "image", "rdma_resource", "model_volume", "host_network", 
 
 
 def flags(function: F, *, where: str = "") -> F:
-    """Add the flags; `where` precedes their help."""
+    """Add the flags; `where` is a prefix of their help."""
     for option in (
         click.option(
             "--cpus", type=click.IntRange(1), help=f"{where}CPU cores that each pod requests."
@@ -64,17 +64,17 @@ def flags(function: F, *, where: str = "") -> F:
 
 
 def _parse_flag(_: click.Context, parameter: click.Parameter, text: str | None) -> object:
-    """Read a value by the function of the flag's name; raises RequestError."""
+    """Parse a value with the function of the flag's name; raise RequestError."""
     return None if text is None else getattr(target, str(parameter.name))(text)
 
 
 def pop_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the values of these flags out of a command line's."""
+    """Remove the values of these flags from a command line's, and return them."""
     return {name: values.pop(name) for name in NAMES}
 
 
 def batch_flags(function: F) -> F:
-    """Add `--export` and the flags of its pods; the function gets what they say as `exporter`."""
+    """Add `--export` and the flags of its pods; the function gets their values as `exporter`."""
 
     @functools.wraps(function)
     def called(*args: Any, export: str | None, **values: Any) -> Any:
@@ -92,8 +92,8 @@ def batch_flags(function: F) -> F:
 def _exporter(
     export: str | None, pods: dict[str, Any], about_nodes: bool
 ) -> Callable[[Inventory, BatchRequest], None] | None:
-    """Return what prints a job, None without `--export`; raises UsageError for options that are
-    about nodes beside `--export`, and about pods without it.
+    """Return the function that prints a job, None without `--export`; raise UsageError for node
+    options with `--export`, and for pod options without it.
     """
     named = [f"--{name.replace('_', '-')}" for name, value in pods.items() if value]
     if export is None and named:
@@ -107,7 +107,7 @@ def _exporter(
 
 
 def _print_job(pods: dict[str, Any], inventory: Inventory, job_request: BatchRequest) -> None:
-    """Print a job as manifests for Kubernetes; raises RequestError where pods cannot run it."""
+    """Print a job as manifests for Kubernetes; raise RequestError if pods cannot run it."""
     from launcher.export import kuberay_batch
 
     inventory = replace(inventory, image=pods.pop("image") or inventory.image)

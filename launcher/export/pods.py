@@ -1,5 +1,5 @@
-"""The pods of a group: the container that a node would get (`tools/containers.py`), with the
-volumes, rights and resources of Kubernetes.
+"""Pods of a group: the container that a node would get (`tools/containers.py`), with the volumes,
+rights and resources of Kubernetes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def metadata(group: PodGroup, suffix: str = "") -> Object:
 
 
 def gpu_resource(group: PodGroup) -> str:
-    """Return the device plugin's name for the GPUs; empty where the model runs on CPUs."""
+    """Return the device plugin's name for the GPUs; empty if the model runs on CPUs."""
     return GPUS.get(group.inventory.accelerator, "")
 
 
 def shell_script(argv: Argv) -> str:
-    """Return a command as a shell reads it, broken before options and behind `--`."""
+    """Return a command in shell syntax, broken before options and behind `--`."""
     lines, line, before = list[str](), "", ""
     for argument in argv:
         variable = argument in _VARIABLES or argument.startswith("$((LWS_WORKER_INDEX")
@@ -68,8 +68,8 @@ def shell_script(argv: Argv) -> str:
 
 
 def gate_deadline(group: PodGroup) -> float:
-    """Return the seconds that the network check may take at most, with the wait for all pods, whose
-    images take as long as a start may.
+    """Return the time limit of the network check in seconds, including the wait for all pods, whose
+    image pulls may take as long as a start.
     """
     inventory = replace(group.inventory, nodes=group.nodes)
     return (
@@ -79,8 +79,8 @@ def gate_deadline(group: PodGroup) -> float:
 
 
 def gate_argv(group: PodGroup, rank: str, master: str) -> Argv:
-    """Return the network check that runs before a command, up to the `--` behind which the command
-    stands; nothing where there is none.
+    """Return the network check that runs before a command, up to the `--` before that command;
+    empty without a check.
     """
     if not group.gated:
         return ()
@@ -111,8 +111,8 @@ def pod_template(
     env: Mapping[str, str],
     container_fields: Mapping[str, object],
 ) -> Object:
-    """Return the template of pods that may run on `nodes`, whose container runs a shell's commands
-    and has `more` fields.
+    """Return the template of pods for `nodes`, with a container that runs shell commands and has
+    the additional fields.
     """
     target, spec = group.target, _container_spec(group, nodes[0])
     volumes = _volumes(group, spec)
@@ -144,8 +144,8 @@ def pod_template(
 
 
 def model_mount_path(group: PodGroup) -> str:
-    """Return the mount of the model's files: a model with a path lies in the mount that holds it,
-    or else in the folder around it; any other in the Hugging Face cache.
+    """Return the mount of the model's files: for a path, the mount around it, else its parent
+    folder; else the Hugging Face cache.
     """
     model, node = group.request.model, group.nodes[0]
     if not model.startswith("/"):
@@ -175,7 +175,7 @@ def _container_spec(group: PodGroup, node: Node) -> ContainerSpec:
 
 
 def _affinity(group: PodGroup, nodes: Sequence[Node]) -> Object:
-    """Return one pod a node, and, in the host's network, the inventory's own nodes."""
+    """Return the rule for one pod per node, and, in the host network, the inventory's nodes."""
     key = "kubernetes.io/hostname"
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     apart = {"labelSelector": {"matchLabels": labels(group)}, "topologyKey": key}
@@ -188,7 +188,7 @@ def _affinity(group: PodGroup, nodes: Sequence[Node]) -> Object:
 
 
 def _escaped(text: str) -> str:
-    """Escape what the kubelet would replace: it reads `$(NAME)`, and `$$` as `$`."""
+    """Escape `$`: the kubelet expands `$(NAME)`, and reads `$$` as `$`."""
     return re.sub(r"\${2,}|\$(?=\()", lambda match: 2 * match[0], text)
 
 
@@ -226,7 +226,7 @@ def _resources(group: PodGroup, gpus: int) -> Object:
 
 
 def _quantity(size: int) -> str:
-    """Return bytes as Kubernetes writes them."""
+    """Format bytes for Kubernetes."""
     for unit, power in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
         if size % (1 << power) == 0:
             return f"{size >> power}{unit}"
@@ -250,7 +250,7 @@ def _volumes(group: PodGroup, spec: ContainerSpec) -> list[tuple[Object, Object]
 
 
 def _mounts(group: PodGroup, spec: ContainerSpec) -> list[Mount]:
-    """Return the mounts, with one for the model's volume where the inventory has none there."""
+    """Return the mounts, with one for the model's volume if the inventory has none there."""
     reserved = (containers.PAYLOAD, containers.SECRETS, containers.SERVERS, containers.COMPILED)
     mounts = [mount for mount in spec.mounts if mount.target not in reserved]
     mount_path = model_mount_path(group)

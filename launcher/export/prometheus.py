@@ -1,8 +1,8 @@
-"""From an inventory, what Prometheus and Grafana need to watch its cluster: the scrape
-configuration, alerts with their tests, and dashboards.
+"""Files for Prometheus and Grafana, from an inventory: the scrape configuration, alerts with their
+tests, and dashboards.
 
 Only the scrape configuration depends on the inventory. Alerts and dashboards are the files in
-`monitoring/`, the same for every cluster, which they select by the label `cluster`.
+`monitoring/`, the same for every cluster; they select it by the label `cluster`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ def build_files(
     node_exporter: int | None = None,
     dcgm_exporter: int | None = None,
 ) -> dict[str, str]:
-    """Return each file by its path.
+    """Return the files by path.
 
     Args:
         inventory: of the cluster.
-        apis: nodes and ports where vLLM answers; the head, at the inventory's port, where none is
-            named.
-        node_exporter: the port of Prometheus' node_exporter, where nodes have one.
-        dcgm_exporter: the port of NVIDIA's dcgm-exporter, likewise.
+        apis: nodes and ports of vLLM; by default the head, at the inventory's port.
+        node_exporter: port of Prometheus' node_exporter, if nodes have one.
+        dcgm_exporter: port of NVIDIA's dcgm-exporter, likewise.
     """
     return {
         SCRAPE: _scrape_config(inventory, apis, {"node": node_exporter, "dcgm": dcgm_exporter}),
@@ -103,6 +102,6 @@ def _header_lines(inventory: Inventory) -> Iterator[str]:
 
 
 def _listen_address(inventory: Inventory, node: str) -> str:
-    """Return where vLLM answers on a node: at the address it was told to bind to, or any."""
+    """Return vLLM's address on a node, from its bind address."""
     bind = ipaddress.ip_address(inventory.serve.bind)
     return inventory.node(node).ip if bind.is_unspecified else str(bind)

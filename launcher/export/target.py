@@ -44,12 +44,12 @@ class ExportTarget:
 
     @property
     def kubectl(self) -> str:
-        """The first words of a command about its objects."""
+        """Command prefix for its objects."""
         return f"kubectl -n {self.namespace}" if self.namespace else "kubectl"
 
 
 def object_name(text: str) -> str:
-    """Return a cluster's name as Kubernetes accepts it; raises RequestError."""
+    """Return a cluster's name as a name for Kubernetes; raise RequestError."""
     name = re.sub(r"[._]+", "-", text)
     if _LABEL.fullmatch(name) is None or len(name) > _LONGEST:
         raise RequestError(
@@ -64,7 +64,7 @@ def object_name(text: str) -> str:
 
 
 def rdma_resource(text: str) -> tuple[str, int]:
-    """Read `NAME[=N]`; raises RequestError."""
+    """Parse `NAME[=N]`; raise RequestError."""
     name, _, count = text.partition("=")
     if _RESOURCE.fullmatch(name) is None or not re.fullmatch("[1-9][0-9]{0,3}|", count):
         raise RequestError(
@@ -75,7 +75,7 @@ def rdma_resource(text: str) -> tuple[str, int]:
 
 
 def model_volume(text: str) -> ModelVolume:
-    """Read `pvc:NAME[:/SUB/PATH]` or `hostPath:/PATH`; raises RequestError."""
+    """Parse `pvc:NAME[:/SUB/PATH]` or `hostPath:/PATH`; raise RequestError."""
     kind, _, rest = text.partition(":")
     claim, _, below = rest.partition(":")
     if kind == "pvc" and re.fullmatch(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", claim):
@@ -91,7 +91,7 @@ def model_volume(text: str) -> ModelVolume:
 
 
 def memory(text: str) -> int:
-    """Read a size such as 900Gi or 900GiB; raises RequestError."""
+    """Parse a size such as 900Gi or 900GiB; raise RequestError."""
     try:
         return sizes.parse_size(f"{text}B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else text)
     except ValueError:

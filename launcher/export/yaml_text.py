@@ -1,5 +1,5 @@
-"""Documents as YAML for people: in their own order, short leaves on one line, texts of several
-lines as blocks, no anchors, and a reason above a surprising line.
+"""Readable YAML: original order, short leaves on one line, multi-line texts as blocks, no anchors,
+and comments above surprising lines.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _Dumper.add_representer(list, _list)
 
 
 def dump(documents: Iterable[Mapping[str, Any]], why: Mapping[str, str]) -> str:
-    """Return documents as one text; `why` has, by a line without its indentation, the comment above
-    the first such line of each document.
+    """Return documents as one text; `why` maps a line without its indentation to the comment above
+    its first occurrence in each document.
     """
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 4096}
     texts = (yaml.dump(document, Dumper=_Dumper, **options) for document in documents)
@@ -56,7 +56,7 @@ def dump(documents: Iterable[Mapping[str, Any]], why: Mapping[str, str]) -> str:
 
 
 def comment(lines: Iterable[str]) -> str:
-    """Return lines as comments."""
+    """Format lines as comments."""
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 

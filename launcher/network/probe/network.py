@@ -1,9 +1,9 @@
-"""The network probe of one node, run in a container that will serve: starts one rank per GPU,
-prints one JSON object. Its standard input begins with the run's certificate, `tls.py`.
+"""Network probe of one node, run in a container that will serve: starts one rank per GPU, prints
+one JSON object. Its standard input begins with the run's certificate (`tls.py`).
 
-Standard library here; the ranks (`network_rank.py`) import torch. It ends with its standard input,
-at its deadline, or with a signal, and leaves no process behind. The shape of what it prints is
-`launcher/network/probe_command.py`, `Report`.
+Standard library only; the ranks (`network_rank.py`) import torch. It exits when its standard input
+ends, at its deadline, or on a signal, and leaves no process behind. Its output has the shape of
+`Report` in `launcher/network/probe_command.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK_NAMES = "timeout:1 attempts:1"
 
 
 class RankChild:
-    """One rank as its parent sees it."""
+    """One rank from its parent's point of view."""
 
     def __init__(self, rank: int, local: int) -> None:
         self.rank, self.local = rank, local
@@ -49,8 +49,8 @@ class RankChild:
         self.events = -1
 
     def start(self, argv: list[str], env: dict[str, str], listener: int) -> None:
-        """Start the process; `argv` gets the descriptor for its events, and the listening one on
-        the first rank.
+        """Start the process; `argv` gets the descriptor of its events, and on the first rank the
+        listening one.
         """
         self.events, theirs = os.pipe()
         passed = [theirs] if listener < 0 else [theirs, listener]
@@ -76,13 +76,13 @@ class RankChild:
             os.close(theirs)
 
     def list_pipes(self) -> Iterator[tuple[int, Callable[[bytes], None]]]:
-        """Yield the descriptors that a started rank is read from, and their readers."""
+        """Yield the descriptors of a started rank, and their readers."""
         yield self.events, self.read_events
         if self.process is not None and self.process.stdout is not None:
             yield self.process.stdout.fileno(), self.read_output
 
     def read_events(self, data: bytes) -> None:
-        """Take in what came down the pipe: whole lines of JSON; nothing at its end."""
+        """Parse data from the pipe: whole lines of JSON; empty at its end."""
         self.closed = not data
         *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
@@ -104,16 +104,16 @@ class RankChild:
                 self.logged.append(event["log"])
 
     def has_met(self) -> bool:
-        """Return whether it has met the others; one that has done everything has."""
+        """True if it has met the other ranks, or has finished everything."""
         return self.ended or "meeting" in self.took
 
     def has_failed(self) -> bool:
-        """Return whether it has ended before it met the others."""
+        """True if it exited before it met the others."""
         exited = self.process is not None and self.process.poll() is not None
         return exited and self.closed and not self.has_met()
 
     def send_line(self, line: str) -> None:
-        """Tell it to go on, or why it cannot (see `Rank.let_go` and `Rank.obey`)."""
+        """Send the rank an order (see `ProbeRank.await_release` and `ProbeRank.follow_parent`)."""
         with contextlib.suppress(OSError):
             if self.process is not None and self.process.stdin is not None:
                 os.write(self.process.stdin.fileno(), f"{line}\n".encode())
@@ -122,7 +122,7 @@ class RankChild:
         self.tail = (self.tail + data.decode(errors="replace"))[-TAIL:]
 
     def report(self) -> dict[str, Any]:
-        """In the shape of `RankReport`."""
+        """Return the fields of `RankReport`."""
         code = self.process.poll() if self.process else None
         error = self.error or self.note
         if not self.error and self.killed:
@@ -166,7 +166,7 @@ class NodeProbe:
         self.peers = [name for name in names if name != args.node]
 
     def run(self) -> dict[str, Any]:
-        """Start the ranks, wait, end them, and return the report."""
+        """Start the ranks, wait, stop them, and return the report."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.on_signal)
         folder = tempfile.mkdtemp(prefix="vlaunch-nccl-")
@@ -196,9 +196,7 @@ class NodeProbe:
         return {**self.report(), "log": log, "pair_logs": pairs}
 
     def await_rendezvous(self, listener: socket.socket | None) -> None:
-        """Let the ranks meet those of all nodes once all have torch, or send them the reason why
-        they will not.
-        """
+        """Release the ranks once all nodes have torch, or send them the reason against it."""
         args = self.args
         try:
             if listener is None:
@@ -232,22 +230,22 @@ class NodeProbe:
         return all(child.has_met() for child in self.children)
 
     def refuse_failed(self) -> None:
-        """Raise Unmet for a rank that has ended early."""
+        """Raise RendezvousError for a rank that exited early."""
         for child in self.children:
             if child.has_failed():
                 text = f"rank {child.rank} ({self.args.node}) ended"
                 raise network_start.RendezvousError(f"{network_start.STOPPED}{text}")
 
     def has_unsent_exits(self) -> bool:
-        """Return whether the head, or other nodes, have yet to learn that a rank has ended."""
+        """True while the head, or other nodes, have not yet learned that a rank exited."""
         return self.meeting.is_alive() and any(child.has_failed() for child in self.children)
 
     def on_signal(self, number: int, _frame: object) -> None:
         self.signal = number
 
     def watch(self) -> str:
-        """Listen to the ranks until all have ended, and the other nodes know of those that ended
-        early; return why it was over sooner, if it was.
+        """Read from the ranks until all have exited, and the other nodes know of early exits;
+        return the reason for an early end, if any.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ, discard_input)
@@ -274,7 +272,7 @@ class NodeProbe:
         return any(child.process and child.process.poll() is None for child in self.children)
 
     def kill_ranks(self) -> None:
-        """Kill what still runs, and take in its last words."""
+        """Kill running ranks, and read their last output."""
         for child in self.children:
             if child.process is None:
                 continue
@@ -291,7 +289,7 @@ class NodeProbe:
                     pass
 
     def pair_logs(self, folder: str) -> dict[str, str]:
-        """Return NCCL's lines of each peer's measurement, of all ranks of this node."""
+        """Return NCCL's lines of each peer's measurement, from all ranks of this node."""
         logs: dict[str, str] = {}
         logged = [
             (child.process.pid, log)
@@ -306,7 +304,7 @@ class NodeProbe:
         return {peer: text for peer, text in logs.items() if text}
 
     def report(self) -> dict[str, Any]:
-        """In the shape of `Report`."""
+        """Return the fields of `Report`."""
         facts: dict[str, object] = next((child.facts for child in self.children if child.facts), {})
         return {
             "node": self.args.node,
@@ -335,11 +333,13 @@ class NodeProbe:
 
 
 def discard_input(_data: bytes) -> None:
-    """Take in what means nothing: only the end of standard input does."""
+    """Ignore data: only the end of standard input matters."""
 
 
 def explain_unmeasured(child: RankChild, reason: str) -> str:
-    """Return why a rank did not measure a pair: its own error, else the probe's, and its phase."""
+    """Return the reason why a rank did not measure a pair: its own error, else the probe's, and its
+    phase.
+    """
     cause = (
         reason
         if child.killed and not child.error
@@ -351,7 +351,9 @@ def explain_unmeasured(child: RankChild, reason: str) -> str:
 def collect_transfers(
     args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, Any]], str]]
 ) -> list[dict[str, Any]]:
-    """Every direction towards this node once per rank: as measured, or why it is not known."""
+    """Return every direction towards this node once per rank: the measurement, or the reason for a
+    missing one.
+    """
     names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
     results = []
     for local, measured, reason in ranks:
@@ -366,7 +368,7 @@ def collect_transfers(
 
 
 def worst_collective(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The one result that stands for a node's ranks: a failure, else what was wrong, else the
+    """Return the representative result of a node's ranks: a failure, else a wrong result, else the
     slowest.
     """
     order = sorted(
@@ -381,7 +383,7 @@ def worst_collective(collectives: list[dict[str, Any]]) -> dict[str, Any] | None
 
 
 def rank_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The ranks' environment: NCCL writes what it does to a file of its own per process."""
+    """Return the ranks' environment: NCCL logs to a file of its own per process."""
     return {
         **own,
         **network_node.cuda_compatibility(own),

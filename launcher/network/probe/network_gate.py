@@ -1,9 +1,9 @@
-"""The network check of an exported pod: measures the network between the pods of a group as
-`check-nccl` does (`network.py`), then replaces itself with the command that needs it.
+"""Network check of an exported pod: measures the network between the pods of a group like
+`check-nccl` (`network.py`), then replaces itself with the command that needs it.
 
-Where the check fails, it prints the reasons and waits for its end, so that its log stays available
-and the command is never started. Standard library only. Usage:
-network.pyz --rank N --size N --master HOST --require LEVEL OPTION… -- COMMAND…
+If the check fails, it prints the reasons and waits, so that its log stays available and the command
+never starts. Standard library only. Usage: network.pyz --rank N --size N --master HOST --require
+LEVEL OPTION… -- COMMAND…
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w.;-]{1,60})")
 
 
 def judge(report: dict[str, Any], require: str, log: str) -> list[str]:
-    """Return what is wrong with a node's measurements; nothing where every link between nodes works
-    and reaches the level `require`.
+    """Return the problems of a node's measurements; empty if every inter-node link works and
+    reaches the level `require`.
     """
     problems = [f"the check: {report['error']}"] if report["error"] else []
     problems += [
@@ -84,7 +84,7 @@ def count_links(log: str) -> dict[tuple[str, str], int]:
 
 
 def format_measurements(report: dict[str, Any]) -> list[str]:
-    """Return the measurements, a line for each direction."""
+    """Return the measurements, one line per direction."""
     lines = []
     for transfer in report["transfers"]:
         if transfer.get("error") or transfer.get("bandwidth") is None:
@@ -100,10 +100,10 @@ def format_measurements(report: dict[str, Any]) -> list[str]:
 
 
 def measure(args: argparse.Namespace, own_host: str) -> dict[str, Any]:
-    """Run the probe of this pod and return its report; exit where the pod is being deleted.
+    """Run the probe of this pod and return its report; exit if the pod is being deleted.
 
-    The first pod's name is looked up at each attempt to connect: it may be published late, or still
-    have the address of a pod that has just been deleted.
+    The first pod's name is resolved at each attempt to connect: it may be published late, or still
+    have the address of a deleted pod.
     """
     master = own_host if args.rank == 0 else args.master
     pods = {f"pod{rank}": own_host if rank == args.rank else master for rank in range(args.size)}
@@ -128,7 +128,7 @@ def measure(args: argparse.Namespace, own_host: str) -> dict[str, Any]:
 
 
 def check_network(args: argparse.Namespace) -> list[str]:
-    """Measure, print the measurements, and return what is wrong."""
+    """Measure, print the measurements, and return the problems."""
     own_host = os.environ.get("VLLM_HOST_IP", "")
     if not own_host:
         return ["VLLM_HOST_IP is not set"]
@@ -158,7 +158,7 @@ def exit_on_signals() -> None:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="network.pyz")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True, help="number of pods")

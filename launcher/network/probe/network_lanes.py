@@ -1,8 +1,7 @@
-"""Measurements of the network probe: lanes over torch's process groups, data that cannot be
-mistaken, sizes that fit the link.
+"""Measurements of the network probe: lanes over torch's process groups, verifiable data, sizes that
+fit the link.
 
-`torch` is handed in by the rank (see `network_rank.py`); this file imports the standard library
-only.
+The rank passes `torch` in (see `network_rank.py`); this file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LIMITS = {"nccl": 256 * MIB, "gloo": 64 * MIB}
 
 
 class Lane(Protocol):
-    """Operations over one of torch's process groups, whatever is below it; a mark is a moment."""
+    """Operations over one of torch's process groups; a mark is a moment."""
 
     device: str
     limit: float
@@ -54,8 +53,8 @@ class Lane(Protocol):
 
 
 class Gloo(Lane):
-    """A group over TCP on the CPU: every call returns when its bytes have gone, so a mark is a look
-    at the clock.
+    """A group over TCP on the CPU: every call blocks until its bytes are sent, so a mark is a
+    reading of the clock.
     """
 
     def __init__(
@@ -78,15 +77,15 @@ class Gloo(Lane):
         return end - start
 
     def settle(self) -> None:
-        """Nothing is ever under way here."""
+        """Do nothing: calls have finished when they return."""
 
 
 class Nccl(Lane):
     """A group over NCCL: calls are queued on the GPU, so marks are CUDA events and `settle` waits
     for the queue.
 
-    `wait()` of a NCCL work only orders streams as long as TORCH_NCCL_BLOCKING_WAIT is off; a hang
-    is therefore found by asking an event, and ended by `abort` (torch.distributed documentation,
+    `wait()` of a NCCL work only orders streams while TORCH_NCCL_BLOCKING_WAIT is off; a hang is
+    therefore detected with an event, and ended by `abort` (torch.distributed documentation,
     ProcessGroupNCCL).
     """
 
@@ -116,8 +115,8 @@ class Nccl(Lane):
             time.sleep(0.0002)
 
     def failure(self) -> str:
-        """Return the kind of error that NCCL has met meanwhile, such as COMM_ERROR; empty for none,
-        and with torch before 2.7, which does not tell.
+        """Return NCCL's current error, such as COMM_ERROR; empty without one, and with torch before
+        2.7, which does not report it.
         """
         name = self.group.get_error().name if hasattr(self.group, "get_error") else "SUCCESS"
         return "" if name == "SUCCESS" else name
@@ -127,11 +126,11 @@ LANES: dict[str, type[Gloo | Nccl]] = {"gloo": Gloo, "nccl": Nccl}
 
 
 def gloo_devices(ip: str) -> list[dict[str, str]]:
-    """Arguments of Gloo's devices: the interfaces of GLOO_SOCKET_IFNAME, else the one with the
-    node's address.
+    """Return the arguments of Gloo's devices: the interfaces of GLOO_SOCKET_IFNAME, else the one
+    with the node's address.
 
-    Not Gloo's default: it looks up the host's name, which may be 127.0.1.1. Raises ValueError for a
-    name that no interface has.
+    Gloo's default resolves the hostname, which may be 127.0.1.1. Raises ValueError for an unknown
+    interface.
     """
     requested = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     existing = [name for _, name in socket.if_nameindex()]
@@ -145,23 +144,23 @@ def gloo_devices(ip: str) -> list[dict[str, str]]:
 
 
 def max_transfer(backend: str, free: int, ranks: int) -> int:
-    """Return the bytes of the largest transfer, a power of two: at most LIMITS, and an eighth of
-    a rank's memory.
+    """Return the bytes of the largest transfer, a power of two: at most LIMITS, and an eighth of a
+    rank's memory.
     """
     most = min(LIMITS[backend], free // 8 // ranks)
     return 1 << max(3, most.bit_length() - 1)
 
 
 def larger_size(size: int, seconds: float, most: int) -> int:
-    """The next size to try, or 0 when a transfer took long enough to be measured well, or the next
-    would be too large.
+    """Return the next size to try; 0 if a transfer took long enough to measure, or the next is too
+    large.
     """
     return 0 if seconds >= LONG_ENOUGH or size * 2 > most else size * 2
 
 
 def next_size(size: int, times: list[float], most: int) -> int:
-    """The size to measure after these times of `size`: a larger one, the same again, or 0 when
-    there are times enough.
+    """Return the size to measure after these times of `size`: a larger one, the same again, or 0
+    after enough times.
     """
     larger = larger_size(size, times[-1], most) if len(times) == 1 else 0
     if larger:
@@ -170,13 +169,13 @@ def next_size(size: int, times: list[float], most: int) -> int:
 
 
 def fill(torch: ModuleType, tensor: Tensor, source: int, sequence: int) -> None:
-    """Write bytes that tell who sent them, when, and where they belong."""
+    """Write bytes that depend on sender, sequence number and position."""
     for part, expected in _pieces(torch, tensor, source, sequence):
         part.copy_(expected)
 
 
 def matches(torch: ModuleType, tensor: Tensor, source: int, sequence: int) -> bool:
-    """True when every byte is the one that `fill` wrote."""
+    """True if every byte is the one that `fill` wrote."""
     return all(
         bool(torch.equal(part, expected))
         for part, expected in _pieces(torch, tensor, source, sequence)
@@ -209,9 +208,9 @@ def measure_pair(
 ) -> dict[str, object]:
     """Measure with the other member of a group of two: latency, then one direction after the other.
 
-    `rank` is 0 or 1; `sources` are the global ranks of both; `step(words)` is told what comes next.
-    Returns what this side received: latency (s), bandwidth (bytes/s) at size (bytes), and whether
-    all of it was right.
+    `rank` is 0 or 1; `sources` are the global ranks of both; `step(text)` reports the next phase.
+    Returns the receiving side's latency (s), bandwidth (bytes/s) at size (bytes), and whether all
+    data was correct.
     """
     step("connecting")
     _measure_latency(torch, lane, rank == 0, 1)
@@ -228,8 +227,8 @@ def measure_pair(
 
 
 def _measure_latency(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
-    """Half the median round trip of eight bytes, as the side that begins sees it and tells the
-    other.
+    """Return half the median round trip of eight bytes, measured by the initiator and sent to the
+    other side.
     """
     out, back = (torch.zeros(8, dtype=torch.uint8, device=lane.device) for _ in range(2))
     peer, marks = lane.group.rank() ^ 1, []
@@ -256,7 +255,7 @@ def _measure_latency(torch: ModuleType, lane: Lane, first: bool, trips: int) -> 
 
 
 def _send_requested(torch: ModuleType, lane: Lane, peer: int, source: int, most: int) -> None:
-    """Send what the receiver asks for, until it asks for nothing."""
+    """Send the sizes that the receiver requests, until it requests none."""
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     order = torch.zeros(2, dtype=torch.int64, device=lane.device)
     signal = torch.zeros(1, dtype=torch.uint8, device=lane.device)
@@ -277,8 +276,8 @@ def _send_requested(torch: ModuleType, lane: Lane, peer: int, source: int, most:
 def _measure_bandwidth(
     torch: ModuleType, lane: Lane, peer: int, source: int, most: int, latency: float
 ) -> dict[str, object]:
-    """Ask for growing sizes, then for the last one again; return the median bandwidth there, and
-    whether all was right.
+    """Request growing sizes, then the last one again; return its median bandwidth, and whether all
+    data was correct.
     """
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     signal = torch.zeros(1, dtype=torch.uint8, device=lane.device)
@@ -318,7 +317,7 @@ def measure_all_reduce(
     most: int,
     agree: Callable[[str, str], str],
 ) -> dict[str, object]:
-    """all_reduce over a group: latency at 8 bytes, then growing sizes.
+    """Measure all_reduce over a group: latency at 8 bytes, then growing sizes.
 
     `agree(name, value)` gives all ranks rank 0's value.
     """
@@ -357,7 +356,7 @@ def measure_all_reduce(
 
 
 def _reduce_latency(torch: ModuleType, lane: Lane) -> float:
-    """The median time of an all_reduce of eight bytes."""
+    """Return the median time of an all_reduce of eight bytes."""
     small, marks = torch.zeros(2, dtype=torch.float32, device=lane.device), []
     for _ in range(WARM_UP + ROUND_TRIPS):
         start = lane.mark()

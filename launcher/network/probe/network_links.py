@@ -37,7 +37,7 @@ _OVER_SOCKETS = ("tcp", "sockets", "udp", "net")
 
 @lru_cache(maxsize=1024)
 def parse_path(path: str) -> tuple[str, int | None, bool, str]:
-    """Return network, device, GPUDirect, and the kind of a link inside a node."""
+    """Return the network, device, GPUDirect, and the kind of a link inside a node."""
     if (net := _NET.match(path)) is not None:
         return net[1].strip(), int(net[2]), net[3] is not None, ""
     if path.startswith("P2P/MNNVL"):
@@ -50,9 +50,7 @@ def parse_path(path: str) -> tuple[str, int | None, bool, str]:
 
 
 def is_tcp(network: str, providers: Iterable[str] = ()) -> bool:
-    """Return whether a network of that name is TCP, or over sockets anyway; `providers` are
-    libfabric's.
-    """
+    """True if a network of this name is TCP, or runs over sockets; `providers` are libfabric's."""
     if _SOCKET.fullmatch(network):
         return True
     return _LIBFABRIC.fullmatch(network) is not None and any(
@@ -61,7 +59,7 @@ def is_tcp(network: str, providers: Iterable[str] = ()) -> bool:
 
 
 def link_kind(network: str, gpudirect: bool, providers: Iterable[str] = ()) -> Kind:
-    """Return what a network of that name is, one of `KINDS`."""
+    """Return the kind of a network, one of `KINDS`."""
     if network == "MNNVL":
         return "MNNVL"
     if is_tcp(network, providers):

@@ -1,5 +1,5 @@
-"""The network probe's view of its node without torch: the container's rights and devices, the port,
-NCCL's log files.
+"""The probe's view of its node without torch: the container's rights and devices, the port, and
+NCCL's logs.
 
 Standard library only; imported by `network.py`.
 """
@@ -37,30 +37,30 @@ _TORCH_CUDA = re.compile(r"^cuda\b[^=]*= *'([\d.]+)'", re.MULTILINE)
 
 
 class PortUnusable(Exception):
-    """The rendezvous cannot be opened here; the text says why."""
+    """The rendezvous port cannot be opened; the text has the reason."""
 
 
 def network_environment() -> dict[str, str]:
-    """The variables that say how the network is to be used."""
+    """Return the variables that configure the network."""
     return {key: value for key, value in sorted(os.environ.items()) if key.startswith(NETWORK_ENV)}
 
 
 def memlock_limit() -> int | None:
-    """Return the bytes that a process may lock; None without a limit."""
+    """Return the lockable memory in bytes; None without a limit."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def infiniband_devices() -> list[str]:
-    """Return what is in /dev/infiniband."""
+    """Return the files in /dev/infiniband."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir("/dev/infiniband"))
     return []
 
 
 def cuda_compatibility(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the LD_LIBRARY_PATH that vLLM uses with VLLM_ENABLE_CUDA_COMPATIBILITY, by which an
-    older driver runs a newer CUDA; empty without that variable.
+    """Return the LD_LIBRARY_PATH that vLLM uses with VLLM_ENABLE_CUDA_COMPATIBILITY, so that an
+    older driver works.
 
     The rules, and the order of the folders, are those of vllm/env_override.py.
     """
@@ -78,7 +78,7 @@ def cuda_compatibility(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_cuda() -> str:
-    """Return the CUDA version that torch was built for, without importing it."""
+    """Return torch's CUDA version, without importing it."""
     spec = importlib.util.find_spec("torch")
     origin = spec.origin if spec is not None else None
     version = _read_file(os.path.join(os.path.dirname(origin), "version.py")) if origin else ""
@@ -87,9 +87,9 @@ def _torch_cuda() -> str:
 
 
 def reserve_port(master: str, port: int) -> socket.socket:
-    """Bind the rendezvous without listening yet, so that nobody takes it meanwhile.
+    """Bind the rendezvous port without listening yet, so that no other program takes it.
 
-    Raises Unusable when it cannot.
+    Raises PortUnusable.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,13 +108,13 @@ def reserve_port(master: str, port: int) -> socket.socket:
 
 
 def relevant_lines(text: str) -> str:
-    """Keep the lines of an NCCL log that say which network was used, or why not."""
+    """Return the lines of an NCCL log that show the network in use, or reject another."""
     return "".join(f"{line}\n" for line in text.splitlines() if _RELEVANT.search(line))
 
 
 def read_logs(folder: str, limit: int = LOG_LIMIT) -> str:
-    """Return the telling lines of every log in a folder, at most `limit` characters, an equal share
-    for each file.
+    """Return the relevant lines of every log in a folder, at most `limit` characters, an equal
+    share for each file.
     """
     paths = sorted(glob.glob(os.path.join(folder, "*")))
     share = limit // max(1, len(paths))
@@ -122,8 +122,8 @@ def read_logs(folder: str, limit: int = LOG_LIMIT) -> str:
 
 
 def read_pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> str:
-    """Return the lines of a process between two sizes of its log, and its earlier lines on devices,
-    which it writes once.
+    """Return the lines of a process between two sizes of its log, and its earlier lines about
+    devices, which it writes once.
     """
     for path in glob.glob(os.path.join(folder, f"nccl.*.{pid}.log")):
         data = _read_file(path).encode()
@@ -146,8 +146,8 @@ def read_pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> st
 
 
 def active_rdma_ports() -> list[str]:
-    """Active RDMA ports that this container sees, as `mlx5_0:1` (sysfs-class-infiniband: state `4:
-    ACTIVE`).
+    """Return the active RDMA ports of this container, such as `mlx5_0:1` (sysfs-class-infiniband:
+    state `4: ACTIVE`).
     """
     ports = []
     for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*/state")):
@@ -158,8 +158,8 @@ def active_rdma_ports() -> list[str]:
 
 
 def has_shared_switch(sys: str = "/sys") -> bool | None:
-    """Tell whether a GPU and an RDMA device are below the same PCIe root port; None without GPUs or
-    RDMA devices.
+    """Return whether a GPU and an RDMA device are below the same PCIe root port; None without GPUs
+    or RDMA devices.
 
     Only a PCIe switch puts two devices below one root port (`PIX` and `PXB` in `nvidia-smi topo
     -m`), and by default NCCL uses GPUDirect RDMA no farther (NCCL_NET_GDR_LEVEL in its manual).
@@ -175,12 +175,12 @@ def has_shared_switch(sys: str = "/sys") -> bool | None:
 
 
 def _root_port(path: str) -> str:
-    """Return where a PCI device hangs on its host: `pci0000:15/0000:15:01.0`."""
+    """Return the PCIe root port of a device: `pci0000:15/0000:15:01.0`."""
     return "/".join(os.path.realpath(path).partition("/devices/")[2].split("/")[:2])
 
 
 def cap_log(text: str, limit: int) -> str:
-    """Cut a log's telling lines to `limit` characters, whole lines, and say so."""
+    """Cut a log's relevant lines to `limit` characters, whole lines, with a note."""
     lines = relevant_lines(text)
     if len(lines) <= limit:
         return lines

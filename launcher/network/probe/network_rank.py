@@ -1,7 +1,7 @@
-"""One rank of the network probe: meets the others at a store on the head, measures with one peer a
-round, then with all.
+"""One rank of the network probe: meets the others at a store on the head, measures with one peer
+per round, then with all.
 
-Runs as `network.py --child`; imports torch. What it finds goes to its parent as JSON lines on the
+Runs as `network.py --child`; imports torch. Its results go to its parent as JSON lines on the
 descriptor `--events`.
 """
 
@@ -33,7 +33,7 @@ TICK = 1.0  # seconds until rank 0, waiting for others, looks who has ended mean
 
 
 def main(args: Namespace) -> int:
-    """Do all that is asked of one rank and tell the parent; return the exit code."""
+    """Run one rank and report to the parent; return the exit code."""
     die_with_parent(args.parent)
     events = EventPipe(args.events)
     try:
@@ -59,7 +59,7 @@ def die_with_parent(parent: int) -> None:
 
 
 class EventPipe:
-    """The way to the parent: one JSON object a line."""
+    """Pipe to the parent: one JSON object per line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.lock = descriptor, threading.Lock()
@@ -70,7 +70,7 @@ class EventPipe:
 
 
 class ProbeRank:
-    """One rank's place in the whole, its store, and who is lost on the way."""
+    """State of one rank: its position among all, its store, and the lost ranks."""
 
     def __init__(self, args: Namespace, events: EventPipe) -> None:
         self.args, self.events = args, events
@@ -87,9 +87,9 @@ class ProbeRank:
         self.since = 0.0  # when the last meeting was over: all ranks began what follows then
 
     def start(self) -> None:
-        """Import torch, tell what it is, wait until all ranks have done so, and meet the others.
+        """Import torch, report its facts, wait until all ranks have done so, and meet the others.
 
-        Raises Failed.
+        Raises RankError.
         """
         self.events.send(phase="importing torch")
         began = time.monotonic()
@@ -113,9 +113,9 @@ class ProbeRank:
         self.events.send(took={"meeting": round(time.monotonic() - began, 3)})
 
     def warm_up(self, seconds: float) -> None:
-        """Use the backend once without any other rank, so that no pair pays for its first use.
+        """Use the backend once without any other rank, so that no pair pays for the first use.
 
-        NCCL compiles its kernels on a GPU for which it has no binaries, which takes up to a minute
+        NCCL compiles its kernels on a GPU without binaries, which takes up to a minute
         (NVIDIA/nccl#1646). A failure here is ignored: the first pair reports it.
         """
 
@@ -137,8 +137,8 @@ class ProbeRank:
         run_bounded(use, seconds)
 
     def await_release(self, orders: TextIO) -> None:
-        """Wait for the parent's word: `go`, on the head with the nodes that will not come, or `no`
-        and why. Raises Failed.
+        """Wait for the parent's order: `go`, on the head with the missing nodes, or `no` with a
+        reason. Raises RankError.
         """
         verb, _, argument = orders.readline().rstrip("\n").partition(" ")
         if verb != "go":
@@ -148,8 +148,8 @@ class ProbeRank:
             self.events.send(note=f"at rendezvous: {self.format_ranks(self.lost)} did not arrive")
 
     def follow_parent(self, orders: TextIO) -> None:
-        """Act on the parent's lines until the ranks have met: `lost NODE` for a node whose ranks
-        will not come, `no REASON` when none will.
+        """Process the parent's lines until the ranks have met: `lost NODE` for a node whose ranks
+        will not come, `no REASON` if none will.
         """
         for line in orders:
             verb, _, argument = line.rstrip("\n").partition(" ")
@@ -162,9 +162,10 @@ class ProbeRank:
                 exit_now(1)
 
     def open_store(self) -> Store:
-        """Open the store (as its owner on rank 0) and see by the nonce that it is this run's.
+        """Open the store (as its owner on rank 0) and verify by the nonce that it belongs to this
+        run.
 
-        Raises Failed.
+        Raises RankError.
         """
         where, master = f"{self.args.master}:{self.args.port}", self.rank == 0
         # In a thread: a stranger that accepts and never answers holds the constructor beyond its
@@ -188,7 +189,7 @@ class ProbeRank:
         return store
 
     def connect_store(self, prefix: str = "") -> Store:
-        """A connection to the store of its own: a call that waits holds its connection."""
+        """Return a separate connection to the store: a waiting call blocks its connection."""
         dist, first = self.torch.distributed, not prefix and self.rank == 0
         store = dist.TCPStore(
             self.args.master,
@@ -209,11 +210,11 @@ class ProbeRank:
         return prefixed
 
     def meet(self, name: str, seconds: float) -> None:
-        """Wait until all ranks that are not lost came here, at most `seconds` after the last
+        """Wait until all ranks that are not lost have arrived, at most `seconds` after the last
         meeting.
 
-        Rank 0 decides who is lost, so that all agree. Raises Failed when this rank is, or the store
-        is gone.
+        Rank 0 decides which ranks are lost, so that all agree. Raises RankError if this rank is
+        lost, or the store is gone.
         """
         remaining = max(1.0, self.since + seconds - time.monotonic())
         arrived = {rank: f"arrived/{name}/{rank}" for rank in self.ranks_without(self.lost)}
@@ -237,16 +238,16 @@ class ProbeRank:
         self.lost, self.since = lost, time.monotonic()
 
     def ranks_of(self, node: str) -> range:
-        """All ranks of a node."""
+        """Return all ranks of a node."""
         first = self.names.index(node) * self.per_node
         return range(first, first + self.per_node)
 
     def ranks_without(self, lost: Iterable[int]) -> list[int]:
-        """All ranks but these."""
+        """Return all ranks but the lost ones."""
         return [rank for rank in range(self.world) if rank not in lost]
 
     def count_arrived(self, name: str, arrived: dict[int, str], seconds: float) -> None:
-        """Say who is lost, once all that live came or the time is over."""
+        """Publish the lost ranks, once all living ones have arrived or the time is over."""
         deadline, complete = time.monotonic() + seconds, False
         while not complete and (remaining := deadline - time.monotonic()) > 0:
             keys = [key for rank, key in arrived.items() if rank not in self.dead]
@@ -261,18 +262,18 @@ class ProbeRank:
         self.store.set(f"over/{name}", json.dumps(sorted({*self.lost, *missing})))
 
     def explain_wait(self, error: Exception, seconds: float) -> str:
-        """Return the meaning of a failed wait: the head never answered, or the store is gone."""
+        """Explain a failed wait: the head never answered, or the store is gone."""
         if timed_out(error):
             return f"{self.format_ranks([0])} said nothing for {seconds + SLACK:.0f} s"
         return f"the store is gone: {self.format_ranks([0])} ended ({shorten_error(error)})"
 
     def format_ranks(self, ranks: Iterable[int]) -> str:
-        """Ranks with their nodes, as people name them."""
+        """Format ranks with their nodes."""
         listing = ", ".join(f"rank {rank} ({self.names[rank // self.per_node]})" for rank in ranks)
         return listing or "no rank"
 
     def run_rounds(self) -> None:
-        """Measure with one node a round, as many pairs at a time as there are."""
+        """Measure with one node per round, in as many parallel pairs as possible."""
         mine = self.args.node_rank
         for number, pairs in enumerate(tournament(len(self.names)), 1):
             for low, high in pairs:
@@ -281,7 +282,7 @@ class ProbeRank:
             self.meet(f"round {number}", self.args.pair_timeout + SLACK)
 
     def measure_pair(self, low: int, high: int) -> None:
-        """Measure with the same local rank of another node, and report what came from there."""
+        """Measure with the same local rank of another node, and report the received data."""
         peer_node = high if self.args.node_rank == low else low
         peer = peer_node * self.per_node + self.local
         self.events.send(phase=f"pair {self.names[low]} ↔ {self.names[high]}")
@@ -306,7 +307,7 @@ class ProbeRank:
         self.events.send(transfer=transfer)
 
     def measure_collective(self) -> None:
-        """Reduce over all ranks when every pair passed; then let the store's owner leave last."""
+        """Reduce over all ranks if every pair passed; the store's owner leaves last."""
         self.events.send(phase="all_reduce")
         self.store.set(f"most/{self.rank}", str(self.most))
         self.meet("all_reduce", SLACK)
@@ -347,13 +348,13 @@ class ProbeRank:
 
 
 def timed_out(error: Exception) -> bool:
-    """Tell whether a wait at the store took too long, rather than failed."""
+    """True if a wait at the store timed out, rather than failed."""
     return "timeout" in str(error).lower() or "timed out" in str(error)
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which every pair of `count` nodes meets once and nobody twice a round (circle
-    method).
+    """Return rounds in which every pair of `count` nodes meets once, and each node at most once per
+    round (circle method).
     """
     ring: list[int] = [*range(count), *([-1] if count % 2 else [])]
     rounds = []
@@ -365,7 +366,7 @@ def tournament(count: int) -> list[list[tuple[int, int]]]:
 
 
 def load_torch(backend: str, local: int) -> ModuleType:
-    """Import torch and take this rank's GPU. Raises Failed when it cannot do what is asked."""
+    """Import torch and select this rank's GPU. Raises RankError."""
     # Our own clock ends what hangs; torch must neither block in `wait` nor end the process for it.
     os.environ.update(
         {
@@ -400,7 +401,7 @@ def load_torch(backend: str, local: int) -> ModuleType:
 
 
 def torch_facts(torch: ModuleType, backend: str, local: int) -> dict[str, object]:
-    """Versions, and the GPU's name."""
+    """Return versions, and the GPU's name."""
     versions = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
@@ -414,7 +415,7 @@ def torch_facts(torch: ModuleType, backend: str, local: int) -> dict[str, object
 
 
 def free_memory(torch: ModuleType, backend: str) -> int:
-    """Free bytes where the tensors will be; on a CPU, of the whole node."""
+    """Return the free bytes for tensors; on a CPU, of the whole node."""
     if backend == "nccl":
         return int(torch.cuda.mem_get_info()[0])
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -423,7 +424,7 @@ def free_memory(torch: ModuleType, backend: str) -> int:
 
 
 def log_size() -> int:
-    """Return the size of this process's log of NCCL: the lines added while a pair is measured are
+    """Return the size of this process's NCCL log: the lines added during a pair's measurement are
     that pair's.
     """
     folder = os.path.dirname(os.environ.get("NCCL_DEBUG_FILE", ""))
@@ -438,7 +439,7 @@ def log_size() -> int:
 
 
 def exit_now(code: int) -> None:
-    """End at once: threads left behind, and torch's own destructors, are not waited for."""
+    """Exit at once, without waiting for left-over threads and torch's destructors."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,11 +1,11 @@
-"""The common start of all nodes' probes: they connect to the head's probe, which releases them when
-all ranks have imported torch, and stay connected until their ranks have met.
+"""Common start of all nodes' probes: they connect to the head's probe, which releases them once all
+ranks have imported torch, and stay connected until their ranks have met.
 
 Standard library only; imported by `network.py`. Connections use mutual TLS 1.3 with the run's
 certificate, except in exported pods, which have none. The head's probe listens at the rendezvous
 port before any rank imports torch: a node that cannot connect is unreachable, not slow. The ranks'
-store uses the same port later. A probe disconnects as soon as one of its ranks has ended: the head
-does not wait for that node, and no node waits for a head without its ranks.
+store uses the same port later. A probe disconnects as soon as one of its ranks exits: the head does
+not wait for that node, and no node waits for a head without its ranks.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class RendezvousError(Exception):
 
 
 class Ranks(Protocol):
-    """The ranks of this node. The first two methods raise Unmet when a rank has ended early."""
+    """Ranks of this node. The first two methods raise RendezvousError for an early exit."""
 
     def have_torch(self) -> bool:
-        """Return whether all have imported torch."""
+        """True once all have imported torch."""
 
     def have_met(self) -> bool:
-        """Return whether all have met those of the other nodes."""
+        """True once all have met those of the other nodes."""
 
     def release(self, absent: Sequence[str]) -> None:
-        """Let them meet those of all nodes but these."""
+        """Let them meet the ranks of all nodes but the absent ones."""
 
     def lose(self, node: str) -> None:
         """Let them stop waiting for a released node."""
 
 
 class Gathering:
-    """The head's side: the nodes whose probes are connected, and those whose ranks have torch."""
+    """The head's side: nodes with a connected probe, and those whose ranks have torch."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Gathering:
         """Accept probes for `reach` seconds, wait up to `torch` seconds for all ranks, release the
         connected nodes, and stay until the head's ranks have met the others.
 
-        Raises Unmet when a rank of the head has ended, after the other nodes have learned it.
+        Raises RendezvousError if a rank of the head exits, after informing the other nodes.
         """
         began = time.monotonic()
         try:
@@ -90,19 +90,19 @@ class Gathering:
             raise
 
     def is_waiting(self, accepting: bool) -> bool:
-        """Return whether a connected node is not ready, or a missing one may still connect."""
+        """True if a connected node is not ready, or a missing one may still connect."""
         return bool(self.connected - self.ready or (accepting and self.missing))
 
     def accept(self) -> None:
-        """Admit the next client, if one comes within `PAUSE`."""
+        """Admit the next client, if one connects within `PAUSE`."""
         if select.select([self.listener], [], [], PAUSE)[0]:
             with contextlib.suppress(OSError):
                 client = self.listener.accept()[0]
                 threading.Thread(target=self.serve, args=(client,), daemon=True).start()
 
     def dismiss(self, reason: str, deadline: float) -> None:
-        """Report to all connected nodes, and to those that still connect before the deadline, that
-        their ranks will not meet the head's.
+        """Report to all connected nodes, and to later ones before the deadline, that their ranks
+        will not meet the head's.
         """
         self.failure, deadline = reason, max(deadline, time.monotonic() + GREETING_TIMEOUT)
         while time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class Gathering:
             self.ranks.lose(name)
 
     def admit(self, line: str) -> str:
-        """Return the node that a client's first line introduces; empty if it is refused."""
+        """Return the node in a client's first line; empty if it is refused."""
         nonce, _, name = line.partition(" ")
         with self.lock:
             if nonce != self.nonce or name not in self.missing or self.released.is_set():
@@ -143,7 +143,7 @@ class Gathering:
             return name
 
     def attend(self, probe: socket.socket, name: str) -> bool:
-        """Note when a node's ranks are ready, and release it with the others; return whether its
+        """Record when a node's ranks are ready, and release it with the others; return whether its
         ranks have met them. Raises OSError.
         """
         released = False
@@ -171,9 +171,9 @@ def follow(
     certificate: str = "",
 ) -> None:
     """Connect to the head's probe within `reach` seconds, report when this node's ranks have torch,
-    release them with the others, at most `torch` seconds later, and stay until they have met.
+    release them with the others within `torch` seconds, and stay until they have met.
 
-    Raises Unmet, and OSError for an invalid certificate.
+    Raises RendezvousError, and OSError for an invalid certificate.
     """
     address, deadline = f"{master}:{port}", time.monotonic() + reach + torch
     context = tls.contexts(certificate)[1] if certificate else None
@@ -199,7 +199,7 @@ def follow(
 def attend(head: socket.socket, ranks: Ranks, deadline: float) -> None:
     """Stay with the head's probe until this node's ranks have met the others.
 
-    Raises Unmet when one of them has ended, and OSError when the head's probe has.
+    Raises RendezvousError if one of them exits, and OSError if the head's probe does.
     """
     ready = released = False
     while not (released and ranks.have_met()):
@@ -226,9 +226,7 @@ def secure_connection(
 
 
 def next_line(connection: socket.socket) -> str | None:
-    """Return the next line; None when none has begun within `PAUSE`, an empty one when the
-    connection is closed.
-    """
+    """Return the next line; None if none begins within `PAUSE`, empty at the connection's end."""
     connection.settimeout(PAUSE)
     try:
         first = connection.recv(1)
@@ -240,7 +238,7 @@ def next_line(connection: socket.socket) -> str | None:
 
 
 def read_line(connection: socket.socket, line: bytes = b"") -> str:
-    """Return the next line without its end; an incomplete one when the connection is closed. `line`
+    """Return the next line without its end; an incomplete one if the connection is closed. `line`
     is its beginning.
     """
     while not line.endswith(b"\n") and len(line) < LINE and (byte := connection.recv(1)):
@@ -251,7 +249,7 @@ def read_line(connection: socket.socket, line: bytes = b"") -> str:
 def connect(host: str, port: int, window: float) -> socket.socket:
     """Connect to the head as soon as it listens.
 
-    Raises Unmet with the system's error message after `window` seconds.
+    Raises RendezvousError with the system's error message after `window` seconds.
     """
     deadline, reason = time.monotonic() + window, "no answer"
     while time.monotonic() < deadline:

@@ -1,7 +1,6 @@
-"""Work of a rank of the network probe with others, in groups that may hang: one pair of ranks, or
-all of them.
+"""Group work of a probe's rank, which may hang: one pair of ranks, or all of them.
 
-Imported by `network_rank.py`. Whatever hangs is left behind in its thread; the process ends without
+Imported by `network_rank.py`. Hung work stays behind in its thread; the process exits without
 waiting for it.
 """
 
@@ -25,13 +24,11 @@ SLACK = 5.0  # seconds that a wait for others takes longer than what they do mea
 
 
 class RankError(Exception):
-    """This rank cannot go on; the text says why."""
+    """This rank cannot continue; the text has the reason."""
 
 
 class GroupWork:
-    """Something with a group of its own that may hang: it is run in a thread, and ended from
-    outside.
-    """
+    """Work in a group of its own that may hang: it runs in a thread, and is ended from outside."""
 
     def __init__(self, rank: ProbeRank) -> None:
         self.owner, self.step = rank, "meeting"
@@ -52,7 +49,7 @@ class GroupWork:
         return self.lane
 
     def end(self) -> None:
-        """Let the group go; ending one that hangs may hang too, and is then left behind."""
+        """Release the group; ending a hung one may hang, too, and is then left behind."""
         if self.lane is not None:
             run_bounded(self.lane.abort, SLACK / 2)
 
@@ -60,8 +57,8 @@ class GroupWork:
 class PairWork(GroupWork):
     """Two ranks.
 
-    Each first says whether it can, and how much it can hold, so that the other does not wait in
-    vain.
+    Each first announces whether it can measure, and its memory limit, so that the other does not
+    wait in vain.
     """
 
     def __init__(self, rank: ProbeRank, low: int, high: int, peer: int) -> None:
@@ -140,10 +137,9 @@ class CollectiveWork(GroupWork):
 
 
 def run_bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, Exception | None]:
-    """Run a call in a thread; return whether it ended in time, what it returned, and what it
-    raised.
+    """Run a call in a thread; return whether it ended in time, its result, and its exception.
 
-    One that does not end is left behind: the process ends without waiting for it.
+    A hung call is left behind: the process exits without waiting for it.
     """
     box: dict[str, Any] = {}
 
@@ -160,7 +156,9 @@ def run_bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, 
 
 
 def shorten_error(error: object) -> str:
-    """The first telling line of an exception, without the place in torch's or Gloo's source."""
+    """Return the first relevant line of an exception, without the position in torch's or Gloo's
+    source.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
