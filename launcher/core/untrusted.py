@@ -68,7 +68,7 @@ def sanitize(line: str) -> str:
     return redact(_UNPRINTABLE.sub("", _CODES.sub("", line)))
 
 
-def one_line(text: str) -> str:
+def single_line(text: str) -> str:
     """Return text as one sanitised, bounded line that cannot imitate our own output."""
     line = " ".join(sanitize(redact(text)[: 4 * _LINE_LENGTH]).splitlines())
     return line if len(line) <= _LINE_LENGTH else line[:_LINE_LENGTH] + "…"

@@ -150,10 +150,10 @@ def per_host(judge: Callable[[Host], Finding | None]) -> Judge:
 def per_survey(judge: Callable[[Node, Survey], Finding]) -> Judge:
     """Make a judge of all nodes from one of a node's survey; nodes without a survey are skipped."""
 
-    def one(host: Host) -> Finding:
+    def judge_host(host: Host) -> Finding:
         return skipped(host, NOT_SURVEYED) if host.survey is None else judge(host.node, host.survey)
 
-    return per_host(one)
+    return per_host(judge_host)
 
 
 NOT_SURVEYED = "the node was not surveyed"

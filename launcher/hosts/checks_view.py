@@ -93,7 +93,7 @@ def _result_rows(result: CheckOutcome, width: int) -> Iterator[Line]:
         style = "bold" if finding.status in ("fail", "warn") else ""
         mark = Text(f"  {label}", style=colour).append(f"  {name.ljust(width + 2)}", style=style)
         yield findings_view.render_headline(
-            mark, finding, untrusted.one_line(finding.text) or result.check.what
+            mark, finding, untrusted.single_line(finding.text) or result.check.what
         )
         yield from findings_view.render_details(finding, margin=len(mark) + 2, most=6)
         if finding.status == "fail":

@@ -95,7 +95,6 @@ def query_hub(model: str, token: Secret | None) -> HubAccess:
 
 
 def _survey_nodes(session: Session, model: str, expectations: Expectations) -> Evidence:
-    """Survey every node, and derive the required network level."""
     inventory = session.inventory
     nodes = session.reached
     started = time.monotonic()
@@ -121,7 +120,6 @@ def _survey_nodes(session: Session, model: str, expectations: Expectations) -> E
 def _required_level(
     inventory: Inventory, facts: Mapping[str, HostFacts], expectations: Expectations
 ) -> Level:
-    """Return the network level to reach with this hardware."""
     level, _ = required_level(
         inventory,
         gpus=[gpu.name for host in facts.values() for gpu in host.gpus or ()],
@@ -141,7 +139,6 @@ def _required_level(
 def _query_model_files(
     session: Session, evidence: Evidence, model: str
 ) -> dict[str, Mapping[str, int] | None]:
-    """Return the model's files on each node."""
     answers = run_by_node(
         session.transport,
         models.query_scans(Site(session.inventory, evidence.facts), model, hosts=True),

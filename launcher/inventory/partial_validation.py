@@ -48,7 +48,6 @@ def _relevant_errors(error: ValidationError) -> Iterator[ErrorDetails]:
 
 
 def _repair(data: Any, yaml_path: YamlPath, stand_in: StandIn) -> None:
-    """Replace an invalid value by its stand-in, or remove it."""
     if not yaml_path:
         return
     containers = _enclosing_values(data, yaml_path)

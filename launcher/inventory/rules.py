@@ -104,7 +104,6 @@ def placement(draft: InventoryDraft) -> Iterator[Mistake]:
 
 
 def _gpu_count_unknown(draft: InventoryDraft) -> bool:
-    """Return whether mistakes in `nodes` leave the number of GPUs unknown."""
     nodes = [yaml_path for yaml_path in draft.invalid_paths if yaml_path[:1] == ("nodes",)]
     return any(len(yaml_path) < 3 or yaml_path[-1] in ("gpus", "host") for yaml_path in nodes)
 

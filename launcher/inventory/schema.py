@@ -195,7 +195,6 @@ def json_schema(root: type[Any] = InventoryFile) -> dict[str, Any]:
 
 
 def _nested_sections(section: type[Any]) -> Iterator[type[Any]]:
-    """Yield the sections below a section, at every depth."""
     for info in fields_of(section).values():
         for inner in sections_in(info.annotation):
             yield inner

@@ -127,7 +127,6 @@ def _owners(key: str, root: type[Any]) -> Iterator[str]:
 
 
 def _section_at(yaml_path: YamlPath, root: type[Any]) -> type[Any]:
-    """Return the section at a path, by walking the schema."""
     section: type[Any] = root
     steps = iter(yaml_path)
     for step in steps:

@@ -40,7 +40,7 @@ def test_the_worst_finding_decides(statuses: list[Status], most: Status) -> None
     assert worst_status([finding("a", status) for status in statuses]) == most
 
 
-def test_equal_findings_are_one_line() -> None:
+def test_equal_findings_are_folded() -> None:
     """And what differs in anything stays apart."""
     same = [
         finding("gpu02"),
@@ -109,7 +109,7 @@ def test_a_node_with_a_repeated_finding_is_named_once() -> None:
         ({"gpu01": None}, ["skip unknown"]),
     ],
 )
-def test_an_odd_value_is_compared_with_the_usual_one(
+def test_an_odd_value_is_compared_with_the_usual_value(
     values: dict[str, int | None], expected: list[str]
 ) -> None:
     """Most nodes are right, and of two the first; the others pass with the value."""

@@ -100,7 +100,7 @@ def test_the_error_names_the_source_and_the_field(fields: dict[str, Any], misfit
         '{"a":' * 60 + "1" + "}" * 60,
     ],
 )
-def test_other_json_is_one_error(text: str) -> None:
+def test_other_json_is_an_error(text: str) -> None:
     """Whatever is wrong with it; what was there is the evidence."""
     with pytest.raises(UnreadableAnswer, match=r"^the cart cannot be read: ") as caught:
         decode.parse_json(Cart, text, "the cart")

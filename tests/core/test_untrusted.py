@@ -27,8 +27,8 @@ def test_a_secret_is_replaced_before_a_part_of_it_is_cut_off(place: int) -> None
     for size, cut in (
         (untrusted.MAX_LINE_LENGTH, untrusted.truncate),
         (300, untrusted.excerpt),
-        (2000, untrusted.one_line),
-        (8000, untrusted.one_line),
+        (2000, untrusted.single_line),
+        (8000, untrusted.single_line),
     ):
         text = f"{'x' * (size + place)}{secret}{'y' * 9000}"
         assert not [at for at in range(3, 15) if secret[:at] in cut(text)], (size, cut)

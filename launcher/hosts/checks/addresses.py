@@ -178,7 +178,6 @@ def _bitrate(mbits: int) -> str:
 
 
 def _judge_hostname(host: Host) -> Finding:
-    """Judge that a node's own name resolves to an address on the cluster's network."""
     node, resolved = host.node, host.survey.own_names if host.survey else None
     if resolved is None:
         return skipped(node, "what its own name resolves to is not known")
@@ -285,7 +284,6 @@ def _judge_lookups(host: Host) -> Finding:
 
 
 def _describe_lookups(slow: Sequence[Lookup]) -> str:
-    """Describe the lookups, equally for all nodes with the same problem."""
     parts = []
     for kind, label in (("reverse", "the name of"), ("forward", "the address of")):
         if targets := sorted({lookup.subject for lookup in slow if lookup.kind == kind}):

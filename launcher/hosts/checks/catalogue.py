@@ -59,8 +59,8 @@ def select_checks(
 
     `only` and `group` add up; without either, all checks are selected. `skip` removes checks.
     """
-    _require_known("check", (*only, *skip), _BY_ID)
-    _require_known("group", group, GROUPS)
+    _require_valid("check", (*only, *skip), _BY_ID)
+    _require_valid("group", group, GROUPS)
     selected = [
         check
         for check in CATALOGUE
@@ -141,7 +141,7 @@ def _with_default_text(check: Check, finding: Finding) -> Finding:
     return finding
 
 
-def _require_known(kind: str, ids: Iterable[str], valid: Collection[str]) -> None:
+def _require_valid(kind: str, ids: Iterable[str], valid: Collection[str]) -> None:
     unknown = [name for name in ids if name not in valid]
     if not unknown:
         return

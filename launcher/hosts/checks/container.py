@@ -154,15 +154,14 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
 
 
 def _per_container(judge: Callable[[str, ContainerView], Finding]) -> Judge:
-    def one(host: Host) -> Finding:
+    def judge_host(host: Host) -> Finding:
         inside = _container_view(host)
         return inside if isinstance(inside, Finding) else judge(host.name, inside)
 
-    return per_host(one)
+    return per_host(judge_host)
 
 
 def _container_view(host: Host) -> ContainerView | Finding:
-    """Return the view of a node's container, or a SKIP with the reason."""
     inside = host.evidence.inside.get(host.name)
     if inside is None:
         reason = "no container was looked into"
@@ -228,7 +227,6 @@ def _judge_libibverbs(name: str, inside: ContainerView) -> Finding:
 def _uniform_version(
     program: str, version: Callable[[ContainerView], str], missing_text: str
 ) -> Judge:
-    """Make the judge of a version that must be equal in all containers."""
 
     def value(host: Host) -> str | Finding:
         inside = _container_view(host)

@@ -133,7 +133,6 @@ def _docker_timeout(host: Host, output: str) -> Finding:
 
 
 def _judge_engine(host: Host) -> Finding | None:
-    """Reject Podman and rootless daemons."""
     node, facts = host.node, host.facts
     setting = "`docker: [sudo, -n, /usr/bin/docker, --host, unix:///var/run/docker.sock]`"
     if facts.podman:
@@ -264,7 +263,6 @@ def _cgroup_fix(name: str, driver: str) -> str:
 
 
 def _skip_unprivileged(inventory: Inventory) -> str:
-    """Return the reason to skip: no privileged containers."""
     return "" if inventory.privileged else "privileged: false, as it should be"
 
 

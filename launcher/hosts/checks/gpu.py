@@ -97,7 +97,6 @@ def _judge_privileged(host: Host, visible: int) -> Finding | None:
 
 
 def _gpu_models(host: Host) -> tuple[str, ...] | Finding:
-    """Return the models of a node's declared GPUs."""
     if host.facts.gpus is None:
         nvidia = host.inventory.accelerator == "nvidia"
         unnamed = "the models of AMD GPUs are not asked"
@@ -338,7 +337,6 @@ def _usual_driver(host: Host, version: str) -> Finding:
 
 
 def _skip_imex(inventory: Inventory) -> str:
-    """Return the reason to skip the IMEX check."""
     if len(inventory.nodes) == 1:
         return "one node shares memory with nobody"
     return skip_unless_nvidia(inventory)

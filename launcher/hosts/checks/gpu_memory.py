@@ -161,7 +161,6 @@ def _foreign_processes(host: Host) -> list[GpuProcess]:
 
 
 def _unused_gpus(host: Host) -> set[str]:
-    """Return the UUIDs of GPUs that the node does not use."""
     used = host.facts.used_gpus(host.node)
     return {gpu.uuid for gpu in host.facts.gpus or () if gpu not in used}
 

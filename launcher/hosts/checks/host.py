@@ -142,7 +142,6 @@ def _judge_next_boot(node: Node, survey: Survey) -> Finding:
 
 
 def _judge_shm(host: Host) -> Finding:
-    """Judge that Ray's object store fits into shared memory."""
     survey, shm, requested = host.survey, host.inventory.shm, host.inventory.ray.object_store
     memory = survey.memory if survey is not None else None
     if memory is None and requested is None:
@@ -234,7 +233,7 @@ def _judge_disk(host: Host) -> Finding:
 
 
 def _missing_model_bytes(host: Host) -> tuple[int, str]:
-    """Return the missing bytes of the model (0 if other nodes do not tell) and a description."""
+    """Return the missing bytes of the model (0 if unknown) and a description."""
     evidence = host.evidence
     if not evidence.model:
         return 0, "no model is named, so its size is not known"

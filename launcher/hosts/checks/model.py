@@ -70,7 +70,6 @@ def _judge_files(host: Host, reference: Files, present: Mapping[str, Files]) -> 
 
 
 def _describe_differences(files: Files, reference: Files, owners: str) -> list[str]:
-    """Describe the differences from the reference, missing files first."""
     lines = [f"lacks {name}" for name in sorted(set(reference) - set(files))]
     lines += [f"has {name} besides" for name in sorted(set(files) - set(reference))]
     lines += [

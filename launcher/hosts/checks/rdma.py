@@ -160,7 +160,6 @@ def _named_devices(node: Node) -> tuple[str, ...]:
 
 
 def _has_exact_names(node: Node) -> bool:
-    """True if device names are complete, not prefixes."""
     return bool(node.hca) or node.env.get("NCCL_IB_HCA", "").startswith("=")
 
 
@@ -233,7 +232,6 @@ def _other_rates(host: Host, rates: str, common: str, others: str) -> Finding:
 
 
 def _usual_rates(host: Host, rates: str) -> Finding:
-    """Judge that a node's links reach the rate of its cards."""
     for device, port in _active_ports(ports_in_use(host.node, host.survey)) if host.survey else ():
         expected = host.evidence.expectations.nic(device.model)
         if expected and expected.rate and 0 < port.rate < expected.rate:
@@ -253,7 +251,6 @@ def _describe_down_ports(host: Host) -> str:
 
 
 def _gid_index(host: Host) -> int | Finding:
-    """Return the index of the RoCE v2 GID that NCCL will use."""
     if host.survey is None:
         return skipped(host, NOT_SURVEYED)
     used = _active_ports(ports_in_use(host.node, host.survey))

@@ -94,7 +94,6 @@ def _gpu_error(host: ScannedHost) -> str:
 
 
 def _describe_excluded(excluded: Mapping[int, str]) -> Iterator[str]:
-    """Describe the excluded GPUs, one line for each reason."""
     for shared_reason in dict.fromkeys(excluded.values()):
         indexes = [str(index) for index, reason in excluded.items() if reason == shared_reason]
         yield f"not GPU {', '.join(indexes)}: {shared_reason}"
@@ -111,7 +110,6 @@ def _excluded_gpus(host: ScannedHost, options: InitOptions) -> dict[int, str]:
 
 
 def _exclusion_reason(host: ScannedHost, gpu: Gpu, options: InitOptions) -> str:
-    """Return the reason to exclude a GPU, else an empty string."""
     for grant in host.facts.gpu_allocations:
         if grant.cluster != options.cluster and grant.includes(gpu.index, gpu.uuid):
             return f"cluster {grant.cluster} has it"

@@ -85,7 +85,6 @@ def _docker_problem(host: ScannedHost) -> str:
 
 
 def _host_parts(host: ScannedHost, kind: Accelerator) -> tuple[str, ...]:
-    """Describe a host part by part; missing parts are empty."""
     facts, survey = host.facts, host.survey
     drivers = sorted({gpu.driver for gpu in facts.gpus or ()})
     ports = [port for device in survey.rdma for port in device.ports]

@@ -95,7 +95,6 @@ def discover(hosts: Sequence[ScannedHost], options: InitOptions) -> Discovery:
 def _inequality_warnings(
     hosts: Sequence[ScannedHost], nodes: Sequence[DiscoveredNode], kind: Accelerator
 ) -> Iterator[str]:
-    """Warn about different GPU numbers or models."""
     if len({node.gpus for node in nodes}) > 1:
         counts = ", ".join(f"{node.name} {node.gpus}" for node in nodes)
         yield (
@@ -199,7 +198,6 @@ def _cpu_environment(hosts: Sequence[ScannedHost], counts: Sequence[int]) -> dic
 def _choose_engine_args(
     hosts: Sequence[ScannedHost], kind: Accelerator
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the vLLM engine arguments that these hosts need, and the reason."""
     if kind == "cpu":
         args: dict[str, Any] = {"dtype": "float32"}
         why = "every processor can compute in float32"

@@ -87,7 +87,6 @@ def parse_local_assets(text: str) -> LocalAssets:
 
 
 def _parse_images(text: str) -> dict[str, str]:
-    """Return the identities of images with names that look like vLLM's."""
     return {
         name: image.identity
         for image in docker_read.parse_images(text)

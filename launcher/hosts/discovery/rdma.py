@@ -140,7 +140,6 @@ def _host_devices(ports: Sequence[_Pair], fabric: Fabric) -> HostDevices:
 
 
 def _summarize_ports(fabric: Fabric, selected: Sequence[list[_Pair]]) -> str:
-    """Describe the number and rate of the selected ports per host."""
     kind = "InfiniBand" if fabric == "infiniband" else "RoCE v2"
     counts, rates = {len(pairs) for pairs in selected}, {_port_rate(pairs) for pairs in selected}
     ports = f"{kind} port" if counts == {1} else f"{kind} ports"
@@ -148,7 +147,6 @@ def _summarize_ports(fabric: Fabric, selected: Sequence[list[_Pair]]) -> str:
 
 
 def _port_rate(ports: Sequence[_Pair]) -> float:
-    """Return the common rate of a host's selected ports."""
     return ports[0][1].rate
 
 
@@ -160,7 +158,6 @@ def _span(numbers: Set[float]) -> str:
 def _describe_ports(
     hosts: Sequence[ScannedHost], fabric: Fabric, selected: Sequence[list[_Pair]]
 ) -> tuple[str, ...]:
-    """Describe each selected port, then the reasons for excluding the others."""
     included, excluded = list[tuple[str, str]](), list[tuple[str, str]]()
     for host, pairs in zip(hosts, selected, strict=True):
         for device, port in _all_ports(host):
@@ -205,7 +202,6 @@ def _warnings(
 
 
 def _describe_port(host: ScannedHost, device: RdmaDevice, port: RdmaPort) -> str:
-    """Describe a device's location: interface, NUMA node and nearest GPUs."""
     parts = [f"{port.rate:g} Gbit/s", *sorted(device.netdevs)]
     parts += [f"NUMA node {device.numa}"] if device.numa is not None else []
     parts += filter(None, [_nearest_gpus(host, device)])

@@ -65,7 +65,6 @@ def _best_image(hosts: Sequence[ScannedHost], kind: Accelerator) -> Choice:
 
 
 def _upstream_image(hosts: Sequence[ScannedHost], kind: Accelerator) -> tuple[str, str]:
-    """Return vLLM's own image for the accelerator and the oldest driver, and the reason."""
     tag, why = _IMAGES[kind], f"vLLM's own image for {_NAMES[kind]}; `vlaunch up` pulls it"
     drivers = {_major(gpu.driver): gpu.driver for host in hosts for gpu in host.facts.gpus or ()}
     oldest = min(drivers, default=0)
@@ -106,7 +105,6 @@ def choose_hf_home(hosts: Sequence[ScannedHost], requested: str | None) -> Choic
 
 
 def _describe_free(free: Mapping[str, int | None]) -> str:
-    """Describe the smallest free space; empty if unknown."""
     sizes = [(size, name) for name, size in free.items() if size is not None]
     if not sizes:
         return ""
@@ -119,7 +117,6 @@ def _describe_free(free: Mapping[str, int | None]) -> str:
 def _describe_contents(
     path: str, homes: Mapping[str, Mapping[str, Home]], hosts: Sequence[ScannedHost]
 ) -> str:
-    """Describe the models in a home and their hosts; empty without any."""
     owners = (
         (model, name) for name, own in homes.items() if path in own for model in own[path].models
     )

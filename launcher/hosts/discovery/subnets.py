@@ -123,7 +123,6 @@ def _group_by_network(
 
 
 def _host_addresses(host: ScannedHost, rdma: Set[str]) -> Iterator[HostAddress]:
-    """Yield the IPv4 addresses of a host."""
     nics = host.survey.nics
     if nics is None:  # without a survey, use the probe
         nics = tuple(
@@ -225,7 +224,6 @@ def _routed_addresses(
 
 
 def _duplicate_ip(addresses: Iterable[HostAddress]) -> str | None:
-    """Return an address that several hosts have."""
     counts = Counter(address.ip for address in addresses)
     return next((ip for ip, count in counts.items() if count > 1), None)
 
@@ -247,7 +245,6 @@ def _describe_network(addresses: Sequence[HostAddress]) -> str:
 
 
 def _rejection_reason(addresses: Sequence[HostAddress], chosen: Sequence[HostAddress]) -> str:
-    """Return the reason for not choosing a network."""
     if len(addresses) < len(chosen):
         return f"only on {fold([address.host for address in addresses])}"
     duplicate = _duplicate_ip(addresses)

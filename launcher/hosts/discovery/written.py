@@ -34,7 +34,6 @@ def format_inventory(discovery: Discovery) -> str:
 
 
 def _paragraphs(discovery: Discovery) -> tuple[Iterable[str], ...]:
-    """Return the lines of each paragraph, empty for defaults."""
     docker = _most_common([node.docker for node in discovery.nodes])
     interface = _most_common([node.interface for node in discovery.nodes])
     hca = _most_common([node.hca for node in discovery.nodes])
@@ -210,7 +209,6 @@ def _format_item(nodes: Sequence[DiscoveredNode], settings: Sequence[str]) -> li
 
 
 def _node_columns(nodes: Sequence[DiscoveredNode]) -> tuple[list[str], list[str], list[str]]:
-    """Return the values that form ranges: hosts, names and addresses."""
     hosts = [node.host for node in nodes]
     names = [node.name for node in nodes]
     return hosts, names, [node.ip for node in nodes]

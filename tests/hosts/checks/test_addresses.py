@@ -138,7 +138,7 @@ CASES = (
         red={"gpu01": "warn", "gpu02": "warn", "gpu03": "warn"},
         text="looking up the name of 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more and its own name got",
         fix="on every node",
-        survey={"*": {"lookups": lost(*(f"10.0.0.{each}" for each in range(1, 6)))}},
+        survey={"*": {"lookups": lost(*(f"10.0.0.{number}" for number in range(1, 6)))}},
     ),
     Case(
         id="names-resolve",

@@ -149,7 +149,7 @@ def h100_pair() -> list[ScannedHost]:
     without a cable and an Ethernet one.
     """
 
-    def one(at: int) -> ScannedHost:
+    def make_host(at: int) -> ScannedHost:
         compute = (0, 3, 4, 5, 6, 9, 10, 11)
         devices = [
             replace(infiniband(f"mlx5_{n}", netdev=f"ibp{n}"), numa=at // 4)
@@ -184,13 +184,13 @@ def h100_pair() -> list[ScannedHost]:
             },
         )
 
-    return [one(1), one(2)]
+    return [make_host(1), make_host(2)]
 
 
 def roce_four() -> list[ScannedHost]:
     """Four servers on RoCE; the last has other devices, and its GID table another order."""
 
-    def one(at: int) -> ScannedHost:
+    def make_host(at: int) -> ScannedHost:
         last = at == 4
         names = ("mlx5_bond_0",) if last else ("mlx5_2", "mlx5_3")
         fast = "bond1" if last else "bond0"
@@ -210,13 +210,13 @@ def roce_four() -> list[ScannedHost]:
             ),
         )
 
-    return [one(at) for at in range(1, 5)]
+    return [make_host(at) for at in range(1, 5)]
 
 
 def sparks() -> list[ScannedHost]:
     """Two DGX Spark joined by one cable, in another port on the second."""
 
-    def one(at: int) -> ScannedHost:
+    def make_host(at: int) -> ScannedHost:
         half = at - 1
         first, second = f"enp1s0f{half}np{half}", f"enP2p1s0f{half}np{half}"
         other = 1 - half
@@ -252,7 +252,7 @@ def sparks() -> list[ScannedHost]:
             survey={"cpus": 20, "numa_nodes": 1, "memory": 120 * GIB, "shm": 60 * GIB},
         )
 
-    return [one(1), one(2)]
+    return [make_host(1), make_host(2)]
 
 
 def practice() -> list[ScannedHost]:
@@ -291,7 +291,7 @@ def unequal() -> list[ScannedHost]:
         "part_errors": {"docker": "sh: docker: not found"},
     }
 
-    def one(at: int) -> ScannedHost:
+    def make_host(at: int) -> ScannedHost:
         other = nic("eth1", f"192.168.{122 if at > 2 else 9}.1/24", 1000)
         lost = gpus(7 if at == 3 else 8)
         return host(
@@ -302,7 +302,7 @@ def unequal() -> list[ScannedHost]:
             **(undocked if at == 4 else {}),
         )
 
-    return [one(at) for at in range(1, 5)]
+    return [make_host(at) for at in range(1, 5)]
 
 
 CASES = {

@@ -70,7 +70,7 @@ def test_logins_are_written_where_they_belong() -> None:
         st.tuples(st.integers(1, 30), st.sampled_from([7, 8])),
         min_size=1,
         max_size=12,
-        unique_by=lambda each: each[0],
+        unique_by=lambda pair: pair[0],
     )
 )
 def test_folding_keeps_every_node_and_their_order(numbers: list[tuple[int, int]]) -> None:
