@@ -177,7 +177,7 @@ class _Coordinator:
                 yield from self._drop_member(name, why or f"its program ended with {message.code}")
             return
         if message.error:
-            member.error_lines.append(untrusted.one_line(message.text))
+            member.error_lines.append(untrusted.single_line(message.text))
             return
         try:
             event = chain.parse_event(name, message.text)

@@ -143,7 +143,10 @@ def test_the_secrets_would_be_in_it_without_redaction(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above can fail."""
-    for module in ("launcher.diagnose.collect_command.clean", "launcher.core.untrusted.redact"):
+    for module in (
+        "launcher.diagnose.collect_command.redact_secrets",
+        "launcher.core.untrusted.redact",
+    ):
         monkeypatch.setattr(module, lambda text: text)
     leaky.run("collect", "-o", "b.tar.gz")
     text = "\n".join(unpacked(tmp_path / "b.tar.gz").values())
@@ -255,7 +258,7 @@ def test_what_is_broken_here_does_not_stop_it(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be had says why instead."""
-    monkeypatch.setattr("launcher.diagnose.collect_command.look", _refuse)
+    monkeypatch.setattr("launcher.diagnose.collect_command.observe_cluster", _refuse)
     leaky.run("collect", "-o", "b.tar.gz")
 
     assert json.loads(unpacked(tmp_path / "b.tar.gz")["status.json"])["error"] == "gpu01: broken"

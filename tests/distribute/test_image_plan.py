@@ -32,7 +32,7 @@ def image(*names: str, identity: str = "i", layers: tuple[str, ...] = LAYERS) ->
 
 
 def store(*images: Image, **fields: Any) -> ImageStore:
-    about = {"free": 100 * GIB, "scratch": 100 * GIB, "python": (3, 11)}
+    about = {"free": 100 * GIB, "scratch_free": 100 * GIB, "python": (3, 11)}
     folders = {"folder": "/var/tmp/vlaunch-0/c/n", "top": "/var/tmp/vlaunch-0"}
     return ImageStore(**{**folders, **about, "images": images, **fields})
 
@@ -132,7 +132,7 @@ def test_who_cannot_take_part() -> None:
     """Docker or Python is missing: all such nodes are named, but for those that lack nothing."""
     stores = {
         "n1": store(image("x:1")),
-        "n2": store(trouble="Cannot connect to the Docker daemon"),
+        "n2": store(docker_error="Cannot connect to the Docker daemon"),
         "n3": store(python=(3, 6)),
         "n4": store(image("x:1"), python=(0, 0)),
     }
@@ -148,7 +148,7 @@ def test_room_is_looked_at_before() -> None:
     """On the source for all of it, on the others for what they lack: as it comes, in Docker's
     temporary folder, and unpacked.
     """
-    tight = {"n1": store(image("x:1")), "n2": store(free=6 * GIB), "n3": store(scratch=GIB)}
+    tight = {"n1": store(image("x:1")), "n2": store(free=6 * GIB), "n3": store(scratch_free=GIB)}
     plan = plan_image("x:1", tight)
 
     assert check_source(plan, tight["n1"]) == round(3 * GIB * 1.02)
@@ -157,8 +157,8 @@ def test_room_is_looked_at_before() -> None:
     assert "n2: has too little room" in caught.value.evidence
     assert "n3: has too little room" in caught.value.evidence
     with pytest.raises(NodeError, match="too little room"):
-        check_source(plan, store(image("x:1"), scratch=2 * GIB))
-    plan_targets({"n1": tight["n1"], "n2": store(free=7 * GIB, scratch=4 * GIB)})
+        check_source(plan, store(image("x:1"), scratch_free=2 * GIB))
+    plan_targets({"n1": tight["n1"], "n2": store(free=7 * GIB, scratch_free=4 * GIB)})
 
 
 def test_one_disk_holds_all_of_it() -> None:
@@ -193,4 +193,4 @@ def test_the_same_image_under_another_name_is_only_named() -> None:
 def test_docker_does_not_answer_anywhere_else() -> None:
     """Whether it is there is not known then."""
     with pytest.raises(NodeError, match="Docker does not answer"):
-        plan_image("x:1", {"n1": store(), "n2": store(trouble="Cannot connect")})
+        plan_image("x:1", {"n1": store(), "n2": store(docker_error="Cannot connect")})

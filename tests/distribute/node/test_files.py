@@ -38,7 +38,7 @@ def test_the_identity_is_that_of_files_and_chunks() -> None:
     """What is written down and read again is the same; another size of chunks is another copy."""
     manifest = CopyManifest([ManifestFile("a", 5, 7), ManifestFile("b", 3)], 4)
 
-    assert CopyManifest.read(manifest.as_json()).identity == manifest.identity
+    assert CopyManifest.from_json(manifest.as_json()).identity == manifest.identity
     assert CopyManifest(manifest.files, 5).identity != manifest.identity
 
 

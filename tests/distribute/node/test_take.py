@@ -176,7 +176,7 @@ def test_what_is_not_here_yet_is_waited_for(
 ) -> None:
     """A sign of life comes meanwhile, also for longer than the node's patience."""
     monkeypatch.setattr(give, "_HEARTBEAT_INTERVAL", 0.05)
-    monkeypatch.setattr(take, "PATIENCE", 0.3)
+    monkeypatch.setattr(take, "SILENCE_TIMEOUT", 0.3)
     empty, honest, node = side("empty"), side("honest", data), side("node")
     node.fetch(("empty", empty.port))
     assert awaited(lambda: bool(node.upstream and node.upstream.current))

@@ -60,4 +60,4 @@ def test_a_request_of_another_copy_is_refused() -> None:
         for request in requests
     ]
 
-    assert results == [(0, 2, bytes(3)), "Refused", "Refused"]
+    assert results == [(0, 2, bytes(3)), "ProtocolError", "ProtocolError"]
