@@ -61,8 +61,10 @@ def describe_value(value: object) -> str:
 
 def did_you_mean(text: str, candidates: Iterable[str]) -> str:
     """Return ``; did you mean `near`?`` for the candidate closest to `text`, if any is close."""
-    near = difflib.get_close_matches(text[:_MAX_LENGTH].lower(), list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    matches = difflib.get_close_matches(
+        text[:_MAX_LENGTH].lower(), list(candidates), n=1, cutoff=0.6
+    )
+    return f"; did you mean `{matches[0]}`?" if matches else ""
 
 
 def _shorten(text: str) -> str:

@@ -32,9 +32,7 @@ def lengths(draft: InventoryDraft) -> Iterator[Mistake]:
 
 
 def gpus(draft: InventoryDraft) -> Iterator[Mistake]:
-    """Require a GPU list that fits: no UUIDs for ranges or AMD, no list for CPUs or
-    `privileged`.
-    """
+    """Require a GPU list that fits: no UUIDs for ranges or AMD, no list for CPUs."""
     accelerator = draft.file.accelerator
     for index, entry in enumerate(draft.file.nodes):
         if isinstance(entry.gpus, int) or not draft.is_valid("nodes", index, "gpus"):

@@ -133,7 +133,7 @@ class _Gpus:
     ) -> CoreSchema:
         """Report the errors of a number for anything but a list."""
         count = Annotated[int, Bounds(ge=1, le=_MAX_GPUS)]
-        which = (
+        gpu_id = (
             Annotated[int, Bounds(ge=0, le=_MAX_GPUS - 1)]
             | Annotated[str, Field(pattern=f"^{_UUID}$")]
         )
@@ -141,11 +141,11 @@ class _Gpus:
         def read(value: object, number: core_schema.ValidatorFunctionWrapHandler) -> object:
             return _parse_gpu_ids(value) if isinstance(value, tuple) else number(value)
 
-        written = count | Annotated[list[which], Field(min_length=1, max_length=_MAX_GPUS)]
+        input_type = count | Annotated[list[gpu_id], Field(min_length=1, max_length=_MAX_GPUS)]
         return core_schema.no_info_wrap_validator_function(
             read,
             handler.generate_schema(count),
-            json_schema_input_schema=handler.generate_schema(written),
+            json_schema_input_schema=handler.generate_schema(input_type),
         )
 
 

@@ -111,7 +111,7 @@ def _judge_check(
     ]
     if not findings:
         return [skipped("", "nothing was there to judge")]
-    order = {node.name: at for at, node in enumerate(evidence.inventory.nodes)}
+    order = {node.name: position for position, node in enumerate(evidence.inventory.nodes)}
     return sorted(findings, key=lambda finding: order.get(finding.node, len(order)))
 
 

@@ -72,9 +72,9 @@ def full_gpus(evidence: Evidence, node: str, share: float) -> set[int]:
     hosts = [host for host in evidence.reached if host.name == node]
     full = [gpu for host in hosts for gpu, _ in _full_gpus(host, share)]
     return {
-        at
+        index
         for host in hosts
-        for at, gpu in enumerate(host.facts.used_gpus(host.node))
+        for index, gpu in enumerate(host.facts.used_gpus(host.node))
         if gpu in full
     }
 

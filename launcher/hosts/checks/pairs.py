@@ -147,7 +147,7 @@ def _relevant_probes(evidence: Evidence) -> list[PortProbe]:
 
 @dataclass(frozen=True)
 class _Directions:
-    """Troubles by direction, grouped once: their number is quadratic in that of nodes."""
+    """Faults by direction, grouped once: their number grows with the square of the nodes."""
 
     troubles: Mapping[tuple[str, str], tuple[str, str] | None]
 

@@ -262,8 +262,8 @@ def _no_common_fabric(hosts: Sequence[ScannedHost]) -> FabricChoice:
     without = [host.name for host in hosts if host.name not in with_ports]
     text = "the hosts' RDMA ports are not of one fabric"
     if without:
-        which = f", which {fold(with_ports)} has" if with_ports else ""
-        text = f"no ACTIVE RDMA port on {fold(without)}{which}"
+        owners = f", which {fold(with_ports)} has" if with_ports else ""
+        text = f"no ACTIVE RDMA port on {fold(without)}{owners}"
     states = dict.fromkeys(
         f"{_port_name(device, port)}: {port.state} {port.link_layer}"
         + ("" if _roce_v2_indexes(port) else ", no RoCE v2 address")
