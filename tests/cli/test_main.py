@@ -74,10 +74,10 @@ def test_errors_leave_the_program_as_exit_codes(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_disk_that_is_full_is_told_with_what_to_do(
+def test_a_full_disk_is_reported_with_a_fix(
     ending: Ending, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which file, and where else it could be."""
+    """The error names the file, and the variables that move it elsewhere."""
     ending(OSError(28, "No space left on device", "/home/x"))
     run_command(["x"])
     err = capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_is_told_with_what_to_do(
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (3, 3), ("text", 0)])
 def test_what_a_command_returns_is_its_exit_code(result: object, code: int, ending: Ending) -> None:
-    """When it is a number."""
+    """Numbers only."""
     ending(result=result)
 
     assert run_command(["x"]) == code
@@ -107,7 +107,7 @@ def test_verbose_shows_where_an_error_came_from(
 @pytest.mark.parametrize(
     ("typed", "meant"), [("stauts", "status"), ("upp", "up"), ("exce", "exec"), ("xyzzy", None)]
 )
-def test_a_mistyped_command_is_told_the_near_one(
+def test_a_mistyped_command_gets_a_suggestion(
     typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2."""
@@ -232,7 +232,7 @@ def test_an_inventory_that_is_a_directory_is_a_wrong_request(
 
 
 def test_the_end_is_not_the_interpreters(tmp_path: Path) -> None:
-    """Which waits for whatever hangs there; what was printed is there all the same."""
+    """The interpreter's shutdown may hang; all output is flushed before."""
     hangs = (
         "import atexit, time; atexit.register(time.sleep, 60); from launcher.cli.main import main;"
         " main()"

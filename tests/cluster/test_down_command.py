@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_while_looking_does_not_spare_the_others(up: Cl
 
 
 def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
-    """What could not be looked at is not absent."""
+    """Containers that could not be listed do not count as absent."""
     up.world.machines["gpu02"].docker_error = "Cannot connect to the Docker daemon"
     ran = up.run("down")
 
@@ -115,7 +115,7 @@ def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path
     assert (folder / "reviews").is_dir()
 
 
-def test_what_engines_compiled_stays_and_is_told(up: Cluster) -> None:
+def test_what_engines_compiled_stays_and_is_reported(up: Cluster) -> None:
     """With its size, and what would remove it; `--purge` does."""
     for machine in up.world.machines.values():
         machine.compiled = f"ext4\n{300 << 10}"
@@ -138,7 +138,7 @@ def test_no_secret_is_needed(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
     assert up.run("down").code == 0
 
 
-def test_all_nodes_unreachable_is_one_story(up: Cluster) -> None:
+def test_all_nodes_unreachable_is_a_single_error(up: Cluster) -> None:
     """And nothing is asked."""
     for name in ("gpu01", "gpu02"):
         up.missing[name] = ConnectError(name, "cannot be reached: timed out")

@@ -1,4 +1,4 @@
-"""What `down` removes, in which order, and how it proves that it is gone."""
+"""Steps of `down`, their order, and the gate that verifies the removal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_workers_go_first_then_the_head_then_files(world: World) -> None:
 
 
 def test_ranks_on_the_head_go_with_the_workers(world: World) -> None:
-    """What is found by its label is removed, whatever its name."""
+    """Containers are removed by label, under any name."""
     world.machines["gpu01"].containers["odd"] = {
         **world.container("gpu01"),
         "Id": "odd1",
@@ -80,7 +80,7 @@ def test_a_second_down_has_nothing_to_do_and_still_looks(world: World) -> None:
     assert world.changes == []
 
 
-def test_a_node_that_was_not_reached_is_left_out(world: World) -> None:
+def test_a_node_that_was_not_reached_is_omitted(world: World) -> None:
     """The others are cleaned all the same."""
     case.drain(plan(world, "gpu02"), FakeTransport(world.answer))
 
@@ -88,7 +88,7 @@ def test_a_node_that_was_not_reached_is_left_out(world: World) -> None:
     assert plan(world, "gpu01", "gpu02").stages == ()
 
 
-def test_what_is_left_is_named(world: World) -> None:
+def test_remains_are_named(world: World) -> None:
     """`docker rm` may say that it worked."""
     down = plan(world)
     handler = world.answer
@@ -108,7 +108,7 @@ def test_what_is_left_is_named(world: World) -> None:
     assert "run `vlaunch down` again" in caught.value.hint
 
 
-def test_a_node_that_cannot_be_asked_any_more_is_not_called_clean(world: World) -> None:
+def test_a_node_that_cannot_be_queried_is_not_called_clean(world: World) -> None:
     """Absence is proven, not assumed."""
     handler = world.answer
 
@@ -129,8 +129,10 @@ def test_files_alone_are_removed_too(world: World) -> None:
     assert [step.title for step in plan(world).steps] == ["removing helper files and secrets"] * 2
 
 
-def test_what_engines_compiled_goes_when_that_is_asked_for(world: World) -> None:
-    """Where there is some, or nobody could say; after the containers that may still write it."""
+def test_what_engines_compiled_goes_when_that_is_requested(world: World) -> None:
+    """The compile cache is removed if it exists or might, after the containers that may still write
+    to it.
+    """
     world.machines["gpu01"].compiled = "ext4\n2048"
     transport = FakeTransport(world.answer)
     commands = probe_commands(world.inventory, [world.inventory.image], compiled=True)
@@ -204,7 +206,7 @@ def test_only_what_vlaunch_wrote_is_removed(
     )
 
 
-def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path) -> None:
+def test_the_query_for_remains_detects_both(load: Load, tmp_path: Path) -> None:
     """Run here with another program in docker's place; one that fails is not an empty answer."""
     inventory = load(
         f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"
@@ -215,7 +217,7 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
     fake.parent.mkdir()
     env = {"PATH": f"{fake.parent}:/usr/bin:/bin"}
 
-    def said(body: str) -> tuple[int, str]:
+    def run_script(body: str) -> tuple[int, str]:
         fake.write_text(f"#!/bin/sh\n{body}\n")
         fake.chmod(0o755)
         done = subprocess.run(
@@ -223,13 +225,13 @@ def test_the_question_what_is_left_runs_and_sees_both(load: Load, tmp_path: Path
         )
         return done.returncode, done.stdout
 
-    assert said("exit 0") == (0, "")
+    assert run_script("exit 0") == (0, "")
     (tmp_path / "c").mkdir()
-    assert said("echo 0123456789abcdef; echo fedcba9876543210") == (
+    assert run_script("echo 0123456789abcdef; echo fedcba9876543210") == (
         0,
         f"container 0123456789ab\ncontainer fedcba987654\ndirectory {tmp_path}/c\n",
     )
-    assert said("exit 1")[0] == 1
+    assert run_script("exit 1")[0] == 1
 
 
 def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
@@ -246,7 +248,7 @@ def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
     ] * 2
 
 
-def test_what_is_left_in_memory_is_seen(load: Load, tmp_path: Path) -> None:
+def test_remains_in_memory_are_detected(load: Load, tmp_path: Path) -> None:
     """Run here: all places are looked at, whatever the node said before."""
     inventory = load(
         f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"

@@ -136,7 +136,7 @@ def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
 
 
 def test_a_container_that_has_restarted_and_joined_is_well(up: World) -> None:
-    """That is what restarting is for: Docker's count never goes down again."""
+    """Restarts are harmless once the node has joined: Docker's count never goes down again."""
     up.container("gpu02")["RestartCount"] = 4
 
     assert (
@@ -164,7 +164,7 @@ def test_a_head_that_does_not_listen_in_time_shows_the_end_of_its_log(up: World)
 
 
 @pytest.mark.parametrize("ray", ["", "ray: none"])
-def test_the_head_is_there_when_what_workers_knock_at_listens(ray: str, load: Load) -> None:
+def test_the_head_is_ready_when_its_port_listens(ray: str, load: Load) -> None:
     """Ray's port, or else the agent's."""
     inventory = load(ray)
     gate, port = (
@@ -185,7 +185,7 @@ def test_the_head_is_there_when_what_workers_knock_at_listens(ray: str, load: Lo
         (None, ["gpu01"]),
     ],
 )
-def test_an_agent_is_connected_when_the_head_has_heard_it(
+def test_an_agent_is_connected_when_the_head_has_reached_it(
     members: dict[str, float] | None, waits: list[str], up: World
 ) -> None:
     """Lately; where the head says nothing, it is the head that is waited for."""

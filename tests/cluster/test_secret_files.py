@@ -1,6 +1,4 @@
-"""Where secrets may lie on a node, and what is told of them; the scripts run here, on folders of
-the test's.
-"""
+"""Locations of secrets on a node, and the report about them; scripts run on temporary folders."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return make
 
 
-def _ask(state: Path, cluster: str = "c") -> str:
+def _probe(state: Path, cluster: str = "c") -> str:
     argv = host.probe(
         ("false",),
         cluster=cluster,
@@ -46,10 +44,10 @@ def _ask(state: Path, cluster: str = "c") -> str:
         accelerator="cpu",
         images=(),
     )
-    return _said(argv)
+    return _run(argv)
 
 
-def _said(argv: Argv) -> str:
+def _run(argv: Argv) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
@@ -58,16 +56,16 @@ def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Pat
     bin_("id", "case $1 in -u) echo 0 ;; *) echo root ;; esac")
     for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
         bin_("stat", f"echo {kind}")
-        facts = host_read.parse_probe(_ask(tmp_path))
+        facts = host_read.parse_probe(_probe(tmp_path))
         assert facts.memory_dir == place
     assert "is a file system in memory" in facts.part_errors["memory"]
 
 
 def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> None:
-    """Where logind runs, its files end with its session; elsewhere they stay."""
+    """With logind, a user's files in memory end with the session; elsewhere they stay."""
     bin_("id", "case $1 in -u) echo 12345 ;; *) echo nobody-of-ours ;; esac")
     bin_("stat", "echo tmpfs")
-    facts = host_read.parse_probe(_ask(tmp_path))
+    facts = host_read.parse_probe(_probe(tmp_path))
     if Path("/run/systemd/seats").is_dir():
         assert facts.memory_dir == ""
         assert "does not linger" in facts.part_errors["memory"]
@@ -75,7 +73,7 @@ def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> No
         assert facts.memory_dir == "/dev/shm/vlaunch-nobody-of-ours"
 
 
-def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
+def test_the_token_is_read_from_both_places(tmp_path: Path) -> None:
     """So that a change of `secrets_in` keeps it."""
     for name in ("one", "two"):
         (tmp_path / name / "secrets").mkdir(parents=True)
@@ -91,7 +89,7 @@ def test_the_token_is_found_in_both_places(tmp_path: Path) -> None:
     assert ran.stdout == "t"
 
 
-def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path: Path) -> None:
+def test_a_token_of_another_user_is_not_used(bin_: Fake, tmp_path: Path) -> None:
     """In /dev/shm everybody may make a folder with a login's name."""
     place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
     bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
@@ -101,15 +99,15 @@ def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path:
     (planted / "c" / "secrets" / "RAY_AUTH_TOKEN").write_text("chosen-by-somebody")
     try:
         place.symlink_to(planted)
-        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_probe(tmp_path / "state"))
         assert (facts.token, facts.secrets_in_memory, facts.folders) == ("", None, ())
         place.unlink()
         shutil.move(planted, place)
-        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_probe(tmp_path / "state"))
         assert (facts.token, facts.secrets_in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
         assert facts.folders == (f"{place}/c",)
         bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
-        facts = host_read.parse_probe(_ask(tmp_path / "state"))
+        facts = host_read.parse_probe(_probe(tmp_path / "state"))
         assert (facts.memory_dir, facts.secrets_in_memory, facts.folders) == (
             "",
             None,
@@ -119,7 +117,7 @@ def test_a_token_that_somebody_else_put_there_is_not_taken(bin_: Fake, tmp_path:
         place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
 
 
-def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) -> None:
+def test_files_in_memory_are_reported_wherever_they_lie(bin_: Fake, tmp_path: Path) -> None:
     """Also in a place that is not today's."""
     place = Path(f"/dev/shm/vlaunch-test-{os.getpid()}")
     bin_("id", f"case $1 in -u) echo 0 ;; *) echo test-{os.getpid()} ;; esac")
@@ -128,8 +126,8 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "A").touch()
     try:
-        facts = host_read.parse_probe(_ask(tmp_path))
-        out = _said(secret_files.listing_argv("c", str(tmp_path)))
+        facts = host_read.parse_probe(_probe(tmp_path))
+        out = _run(secret_files.listing_argv("c", str(tmp_path)))
     finally:
         shutil.rmtree(place)
 
@@ -140,8 +138,8 @@ def test_files_in_memory_are_told_wherever_they_lie(bin_: Fake, tmp_path: Path) 
     ]
 
 
-def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
-    """What a killed launcher left half-written, too."""
+def test_files_are_shown_with_mode_owner_and_age(tmp_path: Path) -> None:
+    """The list includes partial files of a killed launcher."""
     folder = tmp_path / "c" / "secrets"
     folder.mkdir(parents=True)
     folder.chmod(0o700)
@@ -149,7 +147,7 @@ def test_files_are_told_with_mode_owner_and_age(tmp_path: Path) -> None:
         (folder / name).write_text("hidden-value")
         (folder / name).chmod(mode)
     os.utime(folder / "A", (1, 1))
-    out = _said(secret_files.listing_argv("c", str(tmp_path)))
+    out = _run(secret_files.listing_argv("c", str(tmp_path)))
     files = {file.name: file for file in secret_files.parse_listing(out)}
 
     assert "hidden-value" not in out
@@ -170,7 +168,7 @@ def test_what_was_handed_to_an_images_user_is_private_too(tmp_path: Path) -> Non
     folder.chmod(0o750)
 
     def private() -> list[bool]:
-        out = _said(secret_files.listing_argv("c", str(tmp_path)))
+        out = _run(secret_files.listing_argv("c", str(tmp_path)))
         return [file.private for file in secret_files.parse_listing(out)]
 
     assert private() == [False, False]
@@ -186,10 +184,10 @@ def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) ->
     folder.mkdir(parents=True)
     public = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
     private = "-----BEGIN PRIVATE KEY-----\nhidden\n-----END PRIVATE KEY-----\n"
-    assert host_read.parse_probe(_ask(tmp_path)).certificates == ""
+    assert host_read.parse_probe(_probe(tmp_path)).certificates == ""
     (folder / "AGENT_CERTIFICATE").write_text(public.format("own") + private)
     (folder / "AGENT_CA").write_text(public.format("authority"))
-    probed, listed = _ask(tmp_path), _said(secret_files.listing_argv("c", str(tmp_path)))
+    probed, listed = _probe(tmp_path), _run(secret_files.listing_argv("c", str(tmp_path)))
     certificates = public.format("authority") + public.format("own")
 
     assert host_read.parse_probe(probed).certificates.strip() == certificates.strip()
@@ -218,8 +216,8 @@ def test_anything_else_cannot_be_read(text: str) -> None:
         secret_files.parse_listing(text)
 
 
-def test_a_folder_of_somebody_else_in_memory_is_refused(tmp_path: Path) -> None:
-    """Who was there first could put a token of their own into it."""
+def test_a_folder_of_another_user_in_memory_is_refused(tmp_path: Path) -> None:
+    """Another user could have put their own token into it."""
     script = node_files._OWN + node_files._STORE
     good = tmp_path / "vlaunch-me" / "c"
     ran = subprocess.run(
@@ -254,6 +252,6 @@ def test_the_folder_in_the_login_s_home_is_the_default(
     """As with everything else that the launcher keeps on a node."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".vlaunch" / "c" / "secrets").mkdir(parents=True)
-    (file,) = secret_files.parse_listing(_said(secret_files.listing_argv("c", "")))
+    (file,) = secret_files.parse_listing(_run(secret_files.listing_argv("c", "")))
 
     assert file.path == f"{tmp_path}/.vlaunch/c/secrets"

@@ -116,7 +116,7 @@ def test_the_list_warns_before_certificates_expire(
     assert "run `vlaunch up` to renew them" in " ".join(ran.out.split())
 
 
-def test_a_secret_in_two_places_of_a_node_is_told_with_both(keyed: Cluster) -> None:
+def test_a_secret_in_two_places_of_a_node_is_shown_with_both(keyed: Cluster) -> None:
     """As after a changed `secrets_in`, until the next `up`."""
     for machine in keyed.world.machines.values():
         machine.memory, machine.kept = "/run/vlaunch-root", {"HF_TOKEN": b"x"}
@@ -127,7 +127,7 @@ def test_a_secret_in_two_places_of_a_node_is_told_with_both(keyed: Cluster) -> N
     assert "all (gpu[01-02])" in row
 
 
-def test_files_that_others_can_read_are_told(keyed: Cluster) -> None:
+def test_files_that_others_can_read_are_reported(keyed: Cluster) -> None:
     """With the command that mends it; so is a file that no inventory names.
 
     Scripts see it from the exit code.
@@ -217,16 +217,14 @@ def test_rotate_restarts_nothing_without_rays_token(settings: str, cluster: Clus
 
 
 @pytest.mark.parametrize("inventory", ["ray: {token_auth: false}", "ray: none"])
-def test_the_token_is_there_whether_or_not_ray_asks_for_it(
-    inventory: str, cluster: Cluster
-) -> None:
+def test_the_token_exists_whether_or_not_ray_asks_for_it(inventory: str, cluster: Cluster) -> None:
     """The nodes' agents do."""
     cluster.write(f"{INVENTORY}{inventory}\n")
 
     assert "RAY_AUTH_TOKEN" in cluster.run("secrets", "list").out
 
 
-def test_rotate_one_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> None:
+def test_rotate_a_single_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) -> None:
     """The source has a new value; the file on each node gets it."""
     before = _token(keyed)
     (tmp_path / "key").write_text("another-key")
@@ -281,14 +279,14 @@ def test_rotate_knows_its_names(keyed: Cluster) -> None:
 
 
 def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
-    """That is for `up` to do."""
+    """Only `up` starts containers."""
     ran = cluster.run("secrets", "rotate", "--yes")
 
     assert (ran.code, cluster.world.changes) == (2, [])
     assert "`vlaunch up` fetches every secret" in ran.err
 
 
-def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(
+def test_a_prompt_appears_once_and_only_if_the_value_is_needed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`up` asks, unseen; `status`, `check` and a dry run without nodes do not."""
@@ -317,7 +315,7 @@ def test_a_prompt_is_asked_once_and_only_where_the_value_is_needed(
     from_terminal.cache_clear()
 
 
-def test_a_prompt_without_a_terminal_is_one_of_all_mistakes(
+def test_a_prompt_without_a_terminal_is_reported_with_other_mistakes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told together with the others, before any node is reached."""

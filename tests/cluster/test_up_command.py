@@ -65,7 +65,7 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     assert "is up already; nothing was changed" in cluster.run("up").err
 
 
-def test_a_change_is_shown_before_it_is_made(cluster: Cluster) -> None:
+def test_a_change_is_shown_before_it_is_applied(cluster: Cluster) -> None:
     """And only what must is changed."""
     cluster.run("up")
     cluster.world.changes.clear()
@@ -157,7 +157,9 @@ def test_offline_alone_is_a_wrong_request(cluster: Cluster) -> None:
     assert "--offline goes with --dry-run" in ran.err
 
 
-def test_nodes_that_cannot_be_reached_are_all_told_and_nothing_is_touched(cluster: Cluster) -> None:
+def test_nodes_that_cannot_be_reached_are_all_reported_and_nothing_is_touched(
+    cluster: Cluster,
+) -> None:
     """Equal stories folded."""
     for name in ("gpu01", "gpu02"):
         cluster.missing[name] = ConnectError(
@@ -181,7 +183,7 @@ def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
     assert "hint: see who has it with `sudo ss -ltnp 'sport = :6380'` on gpu02" in ran.err
 
 
-def test_a_failing_step_is_told_with_cause_and_fix_and_a_second_up_puts_it_right(
+def test_a_failing_step_has_cause_and_fix_and_a_second_up_repairs_it(
     cluster: Cluster,
 ) -> None:
     """Nothing that is left half-started is in its way."""
@@ -211,7 +213,7 @@ def test_a_missing_secret_stops_before_anything_is_reached(
     assert "HF_TOKEN" in ran.err
 
 
-def test_the_inventory_that_was_brought_up_is_the_one_meant_from_then_on(
+def test_the_inventory_that_was_brought_up_is_used_from_then_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever one stands; not after a dry run."""
@@ -236,7 +238,7 @@ def test_verbose_shows_what_is_sent_and_no_secret(cluster: Cluster) -> None:
     assert cluster.world.machines["gpu01"].files["secrets/RAY_AUTH_TOKEN"].decode() not in ran.err
 
 
-def test_trusting_new_host_keys_is_asked_for(cluster: Cluster) -> None:
+def test_new_host_keys_are_trusted_on_request(cluster: Cluster) -> None:
     """Never by default."""
     cluster.run("up", "--dry-run")
     cluster.run("up", "--dry-run", "--accept-new-host-keys")
@@ -247,7 +249,7 @@ def test_trusting_new_host_keys_is_asked_for(cluster: Cluster) -> None:
 def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was started stays started."""
+    """Started containers keep running."""
 
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt

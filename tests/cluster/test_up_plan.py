@@ -1,4 +1,4 @@
-"""What `up` decides: nothing twice, and only what must."""
+"""Plan of `up`: only necessary steps, each once."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
     assert {command.status for command in gate.judge(answers) if command.node == "n2"} == {"wait"}
 
 
-def test_a_changed_worker_starts_anew_alone(load: Load, world: World) -> None:
+def test_a_changed_worker_restarts_alone(load: Load, world: World) -> None:
     """And the difference is said in words."""
     changed = three(load, "", "", "env: {A: '1'}")
     up = plan(changed, world)
@@ -193,9 +193,7 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
         ("image: x:2", "image vllm/vllm-openai:v0.32.0 → x:2"),
     ],
 )
-def test_what_is_changed_for_the_cluster_is_said_in_words(
-    extra: str, remark: str, load: Load, world: World
-) -> None:
+def test_changes_are_described(extra: str, remark: str, load: Load, world: World) -> None:
     """Once for all nodes."""
     if extra.startswith("image"):
         changed = replace(three(load), image="x:2")
@@ -233,7 +231,7 @@ def test_a_container_that_is_gone_is_started_without_removing(load: Load, world:
     assert (started(up), removed(up)) == (["n3"], [])
 
 
-def test_a_secret_of_another_value_restarts_what_holds_the_old_one(
+def test_a_changed_secret_restarts_the_containers_with_the_old_value(
     load: Load, world: World
 ) -> None:
     """It is written first, and neither note nor argv tells it."""
@@ -264,7 +262,7 @@ def test_files_that_differ_are_written_without_a_restart(load: Load, world: Worl
     assert [(step.command.node, step.command.argv[3]) for step in up.steps] == [("n2", "unpack")]
 
 
-def test_what_runs_in_the_containers_is_said_to_end_with_them(load: Load, world: World) -> None:
+def test_the_end_of_servers_and_jobs_is_noted(load: Load, world: World) -> None:
     """A person may have a batch job in there; a server starts again."""
     world.stop("n2")
     remark = "starts again in the new ones; a batch job ends with them"

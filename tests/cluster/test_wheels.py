@@ -41,8 +41,8 @@ def leftovers(cache: Path) -> list[Path]:
 
 @pytest.mark.processes
 def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None:
-    """What the image has stays as it is, though a newer one is on offer and its own version is on
-    no index.
+    """The image's packages stay, though the index has a newer one and lacks the image's own
+    version.
     """
     shelf.ray("click>=7", 'colorful; extra == "default"')
     shelf.add("click", "9.0")
@@ -60,7 +60,7 @@ def test_only_what_the_image_lacks_is_fetched(shelf: Shelf, cache: Path) -> None
 
 
 @pytest.mark.processes
-def test_the_newest_that_fits_around_the_image_is_taken(shelf: Shelf, cache: Path) -> None:
+def test_the_newest_that_fits_around_the_image_is_used(shelf: Shelf, cache: Path) -> None:
     """A dependency whose newest version wants a newer click is taken one version back."""
     shelf.ray("helper")
     shelf.add("helper", "1.0", "click>=8")
@@ -93,7 +93,7 @@ def test_markers_are_those_of_the_image(shelf: Shelf, cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_wheel_for_a_newer_glibc_is_not_taken(shelf: Shelf, cache: Path) -> None:
+def test_a_wheel_for_a_newer_glibc_is_not_used(shelf: Shelf, cache: Path) -> None:
     """It would install and then fail to load."""
     shelf.ray("native")
     shelf.add("native", "1.0", tags="cp38-abi3-manylinux_2_28_x86_64")
@@ -125,7 +125,7 @@ def test_a_conflict_names_both_requirements(shelf: Shelf, cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_is_not_found_is_named_with_the_way_out(shelf: Shelf, cache: Path) -> None:
+def test_missing_wheels_are_named_with_a_fix(shelf: Shelf, cache: Path) -> None:
     """Without an index: the command that fetches the wheels elsewhere, for the image's Python."""
     shelf.ray(version="2.59.0")
 
@@ -157,7 +157,7 @@ def test_a_second_time_pip_is_not_run(shelf: Shelf, cache: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("harm", ["changed", "missing", "torn list"])
 def test_a_damaged_cache_is_mended(shelf: Shelf, cache: Path, harm: str) -> None:
-    """What lies in the cache is compared with its hash before it is used."""
+    """Files in the cache are compared with their hashes before use."""
     shelf.ray()
     first = wheels.resolve_wheels(IMAGE, "2.60.0", cache)
     if harm == "changed":
@@ -220,10 +220,10 @@ def test_ray_itself_is_not_fetched_again_when_only_its_dashboard_is_missing(
 
 
 @pytest.mark.processes
-def test_other_parts_of_ray_are_resolved_anew(
+def test_other_parts_of_ray_are_resolved_again(
     shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was found for fewer parts lacks the others."""
+    """A resolution for fewer extras lacks the packages of the others."""
     shelf.ray('colorful; extra == "default"', 'reflection; extra == "serve"')
     shelf.add("colorful", "0.5.8")
     shelf.add("reflection", "1.0")
@@ -332,7 +332,7 @@ def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_a_killed_run_left_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
+def test_what_a_killed_run_leaves_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
     """Not before: another run may be at work there."""
     shelf.ray()
     for name in ("old", "young"):

@@ -1,4 +1,4 @@
-"""What a `config.json` says of a model's memory, and what no model can have."""
+"""Architectures from `config.json` files, and the refusal of impossible ones."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_models_that_pool_have_the_layers_of_those_that_generate(name: str) -> N
     assert parse_architecture({**models.LLAMA_8B, "architectures": ["BertModel"]}).unmodelled_reason
 
 
-def test_wrong_fields_are_told_at_once() -> None:
+def test_wrong_fields_are_reported_together() -> None:
     """Negative, huge and wrongly typed fields are one error."""
     wrong = {
         **models.LLAMA_8B,
@@ -127,7 +127,7 @@ def test_wrong_fields_are_told_at_once() -> None:
 
 
 def test_attention_without_kv_heads_is_wrong() -> None:
-    """Where there are heads of the other kind."""
+    """The model has other attention heads."""
     with pytest.raises(RequestError) as caught:
         parse_architecture({**models.LLAMA_8B, "num_key_value_heads": 0})
     assert caught.value.evidence == "num_key_value_heads: 0"

@@ -155,7 +155,7 @@ def test_every_rule_has_a_source() -> None:
     assert decided | others == set(RULES)
 
 
-def test_a_hybrid_model_is_told_how_many_sequences_start() -> None:
+def test_a_hybrid_model_has_a_limit_of_sequences() -> None:
     """A block of recurrent state each, or vLLM 0.32 ends while it captures graphs; with the flag
     that is named it fits, and more nodes are not offered for it.
     """
@@ -214,8 +214,8 @@ def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
     assert all(option.reasons[0].rule == "tp-over-nodes" for option in over)
 
 
-def test_attention_of_its_own_for_each_gpu_is_offered_to_mixtures() -> None:
-    """Where TP would copy the KV cache, DP attention with expert parallelism is an option."""
+def test_dp_attention_is_offered_to_mixtures() -> None:
+    """If TP would copy the KV cache, DP attention with expert parallelism is a candidate."""
     layouts = list(candidate_layouts(parse_architecture(models.DEEPSEEK_V3), cluster(1, 8)))
     own = [option for option in layouts if option.coupled]
     assert [(option.tp, option.dp, option.experts) for option in own] == [(1, 8, True)]
@@ -241,7 +241,7 @@ def test_what_vllm_refuses(config: dict[str, Any], tp: int, rule: str | None) ->
     assert (objection.rule if objection else None) == rule
 
 
-def test_more_requests_take_more_gpus_for_each() -> None:
+def test_many_requests_take_larger_replicas() -> None:
     """The smallest TP that leaves the wanted KV cache, not the smallest that starts."""
     config = {**models.LLAMA_8B, "num_hidden_layers": 160}
     few = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=2))
@@ -256,7 +256,7 @@ def test_what_fits_nowhere_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", _GOLDEN)
-def test_there_are_other_ways(name: str) -> None:
+def test_alternatives_exist(name: str) -> None:
     """At least three, each with figures of its own, and none is what was chosen."""
     config, gib, on, requests, _, _ = _GOLDEN[name]
     problem = question(config, gib, on, requests=requests)
@@ -313,7 +313,7 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuMode
     assert {name for name, _ in planned.placement} <= {host.name for host in problem.cluster.hosts}
 
 
-def test_drafts_are_said_not_to_count() -> None:
+def test_drafts_are_noted_as_not_counted() -> None:
     """Nothing is promised of what is not modelled."""
     problem = question(models.LLAMA_8B, 14.96, cluster(1, 1))
     drafting = replace(problem, flags=EngineFlags(drafts=True))

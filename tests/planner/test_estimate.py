@@ -77,8 +77,8 @@ def test_what_is_not_modelled_has_no_tokens() -> None:
     assert not worked({"architectures": ["NewForCausalLM"]}, 90.0).can_start("high")
 
 
-def test_a_cache_of_a_given_size_is_exact() -> None:
-    """What a practice host printed (vLLM 0.32, CPU): two stages of one layer, 64 MiB each."""
+def test_a_cache_of_a_fixed_size_is_exact() -> None:
+    """The figures come from a lab host (vLLM 0.32, CPU): two stages of one layer, 64 MiB each."""
     tiny = {
         **models.LLAMA_8B,
         "num_hidden_layers": 2,
@@ -152,8 +152,8 @@ def test_how_is_sampled(
 
 
 def test_sorting_takes_ten_copies_of_the_logits() -> None:
-    """What servers measured: 7.4 GiB for 1,024 sequences of gpt-oss (0.10.1), 1.43 for 256 of
-    Qwen3 (0.12); three copies where FlashInfer samples, and where nobody knows the range has both.
+    """Measured by servers: 7.4 GiB for 1,024 sequences of gpt-oss (0.10.1), 1.43 for 256 of Qwen3
+    (0.12). FlashInfer's sampler takes three copies; if the sampler is unknown, the range has both.
     """
 
     def working(version: tuple[int, int], **env: str) -> Range:
@@ -212,7 +212,7 @@ def test_lengths(text: str, tokens: int | None) -> None:
     assert parse_length(text) == tokens
 
 
-def test_the_cpu_build_holds_what_it_is_given() -> None:
+def test_the_cpu_build_uses_a_fixed_cache() -> None:
     """65,536 tokens in 64 MiB, as vLLM's CPU build printed them, however little a node has; else
     what the process leaves of its share.
     """

@@ -51,7 +51,7 @@ def test_tokens_are_those_that_were_printed(case: Known) -> None:
     assert off <= 1
 
 
-def test_there_are_enough_cases() -> None:
+def test_the_cases_suffice() -> None:
     """Every kind of attention is among the cases."""
     kinds = {layer.kind for case in _CASES for layer in case.model.layers}
     assert len(_CASES) >= 35
@@ -61,13 +61,13 @@ def test_there_are_enough_cases() -> None:
 @pytest.mark.parametrize(
     ("tp", "block"), [(1, 16 * 8 * 2 * 128 * 2), (4, 16 * 2 * 2 * 128 * 2), (16, 16 * 2 * 128 * 2)]
 )
-def test_heads_are_split_until_each_gpu_has_one(tp: int, block: int) -> None:
+def test_heads_are_split_down_to_a_single_head(tp: int, block: int) -> None:
     """TP beyond the KV heads copies them."""
     assert cache(models.LLAMA_8B, tp=tp).block_bytes == (32 * block,)
     assert count_kv_copies(parse_architecture(models.LLAMA_8B), tp) == max(1, tp // 8)
 
 
-def test_latent_attention_is_held_whole_by_each_gpu() -> None:
+def test_latent_attention_is_complete_on_every_gpu() -> None:
     """TP does not divide a latent KV cache; DCP multiplies what it holds."""
     single = cache(models.DEEPSEEK_V3, tp=8)
     assert single.block_bytes == (61 * 64 * 576 * 2,)
@@ -114,7 +114,7 @@ def test_stages_differ_and_the_poorest_decides() -> None:
     assert shape.blocks([10 * GIB, 2 * GIB]) == 2 * GIB // shape.block_bytes[1]
 
 
-def test_one_block_is_held_back() -> None:
+def test_a_block_is_reserved() -> None:
     """A longest request must fit beside the block that vLLM keeps for itself."""
     shape = cache(models.LLAMA_8B)
     need = shape.per_request * shape.block_bytes[0]
@@ -147,7 +147,7 @@ def test_an_unknown_dtype_is_refused() -> None:
         (2, 3, (1, 1, 0)),
     ],
 )
-def test_left_over_layers_go_before_the_last_stage(
+def test_surplus_layers_go_before_the_last_stage(
     layers: int, stages: int, expected: tuple[int, ...]
 ) -> None:
     """As `get_pp_indices` divides them."""

@@ -1,4 +1,4 @@
-"""What a server held is what the next one of its kind holds."""
+"""KV cache of a server from the measurement of an earlier one of its kind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokens(planned: PlannedLayout) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("concurrency", [1.25, 37.125, 100.0, 1234.5])
-def test_the_same_again_is_known_exactly(concurrency: float) -> None:
+def test_the_same_start_is_predicted_exactly(concurrency: float) -> None:
     """To the token that vLLM printed."""
     planned = judged(replace(START, concurrency=concurrency))
     assert tokens(planned) == (int(concurrency * 8192), int(concurrency * 8192))
@@ -72,7 +72,7 @@ def test_another_form_of_the_cache_is_reckoned(flags: EngineFlags, times: float)
     assert low == high == pytest.approx(times * 819_200, rel=0.001)
 
 
-def test_more_memory_is_more_cache() -> None:
+def test_a_higher_utilization_enlarges_the_cache() -> None:
     """Utilization moves the budget, and nothing else."""
     larger = judged(START, replace(LENGTH, utilization=0.95)).estimate.stages[0].kv.likely
     same = judged(START).estimate.stages[0].kv.likely
@@ -104,7 +104,7 @@ def test_another_split_is_an_estimate() -> None:
     assert judged(MOE, MOE.flags, models.QWEN_235B, dp=4).estimate.measured_at is None
 
 
-def test_of_what_is_not_modelled_the_same_is_known() -> None:
+def test_an_unmodelled_model_repeats_its_capacity() -> None:
     """And only that: how its cache grows with the length is not."""
     odd = {**models.LLAMA_8B, "architectures": ["OddForCausalLM"], "model_type": "odd"}
     planned = judged(START, config=odd)

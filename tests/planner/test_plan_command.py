@@ -38,7 +38,7 @@ def big(config: Path, *args: str) -> list[str]:
     ],
 )
 def test_golden(cluster: Cluster, config: Path, name: str, code: int, args: list[str]) -> None:
-    """What people read, and the exit code."""
+    """The text output and the exit code match the golden files."""
     ran = cluster.run(*big(config, *args))
     assert ran.code == code, ran.err
     golden.check(GOLDEN / f"plan-{name}.txt", ran.out.replace(str(config), "config.json"))
@@ -68,7 +68,7 @@ def test_a_folder_is_a_model(cluster: Cluster, tmp_path: Path) -> None:
     assert "15.0 GiB of weights" in ran.out
 
 
-def test_nodes_are_asked(cluster: Cluster) -> None:
+def test_nodes_are_queried(cluster: Cluster) -> None:
     """Without a GPU that is named, the inventory's nodes say what they have, and the model."""
     for machine in cluster.world.machines.values():
         machine.config = models.LLAMA_8B
@@ -96,7 +96,7 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
         (["plan", "--gpu", "H100"], "no model is named"),
     ],
 )
-def test_what_is_missing_is_said(cluster: Cluster, args: list[str], message: str) -> None:
+def test_what_is_missing_is_reported(cluster: Cluster, args: list[str], message: str) -> None:
     """With what would help."""
     ran = cluster.run(*args)
     assert ran.code == 2
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused(
         (json.dumps({**models.LLAMA_8B, "num_hidden_layers": 10**5}), "that no model can have"),
     ],
 )
-def test_hostile_files_are_one_error(
+def test_hostile_files_are_a_single_error(
     cluster: Cluster, tmp_path: Path, text: str, message: str
 ) -> None:
     """No traceback, and no plan."""

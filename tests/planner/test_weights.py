@@ -1,4 +1,4 @@
-"""What each GPU holds of the weights, against what servers printed."""
+"""Weights on each GPU, compared with the logs of real servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CASES = [
 ]
 
 
-def held(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
+def stage_gib(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
     """Return GiB on a GPU of each stage."""
     model = parse_architecture(config)
     parallel = ParallelConfig(**{"stages": (len(model.layers) or 1,), **split})
@@ -50,7 +50,9 @@ def test_experts_of_gpt_oss_are_padded_for_the_kernel(
 ) -> None:
     """Triton's, which Hopper uses since 0.11, pads less than Marlin's."""
     width = mxfp4_width(version, gpu)
-    assert held(models.GPT_OSS_120B, 60.8, mxfp4_width=width) == pytest.approx([gib], rel=0.005)
+    assert stage_gib(models.GPT_OSS_120B, 60.8, mxfp4_width=width) == pytest.approx(
+        [gib], rel=0.005
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,57 +76,57 @@ def test_weights_are_counted_by_their_precision(
     assert estimate_weight_bytes(model) == pytest.approx(expected, rel=1e-6)
 
 
-def test_one_gpu_holds_the_checkpoint() -> None:
+def test_a_single_gpu_holds_the_checkpoint() -> None:
     """Without a split nothing is added or lost."""
-    assert held(models.LLAMA_8B, 14.96) == [pytest.approx(14.96, rel=1e-3)]
+    assert stage_gib(models.LLAMA_8B, 14.96) == [pytest.approx(14.96, rel=1e-3)]
 
 
 def test_tp_divides_what_it_can() -> None:
     """KV heads beyond their number are copied."""
-    assert held(models.LLAMA_8B, 14.96, tp=8)[0] == pytest.approx(14.96 / 8, rel=1e-3)
-    assert held(models.LLAMA_8B, 14.96, tp=16)[0] > 14.96 / 16
+    assert stage_gib(models.LLAMA_8B, 14.96, tp=8)[0] == pytest.approx(14.96 / 8, rel=1e-3)
+    assert stage_gib(models.LLAMA_8B, 14.96, tp=16)[0] > 14.96 / 16
 
 
 def test_the_first_stage_has_the_embedding_and_the_last_the_head() -> None:
     """Tied embeddings are held twice, then."""
-    first, middle, last = held(models.LLAMA_8B, 14.96, stages=(11, 11, 10))
+    first, middle, last = stage_gib(models.LLAMA_8B, 14.96, stages=(11, 11, 10))
     embedding = 128256 * 4096 * 2 / GIB
     layer = (14.96 - 2 * embedding) / 32
     assert first == pytest.approx(11 * layer + embedding, rel=1e-3)
     assert middle == pytest.approx(11 * layer, rel=1e-3)
     assert last == pytest.approx(10 * layer + embedding, rel=1e-3)
     tied = {**models.LLAMA_8B, "tie_word_embeddings": True}
-    assert sum(held(tied, 14.0, stages=(16, 16))) == pytest.approx(14.0 + embedding, rel=1e-3)
+    assert sum(stage_gib(tied, 14.0, stages=(16, 16))) == pytest.approx(14.0 + embedding, rel=1e-3)
 
 
 def test_experts_are_shared_by_all_ranks_that_attend_for_themselves() -> None:
     """DP 8 with TP 1 holds a whole attention and an eighth of the experts."""
-    alone = held(models.QWEN_235B, 219.8)[0]
-    shared = held(models.QWEN_235B, 219.8, dp=8, expert_parallel=True)[0]
-    split = held(models.QWEN_235B, 219.8, tp=8, expert_parallel=True)[0]
+    alone = stage_gib(models.QWEN_235B, 219.8)[0]
+    shared = stage_gib(models.QWEN_235B, 219.8, dp=8, expert_parallel=True)[0]
+    split = stage_gib(models.QWEN_235B, 219.8, tp=8, expert_parallel=True)[0]
     assert alone / 8 < split < shared < alone / 4
 
 
 def test_draft_layers_are_not_loaded() -> None:
     """The checkpoint of DeepSeek-V3 has one more layer, which is loaded for speculation alone."""
     without = {**models.DEEPSEEK_V3, "num_nextn_predict_layers": 0}
-    extra = held(without, 641.0, tp=16)[0] - held(models.DEEPSEEK_V3, 641.0, tp=16)[0]
+    extra = stage_gib(without, 641.0, tp=16)[0] - stage_gib(models.DEEPSEEK_V3, 641.0, tp=16)[0]
     assert extra * 16 == pytest.approx(13.0, abs=2.5)
 
 
 def test_a_vision_tower_is_on_the_first_stage() -> None:
-    """What the language part does not explain is the tower."""
-    first, last = held(models.QWEN_NEXT, 53.0, stages=(32, 32))
+    """Bytes that the language part does not explain belong to the tower."""
+    first, last = stage_gib(models.QWEN_NEXT, 53.0, stages=(32, 32))
     assert first > last
 
 
 @pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
 def test_weights_can_be_counted(case: Known) -> None:
-    """Where nobody says how large a checkpoint is, its shape does, within a fifth."""
+    """Without a checkpoint, the shape gives its size within a fifth."""
     assert estimate_weight_bytes(case.model) / GIB == pytest.approx(case.case.weights_gib, rel=0.2)
 
 
 def test_what_is_not_modelled_is_divided_evenly() -> None:
     """Its ranks get equal parts."""
     config = {"architectures": ["NewForCausalLM"]}
-    assert held(config, 16.0, tp=4, stages=(0, 0)) == [2.0, 2.0]
+    assert stage_gib(config, 16.0, tp=4, stages=(0, 0)) == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""Which load balancing can be had, and what is said of what cannot."""
+"""Supported load-balancing modes, and the errors for others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.served import INVENTORY, request
 HYBRID, EXTERNAL = "--data-parallel-hybrid-lb", "--data-parallel-external-lb"
 
 
-def asked(
+def make_request(
     *args: str, backend: Any = "mp", experts: int | None = 8, **overrides: Any
 ) -> ServeRequest:
     """Ask for a mixture of experts in two replicas, one on each node."""
@@ -23,7 +23,7 @@ def asked(
     return replace(candidate, placement=replace(candidate.placement, experts=experts))
 
 
-def refused(candidate: ServeRequest) -> RequestError:
+def catch_error(candidate: ServeRequest) -> RequestError:
     """Return what is said against a request."""
     with pytest.raises(RequestError) as caught:
         balancing.check_balancing(candidate, INVENTORY)
@@ -33,14 +33,14 @@ def refused(candidate: ServeRequest) -> RequestError:
 @pytest.mark.parametrize(
     ("candidate", "kind"),
     [
-        (asked(HYBRID), "hybrid"),
-        (asked("-dpe"), "external"),
-        (asked("--data_parallel_hybrid_lb", experts=None), "hybrid"),
-        (asked(HYBRID, tp=4, dp=4, experts=0), "hybrid"),
-        (asked(HYBRID, tp=4, dp=2, experts=0), "hybrid"),  # both on one node: one endpoint
-        (asked(HYBRID, host="127.0.0.1"), "hybrid"),
-        (asked(HYBRID, "--no-data-parallel-hybrid-lb"), "internal"),
-        (asked("--seed", "1", experts=0), "internal"),
+        (make_request(HYBRID), "hybrid"),
+        (make_request("-dpe"), "external"),
+        (make_request("--data_parallel_hybrid_lb", experts=None), "hybrid"),
+        (make_request(HYBRID, tp=4, dp=4, experts=0), "hybrid"),
+        (make_request(HYBRID, tp=4, dp=2, experts=0), "hybrid"),  # both on one node: one endpoint
+        (make_request(HYBRID, host="127.0.0.1"), "hybrid"),
+        (make_request(HYBRID, "--no-data-parallel-hybrid-lb"), "internal"),
+        (make_request("--seed", "1", experts=0), "internal"),
     ],
 )
 def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
@@ -53,32 +53,32 @@ def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
 @pytest.mark.parametrize(
     ("candidate", "text", "hint"),
     [
-        (asked(HYBRID, "-dpe"), "exclude each other", "leave out one"),
-        (asked(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
-        (asked(EXTERNAL, dp=1, tp=8, pp=2), "one replica", "`--data-parallel-size N`"),
-        (asked(EXTERNAL, tp=4, dp=4), "n1 would have 2, n2 would have 2", HYBRID),
-        (asked(HYBRID, host="10.0.0.1"), "is an address of one node", "`--bind 0.0.0.0`"),
-        (asked(EXTERNAL, experts=0), "n[1-2] would have one replica", "--tp 8 --name one"),
-        (asked(HYBRID, experts=0), "n[1-2] would have one replica", "--backend mp --tp 8"),
-        (asked(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
+        (make_request(HYBRID, "-dpe"), "exclude each other", "leave out one"),
+        (make_request(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
+        (make_request(EXTERNAL, dp=1, tp=8, pp=2), "one replica", "`--data-parallel-size N`"),
+        (make_request(EXTERNAL, tp=4, dp=4), "n1 would have 2, n2 would have 2", HYBRID),
+        (make_request(HYBRID, host="10.0.0.1"), "is an address of one node", "`--bind 0.0.0.0`"),
+        (make_request(EXTERNAL, experts=0), "n[1-2] would have one replica", "--tp 8 --name one"),
+        (make_request(HYBRID, experts=0), "n[1-2] would have one replica", "--backend mp --tp 8"),
+        (make_request(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),
     ],
 )
 def test_what_cannot_be_had(candidate: ServeRequest, text: str, hint: str) -> None:
     """With the way that works."""
-    error = refused(candidate)
+    error = catch_error(candidate)
 
     assert (text in error.message, hint in error.hint) == (True, True), error.args
 
 
-def test_replicas_that_would_share_a_node_can_be_kept_apart() -> None:
+def test_replicas_that_would_share_a_node_can_be_separated() -> None:
     """By taking as many GPUs of each node as one replica has, where there are nodes enough."""
-    assert "`--gpus 4`" in refused(asked(EXTERNAL, tp=4, dp=2)).hint
-    assert "--gpus" not in refused(asked(EXTERNAL, tp=4, dp=4)).hint
+    assert "`--gpus 4`" in catch_error(make_request(EXTERNAL, tp=4, dp=2)).hint
+    assert "--gpus" not in catch_error(make_request(EXTERNAL, tp=4, dp=4)).hint
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     """Each with its way out."""
-    error = refused(asked(HYBRID, EXTERNAL, backend="ray", host="10.0.0.1"))
+    error = catch_error(make_request(HYBRID, EXTERNAL, backend="ray", host="10.0.0.1"))
 
     assert error.message == "this load balancing cannot be had"
     assert len(error.evidence.splitlines()) == len(error.hint.splitlines()) == 3

@@ -22,7 +22,7 @@ def serving(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_the_models_words_and_nothing_else(serving: Cluster) -> None:
+def test_the_models_text_and_nothing_else(serving: Cluster) -> None:
     """As they come; what was complained about is kept for errors."""
     ran = serving.run("chat", "hi")
 
@@ -43,7 +43,7 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
     assert "--interactive" in command.argv
 
 
-def test_the_server_is_asked_on_the_node_that_has_its_api(serving: Cluster) -> None:
+def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) -> None:
     """By its name where there are several; in that node's container, at its own port."""
     kept.keep(
         serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12")
@@ -73,7 +73,7 @@ def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: 
     assert message in ran.err
 
 
-def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
+def test_without_a_server_chat_fails(cluster: Cluster) -> None:
     """Neither before `up`, nor before `serve`."""
     assert "gpu01: does not say which servers run" in cluster.run("chat", "hi").err
     assert cluster.run("up").code == 0
@@ -86,7 +86,7 @@ def test_without_a_server_there_is_nobody_to_talk_to(cluster: Cluster) -> None:
     )
 
 
-def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
+def test_a_server_on_a_node_that_is_down(serving: Cluster) -> None:
     """It is connected to when it is known to be needed."""
     kept.keep(serving.world, kept.wanted(node="gpu02"))
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
@@ -105,7 +105,7 @@ def test_a_server_whose_node_is_down_says_so(serving: Cluster) -> None:
         ([], "gpu02", "gpu01"),
     ],
 )
-def test_of_several_endpoints_the_first_that_lives_is_asked(
+def test_of_several_endpoints_the_first_that_lives_is_queried(
     serving: Cluster, healthy: list[str], down: str, queried: str
 ) -> None:
     """One that cannot be reached keeps nobody from the others."""
@@ -175,7 +175,7 @@ def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
 
 
 @pytest.mark.parametrize("task", ["", "chat", "poetry", 7, None])
-def test_another_refusal_is_told_as_it_is(serving: Cluster, task: object) -> None:
+def test_another_refusal_is_reported_as_it_is(serving: Cluster, task: object) -> None:
     """With its status."""
     serving.server_log = [json.dumps({"status": 400, "error": "too long", "task": task})]
     ran = serving.run("chat", "hi")

@@ -44,7 +44,7 @@ def apart(*replicas: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02"
 PAIR = apart((0, 1), (1, 1))
 
 
-def test_each_node_has_an_endpoint(world: World) -> None:
+def test_every_node_has_an_endpoint(world: World) -> None:
     """A node that the inventory has no more has none."""
     listed = endpoints.list_endpoints(world.inventory, apart((0, 2), (2, 1)))
     assert [(endpoint.node, endpoint.url) for endpoint in listed] == [
@@ -62,7 +62,7 @@ ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
 LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 9 s")
 
 
-def test_each_endpoint_is_as_the_keeper_judges_it(world: World) -> None:
+def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
     """With the time of its last answer; addresses are told as names."""
     judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
     server = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
@@ -85,7 +85,7 @@ def test_each_endpoint_is_as_the_keeper_judges_it(world: World) -> None:
         ({"verdict": "sad", "endpoints": {"gpu02": EndpointHealth(verdict="sad")}}, "unknown"),
     ],
 )
-def test_an_endpoint_that_nobody_judged_is_as_the_server(
+def test_an_endpoint_without_a_verdict_has_the_servers_state(
     world: World, how: dict[str, Any], state: str
 ) -> None:
     """A word that no keeper of this version says is no verdict."""
@@ -94,7 +94,7 @@ def test_an_endpoint_that_nobody_judged_is_as_the_server(
     assert [endpoint.state for endpoint in server.endpoints] == [state] * 2
 
 
-def test_a_keeper_that_looks_no_more_knows_nothing(world: World) -> None:
+def test_an_outdated_record_is_unknown(world: World) -> None:
     """Of no endpoint, whatever it saw before."""
     how = kept.seen(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
     server = serve(world, how, wanted=PAIR, agent=99.0)
@@ -104,7 +104,7 @@ def test_a_keeper_that_looks_no_more_knows_nothing(world: World) -> None:
 
 
 def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
-    """Where one does not say, nobody knows."""
+    """The sum is unknown if one of them does not report its capacity."""
     labels = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
     both = {"gpu01": labels, "gpu02": labels}
     server = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
@@ -158,13 +158,13 @@ def test_the_line_asks_for_what_the_model_does(
 
 
 def test_a_key_is_a_variable() -> None:
-    """Whoever copies the line copies no secret."""
+    """A copied line contains no secret."""
     line = endpoints.curl_line(ENDPOINT, EMBEDDING, "m", key=True)
 
     assert ' -H "Authorization: Bearer $VLLM_API_KEY" ' in line
 
 
-def test_what_is_heard_is_a_file() -> None:
+def test_a_transcription_sends_a_file() -> None:
     """As a form."""
     line = endpoints.curl_line(ENDPOINT, TRANSCRIPTION, "m", key=False)
 
@@ -173,7 +173,7 @@ def test_what_is_heard_is_a_file() -> None:
     )
 
 
-def test_a_model_that_can_be_asked_for_nothing() -> None:
+def test_a_model_without_requests() -> None:
     """Tells how it is."""
     assert (
         endpoints.curl_line(ENDPOINT, HEALTH, "m", key=False) == "curl http://10.0.0.11:8000/health"

@@ -13,8 +13,8 @@ LOST = "Error response from daemon: No such container: {}\n"
 
 
 @pytest.fixture
-def there(cluster: Cluster) -> dict[str, Answer]:
-    """What a command says in each container that is there; Docker knows no other."""
+def containers(cluster: Cluster) -> dict[str, Answer]:
+    """Answers of the existing containers; Docker knows no other."""
     answers: dict[str, Answer] = {}
 
     def answer(command: Command) -> Answer:
@@ -27,7 +27,7 @@ def there(cluster: Cluster) -> dict[str, Answer]:
 
 @pytest.fixture
 def say(cluster: Cluster) -> dict[str, Answer]:
-    """What each node answers from now on; a node without an entry ends well and says nothing."""
+    """Answers of nodes from now on; a node without an entry succeeds without output."""
     answers: dict[str, Answer] = {}
 
     def answer(command: Command) -> Answer:
@@ -134,7 +134,7 @@ def test_nothing_to_run_is_a_usage_error(cluster: Cluster) -> None:
     assert cluster.run("exec").code == 2
 
 
-def test_a_node_that_is_not_asked_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
+def test_a_node_that_is_not_queried_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
     """`exec --head -- ray status` is how one looks at a cluster with a dead worker."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
 
@@ -142,7 +142,9 @@ def test_a_node_that_is_not_asked_may_be_down(cluster: Cluster, say: dict[str, A
     assert cluster.run("exec", "--", "true").code == 1
 
 
-def test_without_a_container_it_says_what_to_do(cluster: Cluster, there: dict[str, Answer]) -> None:
+def test_without_a_container_it_says_what_to_do(
+    cluster: Cluster, containers: dict[str, Answer]
+) -> None:
     """In our own words, not Docker's."""
     ran = cluster.run("exec", "--", "true")
 
@@ -153,11 +155,11 @@ def test_without_a_container_it_says_what_to_do(cluster: Cluster, there: dict[st
     )
 
 
-def test_what_the_others_say_is_told_all_the_same(
-    cluster: Cluster, there: dict[str, Answer]
+def test_answers_of_other_nodes_are_printed(
+    cluster: Cluster, containers: dict[str, Answer]
 ) -> None:
     """One node without a container takes no answer away."""
-    there["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="here\n")
+    containers["vlaunch-c-gpu01"] = Answer(node="gpu01", code=0, out="here\n")
     ran = cluster.run("exec", "--", "hostname")
 
     assert (ran.code, ran.out) == (1, "gpu01: here\n")
@@ -176,10 +178,10 @@ def test_what_the_others_say_is_told_all_the_same(
     ],
 )
 def test_what_a_command_says_of_containers_is_its_own_answer(
-    cluster: Cluster, there: dict[str, Answer], answer: Answer
+    cluster: Cluster, containers: dict[str, Answer], answer: Answer
 ) -> None:
     """Only Docker's own word that this node's container is not there means that nothing has run."""
-    there["vlaunch-c-gpu01"] = answer
+    containers["vlaunch-c-gpu01"] = answer
     ran = cluster.run("exec", "--head", "--", "true")
 
     assert (ran.code, len(cluster.commands)) == (answer.code, 1)

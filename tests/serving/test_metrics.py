@@ -1,4 +1,4 @@
-"""What servers count, over several looks."""
+"""Server metrics over several samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int =
     )
 
 
-def said(*texts: str, **extra: Any) -> dict[str, Any]:
+def reports(*texts: str, **extra: Any) -> dict[str, Any]:
     """Return what nodes answer whose API says such texts, the head's first."""
     return {
         node: {"apis": {API: {"status": 200, "text": text, "error": ""}}, **extra}
@@ -52,18 +52,18 @@ def said(*texts: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-class Looking:
+class Sampling:
     """Looks at one server, two seconds apart."""
 
     def __init__(self, site: Site, spec: Desired | None = None, **how: Any) -> None:
         self.counting, self.now = MetricsCollector(site), 100.0
-        self.wanted = spec or kept.wanted()
-        self.seen = kept.seen(**how)
+        self.spec = spec or kept.wanted()
+        self.record = kept.seen(**how)
 
-    def look(self, answers: dict[str, Any], *, every: float = 2.0, **extra: Any) -> ServerMetrics:
+    def take(self, answers: dict[str, Any], *, every: float = 2.0, **extra: Any) -> ServerMetrics:
         """Look once more."""
         self.now += every
-        state = servers.parse_servers(kept.said(kept.one(self.wanted, self.seen, **extra)))
+        state = servers.parse_servers(kept.said(kept.one(self.spec, self.record, **extra)))
         (server,) = self.counting.build_sample(state, answers, None, self.now).servers
         return server
 
@@ -74,11 +74,11 @@ def site(load: Load) -> Site:
     return Site(load())
 
 
-def test_rates_are_known_from_the_second_look_on(site: Site) -> None:
+def test_rates_start_with_the_second_sample(site: Site) -> None:
     """Per second, between two looks."""
-    looking = Looking(site)
-    first = looking.look(said(text(tokens=53)))
-    second = looking.look(said(text(tokens=153, running=3)))
+    sampling = Sampling(site)
+    first = sampling.take(reports(text(tokens=53)))
+    second = sampling.take(reports(text(tokens=153, running=3)))
 
     assert first.figures is not None and second.figures is not None
     assert (first.figures.tokens_per_s, second.figures.tokens_per_s) == (None, 50.0)
@@ -87,37 +87,37 @@ def test_rates_are_known_from_the_second_look_on(site: Site) -> None:
 
 
 def test_latencies_are_of_the_last_minute(site: Site) -> None:
-    """Where no request came, of the engine's whole life."""
-    looking = Looking(site)
-    looking.look(said(text(ttft=(7, 7))))
-    still = looking.look(said(text(ttft=(7, 7))))
-    slower = looking.look(said(text(ttft=(7, 17))))
+    """Without a request in that time, they cover the engine's lifetime."""
+    sampling = Sampling(site)
+    sampling.take(reports(text(ttft=(7, 7))))
+    still = sampling.take(reports(text(ttft=(7, 7))))
+    slower = sampling.take(reports(text(ttft=(7, 17))))
 
     assert still.figures is not None and slower.figures is not None
     assert still.figures.first_token == Latency(p50=0.025, p99=0.0495, count=7, over=None)
     assert slower.figures.first_token == Latency(p50=0.075, p99=0.0995, count=10, over=4.0)
     for _ in range(40):
-        last = looking.look(said(text(ttft=(7, 17))))
+        last = sampling.take(reports(text(ttft=(7, 17))))
     assert last.figures is not None
     assert last.figures.first_token.over is None
 
 
-def test_a_minute_is_no_more(site: Site) -> None:
+def test_latencies_cover_a_minute_at_most(site: Site) -> None:
     """However often somebody looks."""
-    looking = Looking(site)
+    sampling = Sampling(site)
     for count in range(100):
-        last = looking.look(said(text(ttft=(count, count))))
+        last = sampling.take(reports(text(ttft=(count, count))))
 
     assert last.figures is not None
     assert last.figures.first_token.over == 60.0
     assert last.figures.first_token.count == 30
 
 
-def test_an_engine_that_starts_anew_counts_from_the_beginning(site: Site) -> None:
+def test_a_restarted_engine_counts_from_zero(site: Site) -> None:
     """No rate is below nothing."""
-    looking = Looking(site)
-    looking.look(said(text(tokens=500)))
-    again = looking.look(said(text(tokens=10)))
+    sampling = Sampling(site)
+    sampling.take(reports(text(tokens=500)))
+    again = sampling.take(reports(text(tokens=10)))
 
     assert again.figures is not None
     assert again.figures.tokens_per_s is None
@@ -125,8 +125,8 @@ def test_an_engine_that_starts_anew_counts_from_the_beginning(site: Site) -> Non
 
 def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
     """As it was recorded from 0.32."""
-    looking = Looking(site)
-    figures = looking.look(said(VLLM)).figures
+    sampling = Sampling(site)
+    figures = sampling.take(reports(VLLM)).figures
 
     assert figures is not None
     assert (figures.running, figures.waiting, figures.kv_used, figures.prefix_hits) == (
@@ -140,15 +140,15 @@ def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
 
 
 def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
-    """What one of two counts is not what the server does."""
+    """The counters of one of two endpoints are not the server's."""
     apart = kept.wanted(
         backend="mp",
         processes=tuple(ProcessSpec(node=node, argv=("vllm",)) for node in ("gpu01", "gpu02")),
         replicas=2,
     )
-    looking = Looking(site, apart)
-    both = looking.look(said(text(running=2), text(running=3)))
-    first = looking.look(said(text(running=2)))
+    sampling = Sampling(site, apart)
+    both = sampling.take(reports(text(running=2), text(running=3)))
+    first = sampling.take(reports(text(running=2)))
 
     assert both.figures is not None
     assert both.figures.running == 5
@@ -168,55 +168,55 @@ def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
             {"gpu01": {"apis": {API: {"status": 200, "text": "", "error": ""}}}},
             "gpu01: vLLM counts nothing (`--disable-log-stats`)",
         ),
-        (said("a{ 1"), "what it counts cannot be read: "),
-        (said("http_requests_total 1"), "there is no `vllm:num_requests_running`"),
+        (reports("a{ 1"), "what it counts cannot be read: "),
+        (reports("http_requests_total 1"), "there is no `vllm:num_requests_running`"),
     ],
 )
-def test_why_there_are_no_figures(site: Site, answers: dict[str, Any], trouble: str) -> None:
-    """What cannot be asked is unknown, and not nothing."""
-    server = Looking(site).look(answers)
+def test_reasons_for_missing_figures(site: Site, answers: dict[str, Any], trouble: str) -> None:
+    """Figures that cannot be queried are unknown, not zero."""
+    server = Sampling(site).take(answers)
 
     assert server.figures is None
     assert trouble in server.trouble
 
 
-def test_a_server_without_an_engine_is_not_asked(site: Site) -> None:
+def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
     """Its state says why."""
-    looking = Looking(site, state="pausing", doing="waiting before the next start")
-    server = looking.look({})
+    sampling = Sampling(site, state="pausing", doing="waiting before the next start")
+    server = sampling.take({})
 
     assert (server.figures, server.trouble) == (None, "no engine runs")
     assert (server.state, server.detail) == ("waiting", "waiting before the next start")
 
 
-def test_each_rank_is_as_its_agent_says(site: Site) -> None:
+def test_every_rank_has_its_agents_state(site: Site) -> None:
     """Alive, dead, or unknown where nobody can say."""
-    looking = Looking(site, ranks=RANKS, alive=ALIVE)
-    server = looking.look(said(text()))
+    sampling = Sampling(site, ranks=RANKS, alive=ALIVE)
+    server = sampling.take(reports(text()))
     assert server.ranks == (
         RankStatus(node="gpu01", rank="PP0", alive=True),
         RankStatus(node="gpu02", rank="PP1", alive=False),
     )
 
-    old = looking.look(said(text()), age=30.0)
+    old = sampling.take(reports(text()), age=30.0)
     assert [rank.alive for rank in old.ranks] == [None, None]
-    looking.seen = replace(looking.seen, alive={})
-    assert [rank.alive for rank in looking.look(said(text())).ranks] == [None, None]
+    sampling.record = replace(sampling.record, alive={})
+    assert [rank.alive for rank in sampling.take(reports(text())).ranks] == [None, None]
 
 
 def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
     record = kept.seen(ranks=RANKS, alive=ALIVE)
     state = servers.parse_servers(kept.said(kept.one(kept.wanted(), record), gpu02=70.0))
-    (server,) = MetricsCollector(site).build_sample(state, said(text()), None, 1.0).servers
+    (server,) = MetricsCollector(site).build_sample(state, reports(text()), None, 1.0).servers
 
     assert [rank.alive for rank in server.ranks] == [True, None]
 
 
-def test_a_keeper_that_is_not_heard(site: Site) -> None:
-    """What it said last is no news, and what vLLM counts is."""
+def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
+    """Its last record is outdated; vLLM's counters are not."""
     state = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
-    (server,) = MetricsCollector(site).build_sample(state, said(text()), None, 1.0).servers
+    (server,) = MetricsCollector(site).build_sample(state, reports(text()), None, 1.0).servers
 
     assert server.state == "unknown"
     assert server.detail == "the head's agent has not looked for 300 s"
@@ -226,13 +226,13 @@ def test_a_keeper_that_is_not_heard(site: Site) -> None:
 def test_what_the_keeper_knows(site: Site) -> None:
     """Its canary, restarts and faults."""
     record = {"answered": kept.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
-    server = Looking(site, **record, restarts=[1.0], restarts_left=2).look(said(text()))
+    server = Sampling(site, **record, restarts=[1.0], restarts_left=2).take(reports(text()))
 
     assert (server.canary, server.canary_age, server.faults) == (0.08, 3.0, 2)
     assert (server.restarts, server.restarts_left) == (1, 2)
 
 
-def test_each_node_is_asked_once(site: Site) -> None:
+def test_every_node_is_queried_once(site: Site) -> None:
     """For all of its APIs; the head always, for it knows the servers."""
     rows = [
         kept.one(kept.wanted("chat"), kept.seen("chat")),
@@ -253,8 +253,8 @@ def test_each_node_is_asked_once(site: Site) -> None:
 
 def test_json_has_no_history(site: Site) -> None:
     """A line is one look."""
-    looking = Looking(site)
-    server = looking.look(said(text()))
+    sampling = Sampling(site)
+    server = sampling.take(reports(text()))
     (data,) = MetricsSample(cluster="c", servers=(server,)).as_json()["servers"]
 
     assert "history" not in data

@@ -46,7 +46,7 @@ def counting(cluster: Cluster, *ports: int, running: int = 3, **extra: Any) -> N
     cluster.world.said["counts"] = {"apis": apis, **cluster.world.kept(), **extra}
 
 
-def test_a_pipe_gets_one_look(serving: Cluster) -> None:
+def test_a_pipe_gets_a_single_sample(serving: Cluster) -> None:
     """Of two, so that there are rates; nothing is changed."""
     ran = serving.run("metrics")
 
@@ -56,7 +56,7 @@ def test_a_pipe_gets_one_look(serving: Cluster) -> None:
     assert "0.0 out" in ran.out
 
 
-def test_json_is_one_object(serving: Cluster) -> None:
+def test_json_is_an_object(serving: Cluster) -> None:
     """With the same figures."""
     ran = serving.run("metrics", "--json")
     (server,) = json.loads(ran.out)["servers"]
@@ -65,7 +65,7 @@ def test_json_is_one_object(serving: Cluster) -> None:
     assert server["ranks"][1] == {"node": "gpu02", "rank": "PP1", "alive": True}
 
 
-def test_json_goes_on_when_told_to(serving: Cluster) -> None:
+def test_json_continues_with_watch(serving: Cluster) -> None:
     """A line a look, until Ctrl-C."""
     ran = serving.run("metrics", "--json", "--watch", "--every", "1")
 
@@ -94,7 +94,7 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
     assert len(verbs) == 5
 
 
-def test_one_of_several(serving: Cluster) -> None:
+def test_a_server_of_several(serving: Cluster) -> None:
     """By its name; one that is not there is an error."""
     kept.keep(serving.world, kept.wanted("embed", port=8001))
     counting(serving, 8000, 8001)
@@ -113,7 +113,7 @@ def test_no_server_at_all(up: Cluster) -> None:
     assert "no server runs on this cluster" in ran.err
 
 
-def test_a_node_that_is_gone_is_told(serving: Cluster) -> None:
+def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
     """Its figures are unknown; the head's are there."""
     kept.keep(serving.world, kept.wanted("far", node="gpu02", port=8001))
     counting(serving)

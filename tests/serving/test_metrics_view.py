@@ -1,6 +1,4 @@
-"""What servers do, in a narrow and in a wide terminal, without colours, and where only ASCII is
-shown.
-"""
+"""Metrics in a narrow and a wide terminal, without colours, and in ASCII."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ def test_figures_and_bars(width: int) -> None:
 
 
 def test_a_terminal_without_bars() -> None:
-    """Where the encoding has no such letters, there are others."""
+    """An encoding without block characters gets ASCII ones."""
     text = drawn(80, MetricsSample(cluster="h100", servers=(BUSY,)), encoding="ascii")
 
     assert "#" in text

@@ -93,7 +93,7 @@ def test_a_pair_may_take_longer(ready: Cluster) -> None:
     assert [argv[argv.index("--pair-timeout") + 1] for argv in measured(ready)] == ["75", "75"]
 
 
-def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready: Cluster) -> None:
+def test_what_was_proven_is_not_proven_again_until_a_container_restarts(ready: Cluster) -> None:
     """The verdict is about one incarnation of the containers."""
     assert ready.run("check-nccl").code == 0
     measured(ready)
@@ -108,7 +108,7 @@ def test_what_was_proven_is_not_proven_again_until_a_container_starts_anew(ready
 
 
 @pytest.mark.parametrize("required", ["any", "auto"])
-def test_a_verdict_that_was_asked_for_less_is_none(cluster: Cluster, required: str) -> None:
+def test_a_verdict_for_a_lower_level_does_not_count(cluster: Cluster, required: str) -> None:
     """`check-nccl --require any` on a cluster that should have RDMA is not what lets `serve` pass
     over TCP.
     """
@@ -204,7 +204,7 @@ def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
     assert len(cluster.world.servers()) == 1
 
 
-def test_a_server_that_cannot_be_stopped_is_told(cluster: Cluster) -> None:
+def test_a_server_that_cannot_be_stopped_is_reported(cluster: Cluster) -> None:
     """The first trouble stays the message."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
@@ -234,7 +234,7 @@ def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:
     )
 
 
-def test_a_node_whose_ranks_are_silent_is_named(cluster: Cluster) -> None:
+def test_a_node_with_silent_ranks_is_named(cluster: Cluster) -> None:
     """The other node's lines do not speak for it; `status` repeats what was seen."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
@@ -292,7 +292,7 @@ def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
     assert network_row(ran).endswith("(proven before the start)")
 
 
-def test_one_node_has_no_gate(cluster: Cluster) -> None:
+def test_a_single_node_has_no_gate(cluster: Cluster) -> None:
     """There is nothing between nodes."""
     cluster.write(
         "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
@@ -342,9 +342,9 @@ def test_only_the_nodes_of_an_mp_server_are_measured(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_ranks_are_asked_for_the_logs_of_their_server(ready: Cluster, backend: str) -> None:
-    """What was asked for to be written is what is read; what it says is kept under the server's
-    name.
+def test_ranks_log_under_the_name_of_their_server(ready: Cluster, backend: str) -> None:
+    """The log that ranks were told to write is the one that is read; its result is stored under the
+    server's name.
     """
     assert ready.run(*SERVE, "--backend", backend, "--name", "chat").code == 0
     (server,) = ready.world.servers()

@@ -1,4 +1,4 @@
-"""What programs print at `/metrics`."""
+"""Parsing of `/metrics` output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_several_texts_are_added_up() -> None:
     assert samples.histogram("vllm:time_to_first_token_seconds")[math.inf] == 14.0
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_what_is_no_number_is_omitted() -> None:
     """The format has words for it."""
     assert prometheus.parse_metrics("a NaN\na 1\nb +Inf\n").by_name == {"a": [({}, 1.0)]}
 

@@ -1,4 +1,4 @@
-"""Which server a rollback returns to, from what the head has written down."""
+"""Choice of the server to roll back to, from the head's history files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.tools.site import Site
 from tests.tools.answered import INVENTORY, answer, history_entry
 
 
-def test_the_newest_other_one_is_chosen() -> None:
+def test_the_newest_other_server_is_chosen() -> None:
     """Not the one that is wanted now, whether it has answered or not."""
     revisions, current_id = history.parse_history(
         answer([history_entry("a"), history_entry("b")], {"id": "a"})
@@ -24,7 +24,7 @@ def test_the_newest_other_one_is_chosen() -> None:
     assert history.choose_previous(revisions, "", "").label == "org/a (TP=8 PP=2, ray) --x 1"
 
 
-def test_nothing_to_return_to_is_said() -> None:
+def test_nothing_to_return_to_is_reported() -> None:
     """With what is known."""
     with pytest.raises(RequestError, match="no other server has answered") as none:
         history.choose_previous((), "a", "")
@@ -53,7 +53,7 @@ def test_another_image_is_refused() -> None:
         (("chat/desired", "embed/desired"), None),
     ],
 )
-def test_one_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
+def test_a_single_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
     """It is the one that is wanted, or else the one that has answered; several are listed."""
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     facts = HostFacts(files=dict.fromkeys(paths, "0"))

@@ -28,7 +28,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
     """Have every server answer at once but those of some models."""
 
     def wait(
-        session: Any, seen: Any, request: ServeRequest, *_: Any, **__: Any
+        session: Any, snapshot: Any, request: ServeRequest, *_: Any, **__: Any
     ) -> tuple[int, list[str]]:
         if request.model in silent:
             raise GateError(
@@ -61,7 +61,7 @@ def fails(
     monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
 
 
-def kept(cluster: Cluster, name: str = "default") -> None:
+def record_answer(cluster: Cluster, name: str = "default") -> None:
     """Write down that what is wanted has answered, as the keeper does: newest first."""
     files = cluster.world.machines["gpu01"].files
     before = json.loads(files.get(f"server/{name}/history.json", b"[]"))
@@ -82,7 +82,7 @@ def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     answers(monkeypatch, "org/broken")
     cluster.run("up")
     assert cluster.run(*SERVE, "org/old", "--tp", "4", "--pp", "1", "--", "--seed", "7").code == 0
-    kept(cluster)
+    record_answer(cluster)
     return cluster
 
 
@@ -90,7 +90,7 @@ def test_the_server_before_is_started_again(served: Cluster) -> None:
     """With its model, its arguments and its split, in the place of what runs now."""
     (old,) = served.world.servers()
     assert served.run(*SERVE, "org/new", "--replace").code == 0
-    kept(served)
+    record_answer(served)
     ran = served.run("rollback", "--skip-network-check")
     (again,) = served.world.servers()
 
@@ -120,9 +120,9 @@ def test_a_server_beside_it_stays(served: Cluster) -> None:
         "gpu02",
     )
     assert served.run(*SERVE, "org/chat", *second).code == 0
-    kept(served, "chat")
+    record_answer(served, "chat")
     assert served.run(*SERVE, "org/chat2", *second, "--replace").code == 0
-    kept(served, "chat")
+    record_answer(served, "chat")
     which, alone = served.run("rollback"), served.run("rollback", "default")
     ran = served.run("rollback", "chat", "--skip-network-check")
 
@@ -141,12 +141,12 @@ def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
     assert running(served) == ["org/old"]
 
 
-def test_it_looks_with_the_lock_held(served: Cluster) -> None:
-    """What has answered, and what is wanted, may change until the lock is ours; while a model loads
-    others may have it.
+def test_the_query_runs_under_the_lock(served: Cluster) -> None:
+    """History and spec may change until the lock is held; while a model loads, other operators may
+    hold it.
     """
     served.run(*SERVE, "org/new", "--replace")
-    kept(served)
+    record_answer(served)
     for args in (
         ("rollback", "--skip-network-check"),
         (*SERVE, "org/broken", "--replace", "--or-rollback"),
@@ -165,7 +165,7 @@ def test_it_looks_with_the_lock_held(served: Cluster) -> None:
 def test_a_dry_run_changes_nothing(served: Cluster) -> None:
     """And prints what would be sent."""
     served.run(*SERVE, "org/new", "--replace")
-    kept(served)
+    record_answer(served)
     before = len(served.world.changes)
     ran = served.run("rollback", "--skip-network-check", "--dry-run")
 
@@ -174,12 +174,12 @@ def test_a_dry_run_changes_nothing(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_a_failure_is_told_with_the_server_that_was_to_come_back(
+def test_a_failure_names_the_previous_server(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `serve` tells it."""
     served.run(*SERVE, "org/new", "--replace")
-    kept(served)
+    record_answer(served)
     path = served.path.parent / "hooks" / "on-failure"
     path.parent.mkdir()
     path.write_text('#!/bin/sh\necho "$VLAUNCH_MODEL at $VLAUNCH_ENDPOINT: $VLAUNCH_ERROR"\n')
@@ -201,7 +201,7 @@ def test_nothing_to_return_to(served: Cluster) -> None:
     assert len(served.world.changes) == before
 
 
-def test_a_server_that_does_not_answer_makes_room_for_the_one_before(served: Cluster) -> None:
+def test_a_server_that_does_not_answer_is_replaced_by_the_previous(served: Cluster) -> None:
     """The exit code is that of a failure, and the failure is told."""
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
@@ -211,7 +211,7 @@ def test_a_server_that_does_not_answer_makes_room_for_the_one_before(served: Clu
     assert running(served) == ["org/old"]
 
 
-def test_without_a_server_before_both_troubles_are_told(
+def test_without_a_previous_server_both_errors_are_reported(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure first."""
@@ -275,7 +275,7 @@ def test_what_is_no_failure_is_not_rolled_back(
     assert running(served) == ["org/new"]
 
 
-def test_a_server_that_somebody_else_starts_meanwhile_stays(
+def test_a_server_of_another_operator_stays(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own server may have failed: the name is not this operator's any more."""
@@ -298,7 +298,7 @@ def replaced(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_failure_that_was_somebody_s_stop(
+def test_a_failure_after_an_operators_stop(
     served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
@@ -319,7 +319,7 @@ def test_a_failure_that_was_somebody_s_stop(
 def test_a_server_that_was_stopped_for_its_network_makes_room(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That was ourselves."""
+    """This operator's own command stopped it."""
     fails(monkeypatch, GateError("its network is below what is required"), served.unwant)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
@@ -364,7 +364,7 @@ def test_the_hint_is_about_the_server_that_runs(
     assert running(served) == ["org/old"]
 
 
-def test_a_rollback_that_nobody_watches_has_not_answered(
+def test_an_unwatched_rollback_has_not_answered(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while the old server starts: it goes on, and more is not known."""

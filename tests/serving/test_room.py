@@ -1,4 +1,4 @@
-"""What must hold before a server is asked for, and who is in its way."""
+"""Gates before a server starts, and the users of its GPUs and ports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gates(start: StartPlan) -> list[str]:
 
 
 def test_preflight() -> None:
-    """What would make vLLM wait or fail later is looked at first."""
+    """Conditions that would make vLLM wait or fail later are checked first."""
     assert gates(planned(seen(), request())) == [
         "cluster",
         "agents",
@@ -88,7 +88,7 @@ def test_nodes_that_an_mp_server_does_not_use_may_be_away() -> None:
 
 
 def test_a_server_on_a_lost_gpu_is_refused() -> None:
-    """Where a driver says so; who says nothing, and who is not used, is not in the way."""
+    """Only nodes that the server uses, and whose driver reports the loss, count."""
     snapshot = seen()
     lost = replace(snapshot.site.facts["n2"], lost_gpus=("GPU3: 0000:61:00.0: Unknown Error",))
     facts = {**snapshot.site.facts, "n2": lost}
@@ -100,7 +100,7 @@ def test_a_server_on_a_lost_gpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize("inventory", [INVENTORY, BARE])
-def test_who_holds_the_gpus_is_named(inventory: Inventory) -> None:
+def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
     """With what ends it, and the way around."""
     (finding,) = judged(
         planned(seen(kept(chat(tp=6))), request("mp", tp=4, pp=2, gpus=4, port=8001), inventory),
@@ -115,7 +115,7 @@ def test_who_holds_the_gpus_is_named(inventory: Inventory) -> None:
     assert "`--nodes`" in finding.fix
 
 
-def test_who_holds_the_gpus_of_a_ray_server_is_named() -> None:
+def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
     """A server of either backend, and batch jobs; Ray would let vLLM wait without a word."""
     (finding,) = judged(planned(seen(kept(chat())), request(port=8001)), "room")
 
@@ -126,14 +126,14 @@ def test_who_holds_the_gpus_of_a_ray_server_is_named() -> None:
 
 
 def test_ranks_that_ray_has_put_elsewhere() -> None:
-    """What its keeper sees counts, not what was expected."""
+    """The supervisor's record counts, not the plan."""
     moved = kept(request(name="chat", tp=2, pp=1), ranks={"n2": ["TP0", "TP1"]})
     (finding,) = judged(planned(seen(moved), request("mp", tp=8, pp=2, port=8001)), "room")
 
     assert (finding.node, "server `chat` holds 2" in finding.text) == ("n2", True)
 
 
-def test_work_in_ray_is_in_the_way_of_mp() -> None:
+def test_gpus_used_by_ray_block_mp() -> None:
     """On the node where it is; what a server of ours has there is counted once."""
     snapshot = seen(kept(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2")))
     room = judged(planned(snapshot, request("mp", tp=4, pp=2, gpus=4, port=8001)), "room")
@@ -156,11 +156,11 @@ def batch(gpus: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 @pytest.mark.parametrize(("theirs", "refused"), [("12", True), ("0", False)])
-def test_a_server_is_not_replaced_by_one_that_lacks_room(
+def test_a_server_is_not_replaced_without_enough_gpus(
     backend: Any, theirs: str, refused: bool
 ) -> None:
-    """What the old one holds is counted as free, what a batch job needs is not; how to end that is
-    told.
+    """GPUs of the old server count as free, a batch job's do not; the hint tells how to stop the
+    job.
     """
     old = kept(request(model="org/other"), ranks={"n1": ["x"] * 8, "n2": ["x"] * 8})
     snapshot = seen(
@@ -188,7 +188,7 @@ def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
     assert judged(planned(snapshot, request("mp"), BARE), "room") == []
 
 
-def test_who_holds_the_port_is_named() -> None:
+def test_the_user_of_the_port_is_named() -> None:
     """On the node where it is, beside the GPUs that lack, with one that is free; the same port of
     another node is no matter.
     """
@@ -201,7 +201,7 @@ def test_who_holds_the_port_is_named() -> None:
     assert judged(planned(snapshot, chat(name="other", nodes=("n2",))), "room") == []
 
 
-def test_each_endpoint_needs_its_port() -> None:
+def test_every_endpoint_needs_its_port() -> None:
     """On every node that has one; one that holds it there has it, whichever of its endpoints that
     is.
     """
@@ -218,13 +218,13 @@ def test_each_endpoint_needs_its_port() -> None:
 def test_a_port_that_makes_room_is_free() -> None:
     """Its listener ends with the server that is replaced; any other one is in the way."""
     snapshot = seen(kept(request(model="org/other")))
-    used_ports = {
+    facts = {
         **snapshot.site.facts,
         "n1": replace(
             snapshot.site.facts["n1"], listening=frozenset({("0.0.0.0", 8000), ("0.0.0.0", 8001)})
         ),
     }
-    snapshot = replace(snapshot, site=Site(INVENTORY, used_ports))
+    snapshot = replace(snapshot, site=Site(INVENTORY, facts))
 
     assert judged(planned(snapshot, request(), replace_other=True), "room") == []
     (finding,) = judged(planned(snapshot, request(port=8001), replace_other=True), "room")

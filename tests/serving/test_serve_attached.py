@@ -20,7 +20,7 @@ def served(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_the_same_command_is_watched_without_another_word(served: Cluster) -> None:
+def test_the_same_command_is_watched_silently(served: Cluster) -> None:
     """Nothing differs, so nothing is said of it; nor is anything replaced.
 
     How long to wait now is no difference.
@@ -32,7 +32,7 @@ def test_the_same_command_is_watched_without_another_word(served: Cluster) -> No
     assert "starts it anew" not in ran.err
 
 
-def test_a_supervised_server_is_not_taken_for_one_without(served: Cluster) -> None:
+def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster) -> None:
     """The flag is refused; with `--replace` it is had, and then the plain command says which it
     is.
     """

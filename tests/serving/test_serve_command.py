@@ -207,7 +207,7 @@ def test_replicas_on_the_command_line(
 
 
 def test_replicas_of_the_inventory(inventory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the file asks for holds where the flags are silent, and one flag replaces all of it."""
+    """The inventory's sizes apply without flags; one flag replaces all of them."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("tp: 4, pp: 4", "tp: 4, dp: 3"), encoding="utf-8")
 

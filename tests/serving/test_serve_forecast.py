@@ -1,4 +1,4 @@
-"""What `vlaunch serve` says of the plan, and the split that the plan chooses."""
+"""The planner's forecast in `vlaunch serve`, and the layout that it chooses."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def put(cluster: Cluster, config: dict[str, Any], size: int) -> None:
         machine.model = {"model.safetensors": size, "config.json": 700}
 
 
-def wanted(cluster: Cluster) -> dict[str, Any]:
-    """Return what was asked for."""
+def read_spec(cluster: Cluster) -> dict[str, Any]:
+    """Return the spec of the default server."""
     files = cluster.world.machines["gpu01"].files
     original: dict[str, Any] = json.loads(files["server/default/desired.json"])["asked_for"]
     return original
 
 
-def test_what_is_expected_is_said_before_the_start(llama: Cluster) -> None:
-    """How much the cache should hold, and that another split holds more."""
+def test_the_forecast_is_reported_before_the_start(llama: Cluster) -> None:
+    """The output names the expected capacity of the cache and a better layout."""
     ran = llama.run(*SERVE, *LENGTH)
 
     assert ran.code == 0, ran.err
     assert "the KV cache should hold" in ran.err
     assert "(estimate)" in ran.err
     assert "the plan would take DP 16 × TP 1 (`--tp 1 --pp 1 --dp 16`)" in ran.err
-    assert (wanted(llama)["tp"], wanted(llama)["pp"]) == (8, 2)
+    assert (read_spec(llama)["tp"], read_spec(llama)["pp"]) == (8, 2)
 
 
-def test_another_split_that_holds_as_much_is_not_said_to_hold_more(llama: Cluster) -> None:
+def test_an_equal_layout_is_not_called_better(llama: Cluster) -> None:
     """As where the cache's size is named: the plan has other reasons then."""
     ran = llama.run(*SERVE, *LENGTH, "--kv-cache-memory-bytes", str(GIB), "--max-num-seqs", "8")
 
@@ -67,7 +67,7 @@ def test_another_split_that_holds_as_much_is_not_said_to_hold_more(llama: Cluste
 
 
 def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
-    """What it should hold is said, no more."""
+    """Only its expected capacity is reported."""
     ran = llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH)
 
     assert "the KV cache should hold" in ran.err
@@ -85,7 +85,7 @@ def test_the_plan_chooses(llama: Cluster, by: str) -> None:
     ran = llama.run(*SERVE, *flag, *LENGTH)
 
     assert ran.code == 0, ran.err
-    assert [wanted(llama)[key] for key in ("tp", "pp", "dp")] == [1, 1, 16]
+    assert [read_spec(llama)[key] for key in ("tp", "pp", "dp")] == [1, 1, 16]
     llama.world.changes.clear()
     for machine in llama.world.machines.values():
         machine.model = None  # the plan would not be the same
@@ -99,18 +99,18 @@ def test_experts_go_where_the_plan_has_them(llama: Cluster) -> None:
     ran = llama.run(*SERVE, "--plan", "auto", *LENGTH)
 
     assert ran.code == 0, ran.err
-    assert [wanted(llama)[key] for key in ("tp", "pp", "dp")] == [8, 2, 1]
-    assert wanted(llama)["args"][-1] == "--enable-expert-parallel"
+    assert [read_spec(llama)[key] for key in ("tp", "pp", "dp")] == [8, 2, 1]
+    assert read_spec(llama)["args"][-1] == "--enable-expert-parallel"
     llama.world.changes.clear()
     assert llama.run(*SERVE, "--plan", "auto", *LENGTH).code == 0
     assert llama.world.verbs() == []
 
 
 def test_a_named_split_counts_before_the_inventory(llama: Cluster) -> None:
-    """Whoever names one has chosen."""
+    """A layout on the command line overrides `plan: auto`."""
     llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
     assert llama.run(*SERVE, "--tp", "4", "--pp", "4", *LENGTH).code == 0
-    assert (wanted(llama)["tp"], wanted(llama)["pp"]) == (4, 4)
+    assert (read_spec(llama)["tp"], read_spec(llama)["pp"]) == (4, 4)
 
 
 def test_what_does_not_fit_is_warned_of(llama: Cluster) -> None:
@@ -135,7 +135,7 @@ def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -
     assert "DOES NOT FIT: 4,000 sequences at once; with `-- --max-num-seqs " in ran.err
 
 
-def test_a_model_that_nobody_knows_is_not_planned(llama: Cluster) -> None:
+def test_an_unknown_model_is_not_planned(llama: Cluster) -> None:
     """Nothing is said of it; a plan that is asked for is refused."""
     for machine in llama.world.machines.values():
         machine.config = None
@@ -155,19 +155,17 @@ def test_a_model_that_nobody_knows_is_not_planned(llama: Cluster) -> None:
         (("--plan", "auto", "--dry-run", "--offline"), "`vlaunch plan --offline`"),
     ],
 )
-def test_wishes_that_exclude_each_other(
-    cluster: Cluster, args: tuple[str, ...], message: str
-) -> None:
+def test_conflicting_options(cluster: Cluster, args: tuple[str, ...], message: str) -> None:
     """Before any node is touched."""
     ran = cluster.run("serve", "--model", "org/m", *args)
     assert ran.code == 2
     assert message in ran.err
 
 
-def test_the_next_plan_knows_what_was_held(llama: Cluster) -> None:
+def test_the_next_plan_knows_the_measured_capacity(llama: Cluster) -> None:
     """By what the keeper wrote down: `serve` and `plan` say the very figure."""
     assert llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH).code == 0
-    original = wanted(llama)
+    original = read_spec(llama)
     llama.unwant()
     labels = {"kv_cache_size_tokens": "9830400", "kv_cache_max_concurrency": "1200.0"}
     desired = {"id": "abcd1234", "image": "", "asked_for": original}
@@ -223,7 +221,7 @@ def test_what_came_is_compared_with_the_plan() -> None:
     assert compare_tokens(None, 7) == compare_tokens(exact, None) == ""
 
 
-def test_one_more_node() -> None:
+def test_an_extra_node() -> None:
     """More stages for a replica that takes nodes, more replicas for one that fits a node."""
     started = MeasuredStart(
         at=1.0, tp=8, pp=2, dp=1, flags=EngineFlags(length=8192), concurrency=1200.0

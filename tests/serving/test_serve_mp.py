@@ -37,7 +37,9 @@ def test_only_the_ports_of_this_server_matter(
         ("", "127.0.0.1", False),
     ],
 )
-def test_an_open_endpoint_is_told(cluster: Cluster, secrets: str, bind: str, warned: bool) -> None:
+def test_an_open_endpoint_is_reported(
+    cluster: Cluster, secrets: str, bind: str, warned: bool
+) -> None:
     """An API without a key, on an address that others can reach, is the user's choice, made
     knowingly.
     """
@@ -49,7 +51,7 @@ def test_an_open_endpoint_is_told(cluster: Cluster, secrets: str, bind: str, war
     assert ("whoever can reach port 8000 may use the model" in ran.err) is warned
 
 
-def test_every_endpoint_is_told(cluster: Cluster) -> None:
+def test_every_endpoint_is_reported(cluster: Cluster) -> None:
     """On a line each, of a server with an API on each node; what cannot be had is refused before a
     node is asked.
     """

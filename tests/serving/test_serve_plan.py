@@ -65,8 +65,8 @@ def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
-def test_replicas_are_told(backend: str) -> None:
-    """Where they will be, and how they answer."""
+def test_replicas_are_reported(backend: str) -> None:
+    """The notes name their nodes and endpoints."""
     notes = planned(seen(), request(backend, tp=None, pp=None, dp=4)).plan.notes
 
     assert notes[0].startswith("DP 4 × TP 4 × PP 1 (each replica gets 4 of 16 GPUs as TP)")
@@ -99,7 +99,7 @@ FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not
         (Policy(), Policy(restarts=7, canary=2.5, stuck=60), f"it was started with {FIGURES}"),
     ],
 )
-def test_the_same_server_kept_otherwise(runs: Policy, policy: Policy, message: str) -> None:
+def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, message: str) -> None:
     """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does
     not when nothing differs.
     """
@@ -164,7 +164,7 @@ def test_a_server_that_is_over_makes_room(state: str) -> None:
     assert (start.attached, len(start.plan.steps)) == (False, 1)
 
 
-def test_one_that_is_being_stopped_is_not_attached_to() -> None:
+def test_a_stopping_server_is_not_attached_to() -> None:
     """Somebody wants it no more; the keeper ends it before it starts the next one."""
     stopping = {**kept(request(), "stopping"), "desired": None}
 
@@ -200,7 +200,7 @@ def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> No
     assert [process.node for process in start.spec.processes] == ["n1", "n3"]
 
 
-def test_the_model_is_asked_for_in_the_running_containers() -> None:
+def test_the_model_is_queried_in_the_running_containers() -> None:
     """They have the mounts; where none runs, nobody is asked."""
     snapshot = seen()
     stopped = {**snapshot.site.facts, "n2": HostFacts(images=snapshot.site.facts["n2"].images)}

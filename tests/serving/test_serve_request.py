@@ -1,4 +1,4 @@
-"""What makes two requests the same server."""
+"""Identity of servers: which differences make another one."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_soak_that_passes(serving: Cluster, server: Endpoint) -> None:
     assert ran.out.endswith("verdict      passed\n")
 
 
-def test_json_output_is_one_object(serving: Cluster) -> None:
+def test_json_output_is_an_object(serving: Cluster) -> None:
     """Nothing is written to standard error."""
     ran = serving.run("soak", "1s", "--json")
     verdict = json.loads(ran.out)

@@ -1,4 +1,4 @@
-"""What `status` says, from what was observed and nothing else."""
+"""Cluster status, from observed facts only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_a_cluster_that_is_up_is_whole(world: World) -> None:
     assert report.as_json()["server"] == {"state": "none"}
 
 
-def test_certificates_that_end_soon_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_that_end_soon_are_reported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cluster is whole all the same."""
     assert look(world).certificates == ""
     monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
@@ -90,7 +92,7 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     assert look(world, inventory=inventory).endpoint == "http://127.0.0.1:8000/v1"
 
 
-def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
+def test_an_empty_cluster_is_absent_and_not_whole(load: Load) -> None:
     """And nobody is asked about a server."""
     world = World(load())
     report = look(world)
@@ -108,7 +110,7 @@ def test_nothing_there_is_absent_and_not_whole(load: Load) -> None:
     )
 
 
-def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
+def test_a_worker_that_is_not_in_ray_is_detected(world: World) -> None:
     """Though its container runs."""
     world.machines["gpu02"].joins = False
     jobs(world)
@@ -122,7 +124,7 @@ def test_a_worker_that_is_not_in_ray_is_seen(world: World) -> None:
     )
 
 
-def test_a_container_that_has_ended_is_seen(world: World) -> None:
+def test_a_container_that_has_ended_is_detected(world: World) -> None:
     """With Docker's word."""
     world.stop("gpu02")
     report = look(world)
@@ -139,8 +141,8 @@ def test_a_container_with_every_right_is_named(world: World) -> None:
     assert report.nodes[1].drift == ()
 
 
-def test_the_size_of_what_engines_compiled_is_told(world: World) -> None:
-    """Where somebody asked, and there is some."""
+def test_the_size_of_what_engines_compiled_is_reported(world: World) -> None:
+    """The size appears if it was queried and there is a cache."""
     world.machines["gpu02"].compiled = "ext4\n2048"
 
     assert [node.compiled for node in look(world).nodes] == [None, 2 << 20]
@@ -179,7 +181,7 @@ def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
 
 
 @pytest.mark.parametrize("members", [{"gpu02": 75.0}, {"gpu02": None}])
-def test_a_node_whose_agent_is_lost_is_not_whole(world: World, members: dict[str, float]) -> None:
+def test_a_node_with_a_lost_agent_is_not_whole(world: World, members: dict[str, float]) -> None:
     """No server can be started there, though its container runs."""
     world.said["jobs"]["members"] |= members
     report = look(world)
@@ -204,7 +206,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     assert not look(world).whole
 
 
-def test_a_server_that_nobody_wants_is_there_until_it_is_gone(world: World) -> None:
+def test_a_server_without_a_spec_is_listed_until_it_is_gone(world: World) -> None:
     """One that was stopped is not listed."""
     jobs(
         world,
@@ -262,14 +264,14 @@ def test_a_server_is_as_its_keeper_says(world: World) -> None:
     ],
 )
 def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool) -> None:
-    """What the keeper is sure of, and what nobody knows."""
+    """Certain failures count, and unknown states."""
     jobs(world, kept.one(kept.wanted(), kept.seen(verdict=verdict, reason="so it is")))
     report = look(world)
 
     assert (report.whole, report.servers[0].detail) == (whole, "so it is")
 
 
-def test_a_server_that_no_keeper_has_seen_yet(world: World) -> None:
+def test_a_server_without_a_record(world: World) -> None:
     """It was asked for a moment ago."""
     server = serve(world, None)
 
@@ -297,7 +299,7 @@ def test_several_servers_are_judged_apart(world: World) -> None:
     assert data["servers"][1]["observed"]["state"] == "ready"
 
 
-def test_the_last_fault_is_told_with_names_of_nodes(world: World) -> None:
+def test_the_last_fault_is_shown_with_names_of_nodes(world: World) -> None:
     """An answer is an answer; what happened before stands beside it."""
     how = kept.seen(
         fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")]
@@ -354,7 +356,7 @@ def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
 
 
 def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
-    """What the payload printed on a cluster of two."""
+    """The answers come from a real cluster of two nodes."""
     nodes = (
         "nodes: [{host: node1, ip: 10.77.0.11, gpus: 1}, {host: node2, ip: 10.77.0.12, gpus: 1}]"
     )

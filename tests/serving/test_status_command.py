@@ -34,7 +34,7 @@ def test_a_whole_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
     assert "server: none" in ran.out
 
 
-def test_nothing_there_is_exit_code_1(cluster: Cluster) -> None:
+def test_an_empty_cluster_is_exit_code_1(cluster: Cluster) -> None:
     """Told, not an error."""
     ran = cluster.run("status")
 
@@ -74,7 +74,7 @@ def test_servers_have_lines_of_their_own(serving: Cluster) -> None:
     ] == ["chat", "embed"]
 
 
-def test_the_head_gets_one_request(serving: Cluster) -> None:
+def test_the_head_gets_a_single_request(serving: Cluster) -> None:
     """Its agent reports all servers at once."""
     serving.commands.clear()
     serving.run("status")
@@ -110,7 +110,7 @@ def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
     assert "server: unknown  gpu01: the agent's main loop hangs since 20 s" in ran.out
 
 
-def test_drift_is_told_in_words_and_by_the_exit_code(up: Cluster) -> None:
+def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:
     """The inventory was changed since."""
     up.write(INVENTORY.replace("cluster: c\n", "cluster: c\nenv: {A: '1'}\n"))
     ran = up.run("status")

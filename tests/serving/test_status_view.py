@@ -87,7 +87,7 @@ AGAIN = kept.seen(
 )
 
 
-def told(state: str, **fields: Any) -> ServerStatus:
+def make_status(state: str, **fields: Any) -> ServerStatus:
     """Return a server of one node, with what the terminal is to show of it."""
     return ServerStatus(
         **{
@@ -141,19 +141,19 @@ def test_the_table(width: int) -> None:
 @pytest.mark.parametrize(
     "server",
     [
-        told("starting", backend="mp"),
-        told("waiting", detail="waiting for gpu02 to be in Ray"),
-        told("stopping", backend="", nodes=()),
-        told("failed", detail="exit code 1"),
-        told(
+        make_status("starting", backend="mp"),
+        make_status("waiting", detail="waiting for gpu02 to be in Ray"),
+        make_status("stopping", backend="", nodes=()),
+        make_status("failed", detail="exit code 1"),
+        make_status(
             "suspect",
             detail="no completion: timed out; nothing has moved for 42 s",
             observed=kept.seen(still=42.0),
             age=0.4,
         ),
         ServerStatus(name="", state="unknown", detail="the head cannot be reached"),
-        told("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
-        told(
+        make_status("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
+        make_status(
             "gave-up",
             detail="no restart is left of 1 in 1 h",
             observed=replace(
@@ -182,8 +182,8 @@ def test_the_servers_line(server: ServerStatus) -> None:
     )
 
 
-def test_each_of_several_endpoints_has_a_line() -> None:
-    """Where it is, how, and why; while all of them are started they are as the server."""
+def test_every_endpoint_has_a_line() -> None:
+    """The line has its URL, state and reason; while they start, they have the server's state."""
     good = Endpoint(node="gpu01", url="http://10.0.0.11:8000/v1", state="answering")
     dead = Endpoint(
         node="gpu02",
@@ -214,7 +214,7 @@ def test_a_container_with_every_right_is_named() -> None:
     )
 
 
-def test_what_engines_compiled_is_told_with_its_size() -> None:
+def test_what_engines_compiled_is_shown_with_its_size() -> None:
     """Nodes with as much of it together; nothing where it is not worth a word."""
     sizes = (1 << 30, (1 << 30) + 4096, 340 << 20, 4096)
     nodes = tuple(replace(node, compiled=size) for node, size in zip(NODES, sizes, strict=True))
@@ -233,12 +233,12 @@ def test_models_that_are_not_finished_are_named() -> None:
     )
 
 
-def test_no_server_is_said() -> None:
+def test_no_server_is_reported() -> None:
     """In the words of old."""
     assert "server: none" in drawn(80, servers=())
 
 
-def test_several_servers_are_told_apart_by_their_names() -> None:
+def test_several_servers_have_their_names() -> None:
     """One that was given no name too; alone it needs none."""
     lines = drawn(200, servers=(ANSWERING, BUSY)).splitlines()
 
@@ -254,8 +254,8 @@ def test_several_servers_are_told_apart_by_their_names() -> None:
     [
         (BUSY, "green"),
         (replace(BUSY, warning="x"), "yellow"),
-        (told("waiting"), "yellow"),
-        (told("suspect"), "red"),
+        (make_status("waiting"), "yellow"),
+        (make_status("suspect"), "red"),
     ],
 )
 def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
@@ -275,7 +275,10 @@ def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
 def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
     """A number that is no moment would end the command, where it is turned into one."""
     assert "last fault of 4 at " in drawn(
-        200, servers=(told("failed", observed=replace(AGAIN, faults=[kept.fault(at=at)]), age=1.0),)
+        200,
+        servers=(
+            make_status("failed", observed=replace(AGAIN, faults=[kept.fault(at=at)]), age=1.0),
+        ),
     )
 
 
@@ -297,7 +300,7 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
     fault = kept.fault(at=0.0, what=bad, cause=bad, node=bad, rank=bad, evidence=bad)
     record = kept.seen(bad, doing=bad, warning=bad, faults=[fault], fault_count=1)
     for state in ("answering", "busy", "failed"):
-        server = told(
+        server = make_status(
             state,
             name=bad,
             backend=bad,
@@ -312,7 +315,7 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
         assert not {"\x1b", "\x07", "\x9b"} & set(drawn(300, nodes=(node,), servers=(server,)))
 
 
-def test_an_empty_trouble_or_a_blank_one_is_no_error() -> None:
+def test_an_empty_or_blank_trouble_is_no_error() -> None:
     """Whatever the words were, there is a table."""
     node = NodeStatus(node="a", role="head", ip="10.0.0.1", container="unknown", trouble="\n")
 

@@ -40,7 +40,7 @@ def test_the_only_server_need_not_be_named(served: Cluster) -> None:
     assert ran.events[-1]["data"] == {"stopped": ["default"], "forgotten": []}
 
 
-def test_one_of_several_is_stopped_by_its_name(served: Cluster) -> None:
+def test_a_server_of_several_is_stopped_by_its_name(served: Cluster) -> None:
     """The other one goes on; only the head is reached."""
     ran = served.run("stop", "chat")
 
@@ -65,7 +65,7 @@ def test_a_name_that_nothing_has(served: Cluster) -> None:
 
 
 def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
-    """What it still is, is said; the same command waits again."""
+    """The error names its state; the same command waits again."""
     stopping = {**served.world.servers()[0], "desired": None}
     stopping["observed"] = {
         **stopping["observed"],
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
     ("state", "message"), [("failed", "had failed"), ("gave-up", "had given up")]
 )
 def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, message: str) -> None:
-    """Whoever stops it has seen that it is dead: `status` is red no longer."""
+    """After `stop`, a failed server no longer makes `status` fail."""
     files = served.world.machines["gpu01"].files
     files["server/chat/observed.json"] = files["server/chat/history.json"] = b"{}"
     served.world.observed["chat"] = {"state": state}
@@ -106,7 +106,7 @@ def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: C
     assert "`vlaunch down` ends everything" in ran.err
 
 
-def test_ray_that_is_silent_is_in_nobodys_way(served: Cluster) -> None:
+def test_an_unresponsive_ray_does_not_block_stop(served: Cluster) -> None:
     """The agent lists the servers; that Ray has their GPUs back cannot be verified."""
     served.world.said["jobs"] = {"error": "timed out", **served.world.kept()}
     ran = served.run("stop", "chat")
@@ -115,7 +115,7 @@ def test_ray_that_is_silent_is_in_nobodys_way(served: Cluster) -> None:
     assert "Ray cannot be asked: timed out" in ran.err
 
 
-def test_nobody_could_say_whether_a_server_runs(served: Cluster) -> None:
+def test_servers_in_an_unknown_state(served: Cluster) -> None:
     """It failed (exit code 1), with what was seen."""
     served.world.said["servers"] = served.world.said["jobs"] = {"error": "no such file"}
     ran = served.run("stop")

@@ -46,7 +46,7 @@ def judged(
     return finding
 
 
-def test_a_server_is_wanted_no_more() -> None:
+def test_a_server_loses_its_spec() -> None:
     """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
     for.
     """
@@ -63,7 +63,7 @@ def test_a_server_is_wanted_no_more() -> None:
     assert plan_stop(seen().site, (), 15).stages == ()
 
 
-def test_it_is_gone_when_nothing_of_it_is_left() -> None:
+def test_a_server_is_gone_when_nothing_remains() -> None:
     """Each of what it held is waited for, and named."""
     gate, free = stopped(kept(request())), {"jobs": [], "groups": table()}
     gone: dict[str, Any] = {"servers": []}
@@ -118,7 +118,7 @@ def test_what_others_hold_is_not_waited_for() -> None:
     )
 
 
-def test_where_the_heads_container_does_not_run_nobody_is_waited_for() -> None:
+def test_without_the_heads_container_stop_does_not_wait() -> None:
     """The file goes all the same: the server does not come back with the head."""
     facts = {**seen().site.facts, "n1": HostFacts(containers=(container("n1", status="exited"),))}
     (stage,) = plan_stop(Site(INVENTORY, facts), [Server(name="default")], 15).stages
@@ -158,7 +158,7 @@ def test_what_is_over_is_forgotten() -> None:
         ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
     ],
 )
-def test_what_is_left_of_a_server(
+def test_judging_a_stopped_server(
     alive: list[str], ports: list[str], payload: Any, others: float, text: str
 ) -> None:
     """Down means gone: what is left is waited for, but for what others hold; absence is observed,

@@ -22,7 +22,7 @@ from tests.command_line import INVENTORY, Cluster
 def test_the_port_of_the_head_is_forwarded(
     inventory: str, args: list[str], forward: tuple[object, ...], cluster: Cluster
 ) -> None:
-    """Where the API listens; its address here is the one line of standard output."""
+    """The tunnel leads to the API's address; its local URL is the only line of standard output."""
     cluster.write(f"{INVENTORY}{inventory}\n")
     ran = cluster.run("tunnel", *args)
 
@@ -31,7 +31,7 @@ def test_the_port_of_the_head_is_forwarded(
     assert "Ctrl-C" in ran.err
 
 
-def test_the_server_that_runs_is_the_one_meant(cluster: Cluster) -> None:
+def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
     """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
     assert cluster.run("up").code == 0
     kept.keep(cluster.world, kept.wanted(host="10.0.0.11", port=9000))
@@ -47,7 +47,7 @@ def test_the_server_that_runs_is_the_one_meant(cluster: Cluster) -> None:
     ]
 
 
-def test_each_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
+def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
     """To the node that has its API; without a name it must be the only one."""
     assert cluster.run("up").code == 0
     kept.keep(cluster.world, kept.wanted("chat"))

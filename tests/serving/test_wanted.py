@@ -68,11 +68,11 @@ def test_a_ray_server() -> None:
         (5400.0, ("--cpu_distributed_timeout_seconds=60",), []),
     ],
 )
-def test_ranks_wait_for_one_another_as_long_as_a_start_may_take(
+def test_ranks_wait_for_the_others_as_long_as_a_start_may_take(
     backend: Backend, timeout: float, args: tuple[str, ...], seconds: list[str]
 ) -> None:
-    """Where that is longer than Gloo waits, unless the arguments say how long; the server stays the
-    same one.
+    """A start timeout above Gloo's default is passed on unless the arguments set one; the server's
+    identity is unchanged.
     """
     candidate = request(backend, args=args)
     spec = desired(candidate, policy=Policy(start_timeout=timeout))
@@ -83,7 +83,7 @@ def test_ranks_wait_for_one_another_as_long_as_a_start_may_take(
     assert spec.id == candidate.digest
 
 
-def test_one_node_waits_for_nobody() -> None:
+def test_a_single_node_has_no_timeout_option() -> None:
     """Its ranks start together."""
     alone = request("mp", nodes=("n1",), pp=1)
     (process,) = desired(alone, policy=Policy(start_timeout=5400.0)).processes
@@ -155,7 +155,7 @@ def test_replicas_of_mp() -> None:
     assert ("--headless" in two, option(two, "--data-parallel-start-rank")) == (True, "2")
 
 
-def test_replicas_of_mp_behind_an_endpoint_of_each_node() -> None:
+def test_replicas_of_mp_behind_an_endpoint_of_every_node() -> None:
     """None is headless; each keeps vLLM's own word, and knows where its numbers begin."""
     hybrid = "--data-parallel-hybrid-lb"
     spec = desired(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
@@ -170,7 +170,7 @@ def test_replicas_of_mp_behind_an_endpoint_of_each_node() -> None:
     assert option(two, "--data-parallel-start-rank") == "2"
 
 
-def test_replicas_of_mp_that_are_told_their_numbers() -> None:
+def test_replicas_of_mp_with_explicit_numbers() -> None:
     """vLLM takes a start for hybrid load balancing, and refuses the two together."""
     external = "--data-parallel-external-lb"
     spec = desired(request("mp", tp=8, pp=None, dp=2, args=(external,)))
@@ -212,7 +212,7 @@ def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: s
     )
 
 
-def test_where_ray_hands_out_gpus_nobody_else_numbers_them() -> None:
+def test_ray_assigns_gpu_numbers_itself() -> None:
     """The keeper learns them from Ray; all GPUs of a node need no numbers."""
     assert [process.gpus for process in desired(chat()).processes] == [None]
     assert [
@@ -224,8 +224,10 @@ def test_where_ray_hands_out_gpus_nobody_else_numbers_them() -> None:
     assert [process.gpus for process in desired(chat(), BARE).processes] == [(0, 1, 2, 3)]
 
 
-def test_gpus_that_others_hold_are_not_taken() -> None:
-    """Where there are enough others; numbered as in the container, which has only the node's."""
+def test_gpus_that_others_hold_are_not_used() -> None:
+    """Other GPUs come first, if there are enough. Indexes are those inside the container, which has
+    only the node's GPUs.
+    """
     gpus = tuple(
         Gpu(
             index=index,
@@ -253,7 +255,7 @@ def test_gpus_that_others_hold_are_not_taken() -> None:
     assert desired(candidate, inventory, there=snapshot).processes[0].gpus == (0, 1, 2, 3)
 
 
-def test_a_port_where_somebody_listens_is_no_meeting_place() -> None:
+def test_a_port_in_use_is_no_rendezvous() -> None:
     """The next one is; it is no part of what makes a server the same."""
     snapshot = seen()
     facts = {

@@ -215,7 +215,7 @@ def in_pieces(text: str, count: int) -> list[dict[str, Any]]:
     return [look("".join(lines[i : i + size])) for i in range(0, len(lines), size)]
 
 
-def test_a_start_is_told_in_phases() -> None:
+def test_a_start_is_reported_in_phases() -> None:
     """Each phase is told once, in order, when it is over; the end is a completion."""
     _, events, served = follow(look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(**READY))
     done = [event.text for event in events if event.kind == "step"]
@@ -242,7 +242,7 @@ def waits(events: list[Event]) -> list[str]:
         ("", "waiting"),
     ],
 )
-def test_what_a_start_waits_for_is_told(doing: str, message: str) -> None:
+def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
     """In its keeper's words, with the names of nodes."""
     _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
 
@@ -257,7 +257,7 @@ def test_what_a_start_waits_for_is_told(doing: str, message: str) -> None:
     assert 0 <= seconds[0] < seconds[-1] < 60
 
 
-def test_a_server_that_nobody_keeps_yet() -> None:
+def test_a_server_without_a_supervisor_yet() -> None:
     """The keeper has not read the file, or what it says is of the server before."""
     before = look(state="ready", asked=6.0)
     _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
@@ -266,9 +266,7 @@ def test_a_server_that_nobody_keeps_yet() -> None:
 
 
 def test_a_server_that_recovers_is_waited_for() -> None:
-    """What its log says of the engine that died is no end, nor what a dead engine's API answers;
-    nodes have their names.
-    """
+    """Neither the dead engine's log nor its API's answer ends the watch; nodes have their names."""
     died: dict[str, Any] = {"faults": [{"at": 1.0, "what": "rank 1 on 10.0.0.2 ended"}]}
     _, events, served = follow(
         look(log("serve_ray_pp2_ok")),
@@ -309,7 +307,7 @@ def test_a_keeper_that_gave_up() -> None:
     assert "vlaunch stop" not in raised.value.hint
 
 
-def test_a_long_cause_is_told_whole_below() -> None:
+def test_a_long_cause_is_reported_whole_below() -> None:
     """The first line holds its beginning only."""
     cause = "ValueError: " + "no such thing, " * 20
     with pytest.raises(ServerError) as raised:
@@ -336,12 +334,12 @@ def test_what_was_observed() -> None:
     }
 
 
-def test_ranks_that_nobody_names() -> None:
-    """Where they are expected is told."""
+def test_ranks_without_names() -> None:
+    """The planned placement is shown instead."""
     assert follow(look(**READY))[2].ranks == {"n1": ("1 rank",), "n2": ("1 rank",)}
 
 
-def test_a_server_whose_api_is_not_on_the_head() -> None:
+def test_an_api_on_another_node_than_the_head() -> None:
     """The head says how it is, its own node has the log, the API and the address."""
     _, events, served = follow(
         *in_pieces(log("serve_mp_pp2_node0_ok"), 9),
@@ -380,7 +378,7 @@ def test_a_stale_record_of_the_agent() -> None:
         follow({**stale, "head": {**stale["head"], "looked": 99.0}})
 
 
-def test_attaching_tells_no_phases_of_the_past() -> None:
+def test_attaching_reports_no_phases_of_the_past() -> None:
     """The log of a server that has been up for long is read, but not told again."""
     _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
@@ -431,7 +429,9 @@ def test_a_start_that_fails(name: str, cause: str, line: str) -> None:
         ("serve_mp_context", "context is longer", "n1: Value error, User-specified max_model_len"),
     ],
 )
-def test_a_wrong_argument_is_told_once_and_first(name: str, message: str, evidence: str) -> None:
+def test_a_wrong_argument_is_reported_once_and_first(
+    name: str, message: str, evidence: str
+) -> None:
     """With the node and the process, and without what follows from it."""
     text = (LOGS.parent / "causes" / f"{name}.log").read_text()
     with pytest.raises(ServerError) as raised:
@@ -443,7 +443,7 @@ def test_a_wrong_argument_is_told_once_and_first(name: str, message: str, eviden
     assert raised.value.evidence.endswith("vLLM ended with exit code 1")
 
 
-def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
+def test_an_unknown_failure_leads_to_the_doctor() -> None:
     """Its exception is told, and what looks at all nodes is named."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
     with pytest.raises(ServerError) as raised:
@@ -453,7 +453,7 @@ def test_a_failure_that_nobody_knows_leads_to_the_doctor() -> None:
     assert raised.value.hint.startswith("look at every node: `vlaunch doctor`")
 
 
-def test_a_fatal_line_is_told_at_once() -> None:
+def test_a_fatal_line_is_reported_at_once() -> None:
     """It is told with the look that saw it; a server that does not end by itself then is given up
     after a few seconds.
     """
@@ -500,7 +500,7 @@ def test_a_fatal_line_counts_when_the_server_stops_listening() -> None:
         follow(look(listening=True), look(FATAL), look())
 
 
-def test_a_warning_is_told_once_and_waited_through() -> None:
+def test_a_warning_is_reported_once_and_waited_through() -> None:
     """Too few GPUs may become enough."""
     wait = "Waiting for creating a placement group of specs for {} seconds. specs=[]\n"
     _, events, _ = follow(look(wait.format(30)), look(wait.format(70)), look(**READY))
@@ -509,7 +509,7 @@ def test_a_warning_is_told_once_and_waited_through() -> None:
 
 
 def test_an_engine_that_leaves_no_log() -> None:
-    """What its keeper saw is shown instead; it may hold anything."""
+    """The supervisor's evidence is shown instead; it may contain any bytes."""
     with pytest.raises(ServerError) as raised:
         follow(
             failed(cause="OSError: disk \x1b[2Jquota", evidence="\x1b[31mRuntime env setup failed")
@@ -524,7 +524,7 @@ def test_an_engine_that_leaves_no_log() -> None:
     ("head", "message"),
     [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
 )
-def test_a_server_that_somebody_stops(head: dict[str, Any], message: str) -> None:
+def test_a_server_that_an_operator_stops(head: dict[str, Any], message: str) -> None:
     """`vlaunch stop` elsewhere ends the watching here, and says so."""
     dying = (
         "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
@@ -540,7 +540,7 @@ def test_a_server_that_somebody_stops(head: dict[str, Any], message: str) -> Non
     assert [event for event in stopped.value.events if event.kind == "warning"] == []  # type: ignore[attr-defined]
 
 
-def test_a_server_that_somebody_replaces() -> None:
+def test_a_server_that_an_operator_replaces() -> None:
     """Under its name, or started anew: what runs now is not what is watched."""
     other = {**make_spec().as_json(), "asked": 8.0, "model": "n"}
     with pytest.raises(StoppedError) as stopped:
@@ -624,7 +624,7 @@ def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
     assert lost.value.world.now > 40  # type: ignore[attr-defined]
 
 
-def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
+def test_a_restarting_container_is_waited_for() -> None:
     """While its keeper is heard, the server is known to go on."""
     mute = {**look(), "api": Answer(node="", code=1, err="container is restarting")}
     world, _, _ = follow(look(), *[mute] * 60, look(**READY), backend="mp", nodes=("n2",))
@@ -632,7 +632,7 @@ def test_a_node_whose_container_starts_anew_is_waited_for() -> None:
     assert world.now > 50
 
 
-def test_stopping_to_watch_asks_nothing_more() -> None:
+def test_stopping_to_watch_queries_nothing() -> None:
     """Closing the watch sends nothing: the server is not told."""
     world = World([look()], make_spec())
     transport = FakeTransport(world.answer)

@@ -85,7 +85,7 @@ def test_the_end_cancels_open_requests() -> None:
     assert elapsed < 4, "the load waited for the server"
 
 
-def test_the_longest_wait_is_the_one_between_two_tokens() -> None:
+def test_the_longest_wait_is_between_two_tokens() -> None:
     """Its end is recorded too."""
     with Endpoint(TOKEN, None, TOKEN) as server, make_load(server, streams=1) as run:
         server.wait_until(lambda: run.tokens == 1)
