@@ -122,13 +122,9 @@ class _PairCheck:
         if host.name in evidence.probes_missing:
             return skipped(host, evidence.probes_missing[host.name])
         if verified_peers := directions.verified.get(host.name):
-            is_complete = len(verified_peers) + 1 >= len(evidence.facts)
-            return passed(
-                host,
-                self.healthy_text
-                if is_complete
-                else f"{self.healthy_text} (with {fold(verified_peers)})",
-            )
+            if len(verified_peers) + 1 >= len(evidence.facts):
+                return passed(host, self.healthy_text)
+            return passed(host, f"{self.healthy_text} (with {fold(verified_peers)})")
         if host.name in directions.affected:
             return skipped(host, "no pair with it is well; the findings name the other node")
         if evidence.port_probes is None:

@@ -72,17 +72,13 @@ def _judge_unused(evidence: Evidence) -> Sequence[Finding]:
     surveys_by_node, findings = collect_surveys(evidence)
     inventory = evidence.inventory
     active_by_node = {name: active_port_names(survey) for name, survey in surveys_by_node.items()}
-    with_ports, without = (
-        [name for name in active_by_node if active_by_node[name]],
-        [name for name in active_by_node if not active_by_node[name]],
-    )
+    with_ports = [name for name, ports in active_by_node.items() if ports]
+    without = [name for name, ports in active_by_node.items() if not ports]
     unsurveyed = [node.name for node in inventory.nodes if node.name not in surveys_by_node]
     judge = warned if evidence.required == "any" else failed
     for name, ports in active_by_node.items():
-        fabric, port_list = (
-            f"`network: {{fabric: {_fabric(surveys_by_node[name])}}}`",
-            ", ".join(ports),
-        )
+        survey, port_list = surveys_by_node[name], ", ".join(ports)
+        fabric = f"`network: {{fabric: {_fabric(survey)}}}`"
         if reason := _reason_unneeded(inventory, ports, with_ports):
             findings.append(passed(name, reason))
         elif not ports:
@@ -90,7 +86,7 @@ def _judge_unused(evidence: Evidence) -> Sequence[Finding]:
                 f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
                 " or `--skip rdma-unused`"
             )
-            states = "\n".join(_describe_state(*port) for port in _all_ports(surveys_by_node[name]))
+            states = "\n".join(_describe_state(*port) for port in _all_ports(survey))
             text = f"no active RDMA port, while {fold(with_ports)} has some: all are left to TCP"
             findings.append(judge(name, text, evidence=states, fix=fix))
         elif without:
@@ -101,7 +97,7 @@ def _judge_unused(evidence: Evidence) -> Sequence[Finding]:
             text = f"has active RDMA ports; whether {fold(unsurveyed)} has any is not known"
             findings.append(skipped(name, text))
         else:
-            fix = f"set {fabric} in the inventory{_plugin_hint(surveys_by_node[name])}"
+            fix = f"set {fabric} in the inventory{_plugin_hint(survey)}"
             text = f"has active RDMA ports that the cluster will not use: {port_list}"
             findings.append(judge(name, text, fix=fix))
     return findings
@@ -128,9 +124,8 @@ def _fabric(survey: Survey) -> str:
 def _plugin_hint(survey: Survey) -> str:
     """Return a hint for fabrics that are neither InfiniBand nor Ethernet, such as AWS EFA."""
     standard = _link_layers(survey) & {"InfiniBand", "Ethernet", ""}
-    return (
-        "" if standard else ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
-    )
+    hint = ", with an image that has NCCL's plugin for it (aws-ofi-nccl for EFA)"
+    return "" if standard else hint
 
 
 def _link_layers(survey: Survey) -> set[str]:
