@@ -154,7 +154,7 @@ def test_the_secrets_would_be_in_it_without_redaction(
     assert [value for values in SECRETS.values() for value in values if value not in text] == []
 
 
-def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path) -> None:
+def test_the_bundle_has_all_parts_of_a_report(leaky: Cluster, tmp_path: Path) -> None:
     """Names of files are ours, whatever a node says."""
     leaky.run("collect", "-o", "b.tar.gz")
     files = unpacked(tmp_path / "b.tar.gz")
@@ -198,10 +198,8 @@ def test_everything_that_a_report_needs_is_in_it(leaky: Cluster, tmp_path: Path)
     assert files["nodes/01-gpu01/container-1.log"].startswith("2026-11-21T20:14:00Z ")
 
 
-def test_of_variables_only_those_that_tell_something_keep_their_values(
-    leaky: Cluster, tmp_path: Path
-) -> None:
-    """What a container holds is its user's."""
+def test_only_public_variables_keep_their_values(leaky: Cluster, tmp_path: Path) -> None:
+    """Containers may have variables of their users."""
     leaky.run("collect", "-o", "b.tar.gz")
     (container,) = json.loads(unpacked(tmp_path / "b.tar.gz")["nodes/01-gpu01/containers.json"])
 
@@ -214,7 +212,7 @@ def test_of_variables_only_those_that_tell_something_keep_their_values(
     ]
 
 
-def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Path) -> None:
+def test_the_output_lists_the_content_and_advises_a_review(leaky: Cluster, tmp_path: Path) -> None:
     """The name of the file is the output; nothing else is left in the folder, and nobody else may
     read it.
     """
@@ -231,7 +229,7 @@ def test_the_user_is_told_what_is_in_it_and_to_look(leaky: Cluster, tmp_path: Pa
     assert leaky.world.changes == []
 
 
-def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) -> None:
+def test_unreachable_nodes_are_listed(leaky: Cluster, tmp_path: Path) -> None:
     """A bundle is made when something is broken."""
     leaky.missing["gpu01"] = ConnectError("gpu01", "no answer from gpu01:22 within 10s")
     inner = leaky.world.answer
@@ -254,10 +252,10 @@ def test_nodes_that_do_not_answer_are_told_of(leaky: Cluster, tmp_path: Path) ->
     assert "the connection was lost" in files["nodes/02-gpu02/not-seen.txt"]
 
 
-def test_what_is_broken_here_does_not_stop_it(
+def test_a_failing_query_does_not_stop_it(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be had says why instead."""
+    """The bundle has the reason in place of the result."""
     monkeypatch.setattr("launcher.diagnose.collect_command.observe_cluster", _refuse)
     leaky.run("collect", "-o", "b.tar.gz")
 
@@ -272,7 +270,7 @@ def _refuse(_: object) -> None:
     ("output", "message"),
     [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")],
 )
-def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(
+def test_an_existing_file_is_rejected_before_any_query(
     leaky: Cluster, output: str, message: str
 ) -> None:
     """A link that leads elsewhere counts as taken, whether or not there is something behind it."""
@@ -283,7 +281,7 @@ def test_a_place_that_is_not_free_is_refused_before_anything_is_asked(
     assert message in ran.err
 
 
-def test_nothing_is_left_of_a_bundle_that_could_not_be_finished(
+def test_an_unfinished_bundle_is_removed(
     leaky: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even its beginning."""

@@ -1,6 +1,4 @@
-"""What logs show to have gone wrong: the cause before what follows from it, and what is over
-last.
-"""
+"""Diagnosis of logs: causes before effects, and resolved findings last."""
 
 from __future__ import annotations
 
@@ -88,8 +86,8 @@ def test_of_two_causes_the_earlier_comes_first() -> None:
     assert kinds(diagnosis) == [("now", "cpu-head-size"), ("now", "gloo-interface")]
 
 
-def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None:
-    """What several nodes say is no accident."""
+def test_without_times_more_nodes_come_first_and_then_the_table() -> None:
+    """Failures of several nodes are rarely coincidences."""
     nccl_line, ray_line = "unhandled system error", "ray: command not found"
     diagnosis = diagnose_reports(
         log("OSError: No space left on device", nccl_line, ray_line), log(ray_line), log(nccl_line)
@@ -102,7 +100,7 @@ def test_of_what_nobody_timed_more_nodes_come_first_and_then_the_table() -> None
     ]
 
 
-def test_what_may_be_harmless_is_told_and_no_failure() -> None:
+def test_a_possible_cause_is_no_failure() -> None:
     """The exit code follows `found`."""
     diagnosis = diagnose_reports(log((5, "OSError: [Errno 98] Address already in use")))
 
@@ -110,7 +108,7 @@ def test_what_may_be_harmless_is_told_and_no_failure() -> None:
     assert not diagnosis.has_problem
 
 
-def test_a_line_counts_for_one_entry_only() -> None:
+def test_a_line_counts_for_one_symptom_only() -> None:
     """The first in the table: it is the cause."""
     assert kinds(diagnose_reports(log(f"{DEAD} {GLOO}"))) == [("now", "gloo-interface")]
 
@@ -163,7 +161,7 @@ def test_since_leaves_out_what_is_older() -> None:
     assert kinds(diagnosis) == [("now", "disk-full"), ("after", "rank-died")]
 
 
-def test_who_was_told_to_end_may_die() -> None:
+def test_an_exit_after_sigterm_is_no_symptom() -> None:
     """Until the next start in the same log; a cause is one all the same."""
     sigterm, start = "*** SIGTERM received at time=1795299000", "vlaunch agent: starting the engine"
 
@@ -196,7 +194,7 @@ def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> No
     )
 
 
-def test_what_one_server_overcame_is_not_over_for_another() -> None:
+def test_readiness_of_one_server_resolves_no_failure_of_another() -> None:
     """Each has its own log; what is nobody's own is over when all that are wanted have been ready
     since.
     """
@@ -263,7 +261,7 @@ def test_a_cause_that_the_table_knows_is_a_finding_of_its_own() -> None:
     )
 
 
-def test_a_cause_that_nobody_knows_is_told_with_its_process() -> None:
+def test_an_unknown_cause_is_shown_with_its_process() -> None:
     """And its node, as far as the log says it."""
     last_fault = fault(
         what="vLLM ended with exit code 1",
@@ -324,7 +322,7 @@ def test_a_keeper_that_gave_up_says_so() -> None:
     assert kinds(diagnose_reports(report)) == [("now", "server-died"), ("now", "server-gave-up")]
 
 
-def test_a_fault_that_was_recovered_from_is_over() -> None:
+def test_a_fault_with_a_recovery_is_over() -> None:
     """The keeper did its work; another server's fault is not over by that."""
     good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
     diagnosis = diagnose_reports(NodeReport(supervisor_files=good))
@@ -373,15 +371,15 @@ def test_a_strange_record_is_borne(strange: object) -> None:
         ),
     ],
 )
-def test_docker_s_word_on_containers_is_evidence(
+def test_docker_s_state_of_containers_is_evidence(
     state: ContainerState, ids: list[tuple[str, str]]
 ) -> None:
     """Logs do not say who killed them."""
     assert kinds(diagnose_reports(NodeReport(states=(state,)))) == ids
 
 
-def test_a_node_that_refuses_docker_is_told_with_its_fix() -> None:
-    """What could not be had is evidence too."""
+def test_missing_docker_permission_is_a_finding() -> None:
+    """Gaps are evidence, too."""
     diagnosis = diagnose_reports(
         NodeReport(
             gaps={
@@ -424,7 +422,7 @@ def test_recorded_failures_give_their_cause(name: str, first: str) -> None:
     assert diagnose_reports(log(*text.split("\n"))).findings[0].id == first
 
 
-def test_many_lines_are_quick_and_few_are_kept() -> None:
+def test_many_lines_are_fast_and_few_are_shown() -> None:
     """A node may say the same for hours; lines are counted up to a limit for each log."""
     (finding,) = diagnose_reports(log(*[GLOO] * 20000)).findings
 
@@ -528,7 +526,7 @@ def test_a_fault_of_a_rank_that_hung() -> None:
         (["NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Release Build"], ""),
     ],
 )
-def test_versions_that_are_known_to_hang(lines: list[str], version: str) -> None:
+def test_versions_with_known_hangs(lines: list[str], version: str) -> None:
     """They are reported only when a rank hangs."""
     suspect = NodeReport(supervisor_files=record("chat", "ready", **SUSPECT))
     findings = [

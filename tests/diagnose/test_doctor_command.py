@@ -23,8 +23,8 @@ GLOO = "2026-11-21T20:14:00.1Z RuntimeError: Gloo connectFullMesh failed with no
 DEAD = "2026-11-21T20:14:05.1Z ERROR EngineCore encountered a fatal error."
 
 
-def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
-    """What was seen, where, why, what to do, and where more is written."""
+def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
+    """With its evidence, cause, fix and documentation."""
     set_answers(
         cluster,
         gpu01=NodeAnswers(parts={"log-1": f"fine\n{DEAD}"}),
@@ -47,7 +47,7 @@ def test_the_cause_is_told_first_with_its_fix(cluster: Cluster) -> None:
     assert cluster.world.changes == []
 
 
-def test_each_node_is_asked_once(cluster: Cluster) -> None:
+def test_each_node_is_queried_once(cluster: Cluster) -> None:
     """With what the user wants to know."""
     set_answers(cluster)
     cluster.run("doctor", "--since", "1h30m")
@@ -62,7 +62,7 @@ def test_each_node_is_asked_once(cluster: Cluster) -> None:
     assert [command.node for command in cluster.commands] == ["gpu02"]
 
 
-def test_nothing_found_says_what_was_looked_at_and_what_next(cluster: Cluster) -> None:
+def test_without_findings_the_scope_and_next_steps_are_shown(cluster: Cluster) -> None:
     """Exit code 0."""
     set_answers(cluster, gpu01=NodeAnswers(parts={"log-1": "fine\nfine"}))
     ran = cluster.run("doctor")
@@ -110,9 +110,7 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
         Answer(node="gpu02", code=0, out="motd of the day"),
     ],
 )
-def test_a_node_that_does_not_answer_the_question_is_one_too(
-    cluster: Cluster, instead: Answer
-) -> None:
+def test_a_node_with_another_answer_is_a_finding(cluster: Cluster, instead: Answer) -> None:
     """Whatever it says instead."""
     set_answers(cluster, gpu02=NodeAnswers(instead=instead))
     ran = cluster.run("doctor", "--json")
@@ -139,7 +137,7 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
     )
 
 
-def test_an_engine_s_log_is_known_by_its_server(cluster: Cluster) -> None:
+def test_an_engine_s_log_has_its_server_s_name(cluster: Cluster) -> None:
     """On whichever node it lies."""
     set_answers(cluster, gpu02=NodeAnswers(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
@@ -210,7 +208,7 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
     assert "\x1b" not in ran.out
 
 
-def test_what_could_not_be_seen_is_said_once_for_equal_nodes(cluster: Cluster) -> None:
+def test_equal_gaps_of_nodes_are_shown_once(cluster: Cluster) -> None:
     """A kernel log is often root's."""
     answer = (
         "\n{mark} clock\n1795300000\n{mark} rc 0\n{mark} kernel\n\n{mark} rc 9\n{mark}"
@@ -264,7 +262,7 @@ def test_a_text_is_judged_without_a_node(
 
 
 def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
-    """What `vlaunch collect` made: a folder for each node."""
+    """An archive of `vlaunch collect` has a folder per node."""
     bundle = tmp_path / "b.tar.gz"
     with tarfile.open(bundle, "w:gz") as archive:
         for name, data in (("b/gpu02/container.log", GLOO), ("b/gpu01/x.json", GLOO)):
@@ -352,7 +350,7 @@ def test_an_archive_that_unpacks_without_end(
     name: str,
     members: list[tuple[str, int, bytes]],
 ) -> None:
-    """What was read is judged, and what was not is said; memory stays small."""
+    """The first part is diagnosed, the rest is reported as left out, and memory stays small."""
     monkeypatch.setattr(log_files, "_ALL", 4 << 20)
     path = packed(
         tmp_path / f"{name}.tar.gz", ("b/gpu02/a.log", 0, GLOO.encode()), *members, mode="w:gz"
@@ -412,7 +410,7 @@ def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
     assert REFUSED not in cluster.run("doctor").out
 
 
-def test_a_refusal_that_cannot_be_read_or_kept_is_no_failure(cluster: Cluster) -> None:
+def test_an_unreadable_refusal_is_no_failure(cluster: Cluster) -> None:
     """The state folder may be anyone's, or be full."""
     set_answers(cluster)
     folder = Path(platformdirs.user_state_dir("vlaunch"))

@@ -1,4 +1,4 @@
-"""Whose line is whose, in logs that other tools gathered."""
+"""Splitting of logs from other tools by node and log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_any_text_is_read(text: str) -> None:
 
 
 def test_names_without_end_do_not_fill_the_memory() -> None:
-    """What claims to be of a thousand pods is kept, as the file's."""
+    """Lines of a thousand claimed pods are kept as the file's."""
     reports = log_files.split_logs("".join(f"[pod/p{n}/c] x\n" for n in range(1000)), "FILE")
     assert len(reports) == 401
     assert len(reports["FILE"].logs[0].lines) == 600

@@ -67,7 +67,7 @@ def test_a_server_that_has_no_log_says_what_to_do(talking: Cluster) -> None:
     "line", ["Traceback (most recent call last):", "../../x y", "\x1b[2J y", ""]
 )
 def test_a_line_without_a_server_s_name_is_none_of_ours(talking: Cluster, line: str) -> None:
-    """What a container prints instead does not pass for a server's name."""
+    """Other output of a container does not count as a server's name."""
     talking.logs, talking.server_log = {}, [line, "chat y"]
 
     assert talking.run("logs", "gpu01").out == "gpu01/chat: y\n"

@@ -1,4 +1,4 @@
-"""What is said to the program of one node, and how its answers are read."""
+"""Requests to the node program, and parsing of its answers."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_no_certificate_is_in_a_command_line() -> None:
         ("/models/a", {"path": "/srv/models/a", "room": "/srv/models/a"}),
     ],
 )
-def test_a_look_at_one_model_or_all(model: str, query: dict[str, str]) -> None:
+def test_a_scan_of_one_model_or_all(model: str, query: dict[str, str]) -> None:
     """By name, by path, or whatever there is."""
     request = chain.scan_request(chain.node_runtime(INVENTORY), NODE, model=model)
 
     assert request == {"verb": "look", "files": False, **query}
 
 
-def test_orders_can_be_said() -> None:
+def test_orders_are_single_lines() -> None:
     """Each is one line that reaches a program as it is."""
     from launcher.ssh.envelope import encode_line
 
@@ -99,7 +99,7 @@ def test_orders_can_be_said() -> None:
     assert [json.loads(encode_line(order))["order"] for order in orders] == ["before", "give", "go"]
 
 
-def test_what_a_node_says() -> None:
+def test_an_event_of_a_node() -> None:
     """Fields that an event does not have are as if nothing had been said."""
     event = chain.parse_event("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
 
@@ -123,7 +123,7 @@ def test_an_answer_is_the_last_line() -> None:
 
 @pytest.mark.parametrize("revision", ["../../../../outside/evil", "..", ".", "a/b", "a\0"])
 def test_a_revision_is_the_name_of_a_folder(revision: str) -> None:
-    """What a node calls one becomes a path on the others."""
+    """A node's name of a revision becomes a path on the others."""
     payload = {"revision": "v1.0", "size": 1, "count": 1, "used": 0, "why": ""}
     model = {"name": "a/b", "root": "/hf/hub/models--a--b", "kind": "hub", "refs": {}}
     model |= {"copied": False, "unfinished": 0, "downloading": 0, "left_over": 0}

@@ -1,4 +1,4 @@
-"""Which files of a model are downloaded, and on which nodes."""
+"""Selection of a model's files, and of the nodes that have them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.distribute.file_filter import (
     nodes_with_files,
     select_files,
 )
-from tests.distribute.test_model_plan import hub, revision, seen
+from tests.distribute.test_model_plan import hub, node_models, revision
 
 NAME, COMMIT = "org/model", "1" * 40
 SAFE, BIN, GIT = "a" * 64, "b" * 64, "c" * 40
@@ -38,7 +38,7 @@ def test_weights_come_in_safetensors_alone() -> None:
     assert names(FileFilter()) == ["config.json", "model.safetensors", "tokenizer/vocab.txt"]
 
 
-def test_others_come_when_they_are_asked_for() -> None:
+def test_other_files_come_on_request() -> None:
     """All, or by their names; what is left out wins."""
     assert len(names(FileFilter(every=True))) == 5
     assert names(FileFilter(include=("*.json", "*.bin"))) == ["config.json", "pytorch_model.bin"]
@@ -57,8 +57,8 @@ def test_a_model_without_safetensors_is_not_guessed_about() -> None:
     assert names(FileFilter(), FILES[0]) == ["config.json"]  # it has none at all
 
 
-def test_nothing_is_left() -> None:
-    """Which is told."""
+def test_no_file_is_left() -> None:
+    """The request is rejected."""
     with pytest.raises(RequestError, match="no file of org/model is left"):
         names(FileFilter(include=("*.gguf",)))
 
@@ -84,11 +84,11 @@ def test_nodes_that_have_all_of_it() -> None:
     blobs = tuple((f"blobs/{digest}", size, 0, digest) for _, size, digest in rows)
     complete = revision(files=blobs)
     nodes = {
-        "complete": seen(hub(complete)),
-        "other": seen(hub(revision("2" * 40, files=blobs))),
-        "part": seen(hub(revision(files=blobs[:1]))),
-        "copying": seen(hub(complete, unfinished=5)),
-        "empty": seen(),
+        "complete": node_models(hub(complete)),
+        "other": node_models(hub(revision("2" * 40, files=blobs))),
+        "part": node_models(hub(revision(files=blobs[:1]))),
+        "copying": node_models(hub(complete, unfinished=5)),
+        "empty": node_models(),
     }
 
     assert nodes_with_files(NAME, resolved(), rows, nodes) == ["complete"]
@@ -99,5 +99,5 @@ def test_files_that_a_node_lacks() -> None:
     rows = select_files(NAME, resolved(), FileFilter())
     stored = revision("2" * 40, files=((f"blobs/{SAFE}", 5000, 0, SAFE),), links=())
 
-    assert missing_bytes(rows, seen()) == 5000 + 100 + 7
-    assert missing_bytes(rows, seen(hub(stored))) == 100 + 7
+    assert missing_bytes(rows, node_models()) == 5000 + 100 + 7
+    assert missing_bytes(rows, node_models(hub(stored))) == 100 + 7

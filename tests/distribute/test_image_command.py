@@ -162,7 +162,7 @@ def test_what_is_where(nodes: Nodes) -> None:
     assert payload["nodes"]["gpu01"]["store"] == "classic"
 
 
-def test_what_cannot_be_asked_is_not_known(nodes: Nodes) -> None:
+def test_an_unreachable_node_s_images_are_unknown(nodes: Nodes) -> None:
     """A node that is away, and a Docker that does not answer; the exit code says so."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.cluster.missing["gpu02"] = ConnectError("gpu02", "no route to host")
@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_is_not_known(nodes: Nodes) -> None:
     assert "gpu01: Docker: Cannot connect" in ran.out
 
 
-def test_a_dry_run_says_who_gets_what(nodes: Nodes) -> None:
+def test_a_dry_run_prints_the_plan(nodes: Nodes) -> None:
     """And takes no lock."""
     nodes.images["gpu02"] = [json_of(NAME, DIFFS)]
     nodes.images["gpu01"] = [json_of("base:1", DIFFS[:3])]
@@ -217,7 +217,7 @@ def test_an_image_goes_along_the_chain(nodes: Nodes, chains: list[list[MemberSpe
 
 
 def test_docker_has_another_image_then(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """What was copied is compared, whatever Docker said."""
+    """Loaded images are compared, whatever Docker's exit code."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.loads = False
     ran = nodes.cluster.run("image", "copy")
@@ -259,7 +259,7 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
     assert dry.out.splitlines() == [f"gpu02 would pull {NAME}", "  gpu01 would get it"]
 
 
-def test_words_that_make_no_sense(nodes: Nodes) -> None:
+def test_invalid_arguments(nodes: Nodes) -> None:
     """Are refused before anybody is asked."""
     both = nodes.cluster.run("image", "copy", "--from", "gpu01", "--here")
     assert (both.code, "--here is this machine" in both.err) == (2, True)
@@ -300,7 +300,7 @@ def test_up_has_nodes_give_each_other_the_image(
 
 
 def test_up_has_the_head_pull_for_all(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
-    """Where nobody has the image."""
+    """No node has the image."""
     cluster = nodes.cluster
     cluster.write(cluster.path.read_text() + "image_source: nodes\n")
     for machine in cluster.world.machines.values():

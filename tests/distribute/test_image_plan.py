@@ -1,4 +1,4 @@
-"""Who gets which layers from whom, and what is refused before anything is written."""
+"""Plans of image copies, and the errors before anything is written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plan_targets(stores: dict[str, ImageStore]) -> CopyPlan:
     return copying
 
 
-def test_nodes_that_lack_it_are_one_chain() -> None:
+def test_nodes_without_the_image_form_one_chain() -> None:
     """They get the layers that one of them lacks; nodes with this image get nothing."""
     stores = {
         "n1": store(image("x:1")),
@@ -78,7 +78,7 @@ def test_only_some_nodes_shall_have_it() -> None:
 
 
 def test_containerds_store_gets_all_layers() -> None:
-    """What it has is packed in ways that Docker does not tell."""
+    """Docker does not list the compressed layers of that store."""
     base = image("base:1", layers=LAYERS[:2], identity="base")
     stores = {"n1": store(image("x:1")), "n2": store(base, containerd=True)}
 
@@ -99,7 +99,7 @@ def test_layers_that_all_have_are_not_sent() -> None:
 
 
 def test_nobody_has_it() -> None:
-    """What can be done is said."""
+    """The hint names the possible commands."""
     with pytest.raises(RequestError, match=r"no node has x:1 \(n\[1-2\] were asked\)") as caught:
         plan_image("x:1", {"n1": store(), "n2": store()})
     assert "--here" in caught.value.hint
@@ -128,7 +128,7 @@ def test_a_name_by_digest_is_refused() -> None:
     assert plan_image(name, {"n1": store(stored), "n2": store(stored)}).targets == ()
 
 
-def test_who_cannot_take_part() -> None:
+def test_nodes_that_cannot_take_part() -> None:
     """Docker or Python is missing: all such nodes are named, but for those that lack nothing."""
     stores = {
         "n1": store(image("x:1")),
@@ -162,7 +162,7 @@ def test_room_is_looked_at_before() -> None:
 
 
 def test_one_disk_holds_all_of_it() -> None:
-    """Where both folders are on it, what they need is added up; what lies there already counts."""
+    """The needs of both folders add up on one disk; staged bytes already count."""
     stores = {"n1": store(image("x:1")), "n2": store(free=9 * GIB, same_disk=True)}
     with pytest.raises(NodeError, match="too little room"):
         plan_targets(stores)
@@ -191,6 +191,6 @@ def test_the_same_image_under_another_name_is_only_named() -> None:
 
 
 def test_docker_does_not_answer_anywhere_else() -> None:
-    """Whether it is there is not known then."""
+    """It is unknown then whether a node has the image."""
     with pytest.raises(NodeError, match="Docker does not answer"):
         plan_image("x:1", {"n1": store(), "n2": store(docker_error="Cannot connect")})

@@ -1,4 +1,4 @@
-"""What a node says of its images: the script with a stand-in for Docker, and what is read of it."""
+"""Query of a node's images against a simulated Docker, and parsing of its answer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_containerds_store(docker: Path, tmp_path: Path) -> None:
 
 
 def test_docker_does_not_answer(docker: Path, tmp_path: Path) -> None:
-    """What it says is kept; nothing else is unknown."""
+    """Its message is kept, and everything else is known."""
     docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     store = query(docker, tmp_path)
 

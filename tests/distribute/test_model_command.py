@@ -94,13 +94,13 @@ def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
 
 
 def test_nothing_is_anywhere(nodes: Cluster) -> None:
-    """Which is said."""
+    """The output says so."""
     ran = nodes.run("model", "list")
 
     assert (ran.code, ran.err) == (0, "there is no model on these nodes\n")
 
 
-def test_a_node_that_is_away_is_not_known(nodes: Cluster, tmp_path: Path) -> None:
+def test_an_unreachable_node_s_models_are_unknown(nodes: Cluster, tmp_path: Path) -> None:
     """The others are told of; the exit code says that something is missing."""
     in_hub(home(tmp_path, "gpu01"))
     nodes.missing["gpu02"] = ConnectError("gpu02", "no route to host")
@@ -111,7 +111,7 @@ def test_a_node_that_is_away_is_not_known(nodes: Cluster, tmp_path: Path) -> Non
     assert "gpu02: no route to host" in ran.out
 
 
-def test_a_dry_run_says_who_gets_what(nodes: Cluster, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan(nodes: Cluster, tmp_path: Path) -> None:
     """And takes no lock."""
     in_hub(home(tmp_path, "gpu01"))
     ran = nodes.run("model", "copy", "org/m", "--dry-run")
@@ -136,7 +136,7 @@ def test_nothing_to_copy(nodes: Cluster, tmp_path: Path) -> None:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
-    """What `spread` is called with; of all nodes but the last one it says that they have it now."""
+    """Replace copies: record their specs; all nodes but the last one report success."""
     called: list[MemberSpec] = []
 
     def fake(

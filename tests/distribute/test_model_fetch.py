@@ -56,7 +56,7 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Cluster:
 
 @pytest.fixture
 def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
-    """What `spread` is called with; then all have the model."""
+    """Replace copies: record their specs, and add the model to all nodes."""
     called: list[MemberSpec] = []
 
     def fake(
@@ -89,7 +89,7 @@ def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[MemberSp
 
 
 @pytest.mark.parametrize("how", ["--fetch", "models: {spread: auto}"])
-def test_who_lacks_it_is_given_it_first(nodes: Cluster, parts: list[MemberSpec], how: str) -> None:
+def test_missing_models_are_copied_first(nodes: Cluster, parts: list[MemberSpec], how: str) -> None:
     """From the node that has it; then the server is asked for."""
     if how != "--fetch":
         nodes.write(nodes.path.read_text() + how + "\n")
@@ -110,7 +110,7 @@ def test_only_nodes_that_load_it(nodes: Cluster, parts: list[MemberSpec]) -> Non
     assert (ran.code, parts) == (0, [])
 
 
-def test_what_runs_is_left_alone(nodes: Cluster, parts: list[MemberSpec]) -> None:
+def test_a_running_server_is_unaffected(nodes: Cluster, parts: list[MemberSpec]) -> None:
     """It is watched."""
     assert serve(nodes).code == 0
     ran = serve(nodes, "--fetch")
@@ -176,7 +176,7 @@ def test_a_folder_that_nobody_has(nodes: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--plan", "auto")])
-def test_what_would_refuse_the_server_is_told_before_anything_moves(
+def test_other_gates_are_checked_before_the_copy(
     nodes: Cluster, parts: list[MemberSpec], how: tuple[str, ...]
 ) -> None:
     """A port that is taken needs no hours to be found; that the model is not there is no reason."""

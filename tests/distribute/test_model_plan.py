@@ -1,4 +1,4 @@
-"""Who gets a model from whom."""
+"""Plans of model copies."""
 
 from __future__ import annotations
 
@@ -52,13 +52,16 @@ def hub(*revisions: Revision, **changes: Any) -> StoredModel:
     return StoredModel(**{**fields, **changes})
 
 
-def seen(*models: StoredModel, free: int = 100 * GB) -> NodeModels:
+def node_models(*models: StoredModel, free: int = 100 * GB) -> NodeModels:
     return NodeModels(models=models, free=free)
 
 
 def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
     """With its links, and found under the same name."""
-    copying = plan_copy(NAME, {"a": seen(), "b": seen(hub()), "c": seen(), "d": seen(hub())})
+    copying = plan_copy(
+        NAME,
+        {"a": node_models(), "b": node_models(hub()), "c": node_models(), "d": node_models(hub())},
+    )
 
     assert (copying.source, copying.targets) == ("b", ("c", "a"))
     assert copying.complete_nodes == ("b", "d")
@@ -69,12 +72,14 @@ def test_the_first_node_that_has_it_gives_it_to_the_others() -> None:
     assert copying.label == COMMIT
 
 
-def test_who_has_most_goes_first() -> None:
+def test_the_node_with_the_most_bytes_comes_first() -> None:
     """It can serve the others."""
     part = revision(
         files=((f"blobs/{BLOB}", 5 * GB, 7, BLOB),), links=(), why="config.json missing"
     )
-    copying = plan_copy(NAME, {"a": seen(hub()), "b": seen(), "c": seen(hub(part))})
+    copying = plan_copy(
+        NAME, {"a": node_models(hub()), "b": node_models(), "c": node_models(hub(part))}
+    )
 
     assert copying.targets == ("c", "b")
     assert copying.missing_bytes == {"b": 5 * GB + 100, "c": 100}
@@ -90,12 +95,12 @@ def test_names_that_follow_each_other_are_neighbours() -> None:
 
 def test_nothing_is_to_be_done_where_all_have_it() -> None:
     """By names, sizes and the name of the revision; an unfinished copy is none."""
-    both = {"a": seen(hub()), "b": seen(hub())}
+    both = {"a": node_models(hub()), "b": node_models(hub())}
     assert plan_copy(NAME, both).targets == ()
-    unfinished = {**both, "b": seen(hub(unfinished=5))}
+    unfinished = {**both, "b": node_models(hub(unfinished=5))}
 
     assert plan_copy(NAME, unfinished).targets == ("b",)
-    without_name = {**both, "b": seen(hub(refs={}))}
+    without_name = {**both, "b": node_models(hub(refs={}))}
     assert plan_copy(NAME, {**without_name}, source="a", revision=COMMIT).targets == ("b",)
 
 
@@ -112,27 +117,31 @@ def test_a_folders_files_count_by_name_size_and_time() -> None:
         refs={},
     )
 
-    copying = plan_copy(path, {"a": seen(stored), "b": seen(older), "c": seen(stored)}, source="a")
+    copying = plan_copy(
+        path,
+        {"a": node_models(stored), "b": node_models(older), "c": node_models(stored)},
+        source="a",
+    )
     assert (copying.targets, copying.missing_bytes) == (("b",), {"b": GB})
     assert (copying.refs, copying.label) == ((), "files")
 
 
 def test_nobody_has_it() -> None:
-    """What there is of it is told."""
+    """The error lists incomplete copies."""
     part = hub(revision(why="model-2.safetensors missing"))
     with pytest.raises(RequestError) as caught:
-        plan_copy(NAME, {"a": seen(), "b": seen(part)})
+        plan_copy(NAME, {"a": node_models(), "b": node_models(part)})
 
     assert "no node has org/model, or not all of it" in caught.value.message
     assert caught.value.evidence == "b: model-2.safetensors missing"
     with pytest.raises(RequestError, match="a does not have org/model in revision v2"):
-        plan_copy(NAME, {"a": seen(hub())}, source="a", revision="v2")
+        plan_copy(NAME, {"a": node_models(hub())}, source="a", revision="v2")
 
 
 def test_nodes_that_differ_are_not_guessed_about() -> None:
-    """Whose it shall be has to be said."""
+    """The user must name the source."""
     newer = hub(revision(OTHER), refs={"main": OTHER})
-    nodes = {"a": seen(hub()), "b": seen(newer)}
+    nodes = {"a": node_models(hub()), "b": node_models(newer)}
     with pytest.raises(RequestError, match=r"is not the same on \[?a,? ?b") as caught:
         plan_copy(NAME, nodes)
     assert "--from a" in caught.value.hint
@@ -141,24 +150,26 @@ def test_nodes_that_differ_are_not_guessed_about() -> None:
     assert (copying.revision, copying.targets) == (OTHER, ("a",))
 
 
-def test_too_little_room_is_seen_before() -> None:
+def test_too_little_space_is_detected_by_the_plan() -> None:
     """With some room to spare; what an interrupted copy has there already is no longer missing."""
     with pytest.raises(RequestError, match="b has too little room") as caught:
-        plan_copy(NAME, {"a": seen(hub()), "b": seen(free=5 * GB)})
+        plan_copy(NAME, {"a": node_models(hub()), "b": node_models(free=5 * GB)})
     assert caught.value.evidence.startswith("b: 4.7 GiB are missing there, 4.7 GiB free")
     partial = hub(revision(files=(), links=(), why="x"), unfinished=GB)
 
-    assert plan_copy(NAME, {"a": seen(hub()), "b": seen(partial, free=5 * GB)}).targets == ("b",)
+    assert plan_copy(
+        NAME, {"a": node_models(hub()), "b": node_models(partial, free=5 * GB)}
+    ).targets == ("b",)
 
 
 def test_only_those_that_are_meant() -> None:
     """The others may have it or not."""
-    nodes = {"a": seen(hub()), "b": seen(), "c": seen()}
+    nodes = {"a": node_models(hub()), "b": node_models(), "c": node_models()}
 
     assert plan_copy(NAME, nodes, targets=["c"]).targets == ("c",)
 
 
-def test_chunks_are_larger_where_there_are_many() -> None:
+def test_large_models_get_larger_chunks() -> None:
     """A bound on how many there are."""
     assert (choose_chunk_size(10 * GB), choose_chunk_size(700 * GB)) == (2**20, 2**22)
 
@@ -168,5 +179,5 @@ def test_a_file_that_leads_out_of_its_folder() -> None:
     files = (("../../etc/cron.d/evil", 100, 7, SMALL),)
     stored = hub(revision(files=files, links=()))
     with pytest.raises(RequestError, match="a names a file of org/model that cannot be") as caught:
-        plan_copy(NAME, {"a": seen(stored), "b": seen()})
+        plan_copy(NAME, {"a": node_models(stored), "b": node_models()})
     assert "leads out of its folder" in caught.value.evidence

@@ -23,7 +23,7 @@ TOKEN = "hf_thisMustStayHidden"
 
 @pytest.fixture
 def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
-    """What the hub has, as a node's program tells it; tests change it."""
+    """Simulate the hub, as a node's program reports it; tests change the answers."""
     nodes.lock.append(Line(node="gpu01", text='{"event": "downloaded", "bytes": 5}'))
     nodes.write(nodes.path.read_text() + "secrets: {HF_TOKEN: {env: HF_TOKEN}}\n")
     rows = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in FILES.items()]
@@ -77,7 +77,7 @@ def test_one_node_downloads_for_all(
     assert hub["asked"]["node"] == "gpu02"
 
 
-def test_a_download_for_one_node_is_compared(
+def test_a_download_for_a_single_node_is_compared(
     nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
 ) -> None:
     """With the hub's digests, by a copy without targets."""
@@ -149,7 +149,9 @@ def test_a_folder_is_not_downloaded(nodes: Cluster) -> None:
     assert nodes.run("model", "pull", "/data/mine").code == 2
 
 
-def test_too_little_room_is_seen_before_the_download(nodes: Cluster, hub: dict[str, Any]) -> None:
+def test_too_little_space_is_detected_before_the_download(
+    nodes: Cluster, hub: dict[str, Any]
+) -> None:
     """On all nodes that shall have it."""
     hub["files"][1][1] = 10**18
     ran = nodes.run("model", "pull", "org/m")

@@ -282,7 +282,7 @@ def _listening(pid: int) -> Iterator[int]:
             yield int(columns[1].rpartition(":")[2], 16)
 
 
-def test_too_little_room_is_said_before_anything_moves(small_disk: Path, chain: Chain) -> None:
+def test_too_little_space_is_reported_before_anything_moves(small_disk: Path, chain: Chain) -> None:
     """By the node that lacks it; the others have got nothing."""
     chain.roots["n2"] = small_disk / "m"
     with pytest.raises(NodeError) as caught:
@@ -335,7 +335,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_progress_is_told_node_by_node(chain: Chain) -> None:
+def test_progress_is_reported_per_node(chain: Chain) -> None:
     """With bytes, rate, from whom, and the place in the chain; and the whole as the slowest."""
     chain.rate = SLOWLY
     chain.run()

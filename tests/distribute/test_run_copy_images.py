@@ -88,7 +88,7 @@ def chain(tmp_path: Path) -> Images:
     return Images(tmp_path, 4)
 
 
-def test_every_docker_is_given_the_image(chain: Images) -> None:
+def test_every_docker_loads_the_image(chain: Images) -> None:
     """From files that come along the chain, and of which nothing is left."""
     came = chain.run(chain.manifest)
 

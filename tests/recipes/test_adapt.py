@@ -155,7 +155,7 @@ def test_secrets_need_a_source_in_the_inventory(text: str, name: str) -> None:
         ("vllm serve m --seed `date`", "contains the shell's ```", "with its value"),
     ],
 )
-def test_unusable_words(text: str, evidence: str, hint: str) -> None:
+def test_unusable_arguments(text: str, evidence: str, hint: str) -> None:
     """Secrets in unexpected places, and what a shell would replace."""
     with pytest.raises(RequestError) as raised:
         adapted(text)

@@ -213,7 +213,7 @@ def test_a_list_is_filtered(
     assert f"{len(names)} of 148 recipes from https://github.com/vllm-project/recipes" in ran.err
 
 
-def test_recipes_with_the_word_in_their_name_come_first(
+def test_recipes_with_the_term_in_their_name_come_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Others have it in an argument, such as the name of a parser."""

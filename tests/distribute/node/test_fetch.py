@@ -20,7 +20,7 @@ from launcher.distribute import chain
 from tests.hub_stand_in import COMMIT, Hub
 
 pytestmark = pytest.mark.processes
-WORDS = chain.node_runtime(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
+PROGRAM_ARGV = chain.node_runtime(Inventory(path=Path("x"), cluster="c", image="i", nodes=())).argv
 SOURCE = random.Random(7)
 FILES = {
     "config.json": b"{}",
@@ -29,13 +29,13 @@ FILES = {
     "sub/t.json": b"[]",
     "m.bin": b"x" * 1000,
 }
-WANTED = ["config.json", "m-1.safetensors", "m-2.safetensors", "sub/t.json"]
+NAMES = ["config.json", "m-1.safetensors", "m-2.safetensors", "sub/t.json"]
 
 
 def start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     program = subprocess.Popen(
-        [sys.executable, *WORDS[1:]],
+        [sys.executable, *PROGRAM_ARGV[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -47,8 +47,8 @@ def start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
     return program
 
 
-def ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a request to its end, and return the last thing that was said."""
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a request to its end, and return its last event."""
     with start(request) as program:
         assert program.stdout is not None
         line = program.stdout.read()
@@ -57,7 +57,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 
 def resolve(hub: Hub, token: str = "") -> dict[str, Any]:
     env = {"HF_ENDPOINT": hub.start(), "HF_HUB_OFFLINE": "1"}
-    return ask(
+    return run_request(
         chain.resolve_request(
             "org/m", revision="main", env=env, token=Secret(token) if token else None
         )
@@ -70,7 +70,7 @@ def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
         hub=str(folder),
         revision=COMMIT,
         ref="main",
-        files=WANTED,
+        files=NAMES,
         env={"HF_ENDPOINT": hub.start()},
         token=Secret(token) if token else None,
     )
@@ -96,10 +96,10 @@ def test_a_gated_model(tmp_path: Path) -> None:
     assert "GatedRepoError" in resolved["why"]
     assert resolve(Hub(FILES, token="hf_secret"), "hf_secret")["event"] == "resolved"
 
-    assert ask(download(Hub(FILES, token="hf_secret"), tmp_path))["event"] == "failed"
+    assert run_request(download(Hub(FILES, token="hf_secret"), tmp_path))["event"] == "failed"
 
 
-def test_a_model_that_is_not_there() -> None:
+def test_a_missing_model() -> None:
     """Or not for everybody."""
     assert "RepositoryNotFoundError" in resolve(Hub(FILES, name="org/other"))["why"]
 
@@ -110,18 +110,18 @@ def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
     hub = keeps = Hub(FILES, broken=1)
     if redirects:
         hub = Hub(FILES, elsewhere=keeps.start())
-    assert ask(download(hub, tmp_path))["event"] == "downloaded"
+    assert run_request(download(hub, tmp_path))["event"] == "downloaded"
 
     snapshot = tmp_path / "models--org--m" / "snapshots" / COMMIT
-    assert {name: (snapshot / name).read_bytes() for name in WANTED} == {
-        name: FILES[name] for name in WANTED
+    assert {name: (snapshot / name).read_bytes() for name in NAMES} == {
+        name: FILES[name] for name in NAMES
     }
     assert not (snapshot / "m.bin").exists()
     assert (snapshot.parents[1] / "refs" / "main").read_text() == COMMIT
 
 
 def test_it_ends_with_its_input(tmp_path: Path) -> None:
-    """When nobody waits any more."""
+    """The program exits when the launcher is gone."""
     program = start(download(Hub(FILES, rate=100_000), tmp_path))
     time.sleep(1)
     assert program.stdin is not None

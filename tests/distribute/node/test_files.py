@@ -35,7 +35,7 @@ def test_chunks_cover_every_byte_once(sizes: list[int], chunk: int) -> None:
 
 
 def test_the_identity_is_that_of_files_and_chunks() -> None:
-    """What is written down and read again is the same; another size of chunks is another copy."""
+    """It survives serialization, and differs for another chunk size."""
     manifest = CopyManifest([ManifestFile("a", 5, 7), ManifestFile("b", 3)], 4)
 
     assert CopyManifest.from_json(manifest.as_json()).identity == manifest.identity

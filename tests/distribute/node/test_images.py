@@ -47,7 +47,7 @@ def test_an_image_becomes_files(request_: dict[str, Any]) -> None:
 
 
 def test_equal_layers_of_old_dockers(request_: dict[str, Any], tmp_path: Path) -> None:
-    """Which are links: each is a file of its own."""
+    """Old Dockers use links: each becomes a file of its own."""
     (tmp_path / "saved").write_bytes(classic())
     exported = images.export_image(request_)
 
@@ -73,8 +73,8 @@ def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> Non
     assert (root / exported["layers"][0]).read_bytes() == LAYERS[0]
 
 
-def test_there_is_no_room(request_: dict[str, Any]) -> None:
-    """Which is said before anything is written."""
+def test_too_little_space(request_: dict[str, Any]) -> None:
+    """The error comes before anything is written."""
     with pytest.raises(OSError, match="bytes are needed"):
         images.export_image({**request_, "need": 2**60})
     assert list(Path(request_["root"]).iterdir()) == []
@@ -111,7 +111,7 @@ def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
         images.export_image(request_)
 
 
-def test_a_folder_that_others_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_rejected(tmp_path: Path) -> None:
     """They could read and change what lies there; a link leads elsewhere."""
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -133,7 +133,7 @@ def test_dropping_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_docker_is_given_copied_files(tmp_path: Path) -> None:
+def test_docker_loads_copied_files(tmp_path: Path) -> None:
     """Under their names, also those that are parts still, and an empty one."""
     contents = {"blobs/sha256/a": b"one" * 5000, "empty": b"", "manifest.json": b"[]"}
     root = tmp_path / "x"
@@ -156,7 +156,7 @@ def test_docker_is_given_copied_files(tmp_path: Path) -> None:
 
 
 def test_docker_refuses(tmp_path: Path) -> None:
-    """Which is told in its own words, however much it has read."""
+    """The error has Docker's own message, however much input it has read."""
     (tmp_path / "a").write_bytes(bytes(3_000_000))
     store = ChunkStore(
         str(tmp_path),

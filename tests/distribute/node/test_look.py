@@ -38,14 +38,14 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def one(hub: Path, **fields: Any) -> dict[str, Any]:
+def scan_model(hub: Path, **fields: Any) -> dict[str, Any]:
     result = scan_models({"hub": str(hub), "name": "org/m", "room": str(hub), **fields})
     return result["models"][0]  # type: ignore[no-any-return]
 
 
 def test_a_model_of_the_cache(hub: Path) -> None:
     """Its revision and its files; a link is the blob that it names, which is its digest."""
-    model = one(hub, files=True)
+    model = scan_model(hub, files=True)
     (revision,) = model["revisions"]
 
     assert (model["name"], model["refs"]) == ("org/m", {"main": COMMIT})
@@ -66,19 +66,19 @@ def test_a_model_of_the_cache(hub: Path) -> None:
         (["m-1.safetensors", "m-2.safetensors", "model.safetensors.index.json"], "no weights"),
     ],
 )
-def test_what_is_missing_is_told(hub: Path, gone: list[str], why: str) -> None:
+def test_the_reason_names_missing_files(hub: Path, gone: list[str], why: str) -> None:
     """By the index, or by what every model has."""
     for name in gone:
         (hub / "models--org--m" / "snapshots" / COMMIT / name).unlink()
 
-    assert one(hub)["revisions"][0]["why"] == why
+    assert scan_model(hub)["revisions"][0]["why"] == why
 
 
 def test_a_link_without_content(hub: Path) -> None:
     """Its blob is gone."""
     (hub / "models--org--m" / "snapshots" / COMMIT / "m-2.safetensors").resolve().unlink()
 
-    assert one(hub)["revisions"][0]["why"] == "m-2.safetensors has no content"
+    assert scan_model(hub)["revisions"][0]["why"] == "m-2.safetensors has no content"
 
 
 def test_a_link_that_leaves_the_blobs_is_a_file(hub: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_link_that_leaves_the_blobs_is_a_file(hub: Path, tmp_path: Path) -> No
     (tmp_path / "notes.txt").write_bytes(b"notes")
     link = hub / "models--org--m" / "snapshots" / COMMIT / "notes.txt"
     link.symlink_to(tmp_path / "notes.txt")
-    (revision,) = one(hub, files=True)["revisions"]
+    (revision,) = scan_model(hub, files=True)["revisions"]
 
     name = f"snapshots/{COMMIT}/notes.txt"
     assert [[row[0], row[1], row[3]] for row in revision["files"] if row[0] == name] == [
@@ -99,7 +99,7 @@ def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
     """They are counted, and are no blobs."""
     (hub / "models--org--m" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(50))
 
-    model = one(hub)
+    model = scan_model(hub)
     assert (model["downloading"], model["left_over"]) == (1, 50)
 
 
@@ -122,7 +122,7 @@ def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
     assert [model["copied"] for model in result["models"]] == [False, True, False]
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     """Neither is its cache."""
     assert (
         scan_models({"path": str(tmp_path / "x"), "hub": str(tmp_path / "y"), "room": "/"})[

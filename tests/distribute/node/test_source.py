@@ -1,4 +1,4 @@
-"""What a copy leaves in the page cache."""
+"""Effect of a copy on the page cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has, and what of it counts."""
+"""Chunks of a node, and the ones that count."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_parts_of_another_copy_are_dropped(tmp_path: Path) -> None:
     assert not (tmp_path / ".vlaunch" / "parts").exists()
 
 
-def test_a_finished_copy_is_known(tmp_path: Path) -> None:
+def test_a_complete_copy_is_recorded(tmp_path: Path) -> None:
     """By its record: nothing has to be read, neither as a source nor where the name is a digest;
     elsewhere what the source has counts.
     """
@@ -96,7 +96,7 @@ def test_a_finished_copy_is_known(tmp_path: Path) -> None:
     assert sorted(path.name for path in records.iterdir()) == ["files.digests", "files.json"]
 
 
-def test_a_changed_file_is_not_known(tmp_path: Path) -> None:
+def test_a_changed_file_is_not_trusted(tmp_path: Path) -> None:
     """Also one with its old size and time."""
     chunk_store = store(tmp_path, sum_=SUM)
     fill(chunk_store, 0, 1, 2, 3)
@@ -108,7 +108,7 @@ def test_a_changed_file_is_not_known(tmp_path: Path) -> None:
     assert list(store(tmp_path, sum_=SUM, source=True).states) == [WANT] * 4
 
 
-def test_a_file_that_is_another_one_is_fetched_whole(tmp_path: Path) -> None:
+def test_a_different_file_is_fetched_completely(tmp_path: Path) -> None:
     """Into a part: what lies there is read by whoever reads it, until the end."""
     tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
     chunk_store = store(tmp_path)
@@ -214,7 +214,7 @@ def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
         record.write_record(chunk_store.root, label, CopyManifest([], CHUNK), b"")
 
 
-def test_one_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_copy_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another node of the same copy sees the same folder; another copy has to wait, and one whose
     writer is dead is taken over.
     """

@@ -106,7 +106,7 @@ def test_wrong_bytes_do_not_count(side: Callable[..., Side], data: bytes) -> Non
     assert node.store.root_digest() == honest.store.root_digest()
 
 
-def test_who_is_gone_is_stepped_over(side: Callable[..., Side], data: bytes) -> None:
+def test_a_dead_peer_is_skipped(side: Callable[..., Side], data: bytes) -> None:
     """And is not asked again at once."""
     honest, node = side("honest", data), side("node")
     node.fetch(("gone", 1), ("honest", honest.port))
@@ -171,7 +171,7 @@ def test_changed_and_inserted_bytes_are_refused(
     assert all(reasons)
 
 
-def test_what_is_not_here_yet_is_waited_for(
+def test_missing_chunks_are_awaited(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sign of life comes meanwhile, also for longer than the node's patience."""
@@ -189,7 +189,7 @@ def test_what_is_not_here_yet_is_waited_for(
 
 
 def test_a_chain_of_two(side: Callable[..., Side], data: bytes) -> None:
-    """What comes is passed on as it comes, and each byte is received once."""
+    """Chunks are passed on as they arrive, and each byte is received once."""
     source, first, second = side("source", data), side("first"), side("second")
     second.fetch(("first", first.port), ("source", source.port))
     first.fetch(("source", source.port))
@@ -199,7 +199,7 @@ def test_a_chain_of_two(side: Callable[..., Side], data: bytes) -> None:
     assert source.store.sent == SIZE
 
 
-def test_a_disk_that_refuses_is_told(
+def test_an_error_of_the_disk_is_reported(
     side: Callable[..., Side], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no matter of the connection."""
@@ -217,7 +217,7 @@ def test_a_disk_that_refuses_is_told(
     assert node.events("lost") == []
 
 
-def test_a_source_that_changes_is_found(tmp_path: Path) -> None:
+def test_a_changing_source_is_detected(tmp_path: Path) -> None:
     """While it is read, before, and where a file is another one than was published."""
     (tmp_path / "a").write_bytes(bytes(10))
     for file, message in (
