@@ -1,4 +1,4 @@
-"""What `lab up` refuses before it makes anything."""
+"""Requests that `lab up` refuses before it creates anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_absent_directory_is_welcome(tmp_path: Path) -> None:
-    """Both are how a fresh machine looks."""
+    """As on a fresh machine."""
     short = Path("/tmp") / f"vl-{tmp_path.name[-8:]}"
 
     bring_up.check_directory(lab(short))
@@ -43,7 +43,7 @@ def test_another_subnet_or_fewer_hosts_need_a_fresh_start(tmp_path: Path) -> Non
 
 
 def test_slots_do_not_become_gpus(tmp_path: Path) -> None:
-    """Programs of GPUs lie under a mount that a host makes when it boots."""
+    """Programs of GPUs need a mount that is created at boot."""
     layout.save_lab(lab(tmp_path))
     gpus = layout.make_lab(
         name="vlaunch-lab",
@@ -59,13 +59,13 @@ def test_slots_do_not_become_gpus(tmp_path: Path) -> None:
 
 
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:
-    """A socket's address holds 107 characters."""
+    """Socket addresses are limited to 107 characters."""
     with pytest.raises(RequestError, match="too long"):
         bring_up.check_directory(lab(Path("/" + "deep/" * 20)))
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
-    """The second one is told, and the lock goes with its holder."""
+    """The second process fails, and the lock ends with its owner."""
     with (
         bring_up.lab_lock(tmp_path),
         pytest.raises(RequestError, match="another"),

@@ -1,4 +1,4 @@
-"""Stand-in devices of practice hosts: the files, read by what reads the kernel's."""
+"""Files of simulated devices, read by the parsers for the kernel's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lab(folder: Path, **changes: Any) -> Lab:
 
 
 def read(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
-    """Ask the files as the survey asks the kernel's, and read the answer."""
+    """Query the files with the survey's script, and parse its output."""
     devices.prepare(lab_spec, lab_spec.hosts[0])
     program = shell.program_text("survey_rdma")
     assert "/sys/class/infiniband" in program
@@ -77,7 +77,7 @@ def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
 
 
 def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
-    """Their files lie under mounts that are made at its start."""
+    """Their files are mounted at boot."""
     lab_spec = lab(tmp_path, rdma="roce")
     (only,) = lab_spec.hosts
 
@@ -90,7 +90,7 @@ def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:
 
 
 def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
-    """What a practice host is made of stays as it is."""
+    """Other lab hosts are not affected."""
     lab_spec = lab(tmp_path)
 
     assert not devices.prepare(lab_spec, lab_spec.hosts[0])
@@ -99,5 +99,5 @@ def test_hosts_without_devices_have_nothing_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "cards"), [(0, 1), (1, 1), (40, 15)])
 def test_slots_of_any_number_have_cards(tmp_path: Path, gpus: int, cards: int) -> None:
-    """One at least, and as many as there are places for."""
+    """At least one, up to the number of PCI slots."""
     assert len(devices.rdma_devices(lab(tmp_path, gpus=gpus, rdma="roce"))) == cards

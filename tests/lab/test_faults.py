@@ -1,4 +1,4 @@
-"""What injected faults break, and that they heal, on two practice hosts without the image."""
+"""Injected faults and their removal, on two lab hosts without the image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Two hosts; each test leaves them whole."""
+    """Two hosts, which every test leaves intact."""
     lab = layout.make_lab(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
     remove.remove_lab(NAME, DIRECTORY, quiet)
     start(lab)
@@ -30,9 +30,7 @@ def lab() -> Iterator[Lab]:
 
 @contextmanager
 def listening(host: Host, port: int) -> Iterator[None]:
-    """Let a host meanwhile swallow what comes at a port, and say how much it was, over TCP as over
-    UDP.
-    """
+    """Let a host receive data at a port, over TCP or UDP, and report the size."""
     program = f"""
 import socket, threading
 door = socket.create_server(("", {port}))
@@ -65,9 +63,7 @@ while True:
 
 
 def sent(host: Host, ip: str, port: int, size: int, timeout: float = 3.0) -> float | None:
-    """Send bytes from a host to whoever is `listening`; return how many seconds it took until all
-    were there.
-    """
+    """Send bytes from a host to a host with `listening`; return the seconds until all arrived."""
     program = f"""
 import socket, time
 began = time.monotonic()
@@ -82,9 +78,7 @@ print(time.monotonic() - began)
 
 
 def passes(host: Host, ip: str, port: int, size: int) -> bool:
-    """Tell whether a packet of so many bytes, which nobody may cut up, comes to whoever is
-    `listening`.
-    """
+    """Return True if an unfragmented packet of this size reaches a host with `listening`."""
     program = f"""
 import socket
 letters = socket.socket(type=socket.SOCK_DGRAM)
@@ -97,8 +91,8 @@ letters.recv(64)
 
 
 def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
-    """Hosts cut from each other are still reached over SSH; an unplugged one is not; a rebooted one
-    is as new.
+    """Hosts cut off from each other are reachable over SSH; an unplugged one is not; a rebooted one
+    is clean.
     """
     first, second = lab.hosts
     assert reaches(lab, "node1", "node2")
@@ -127,8 +121,8 @@ def test_faults_do_what_they_say_and_heal(lab: Lab) -> None:
 
 
 def test_firewalls_block_one_direction_or_one_port(lab: Lab) -> None:
-    """What `block` and `close_port` drop is dropped, the way back and other ports are not, and
-    `heal` opens both.
+    """`block` and `close_port` drop only their packets, not replies or other ports, and `heal`
+    removes both.
     """
     first, second = lab.hosts
     with listening(first, 7001), listening(first, 7002), listening(second, 7001):
@@ -146,8 +140,8 @@ def test_firewalls_block_one_direction_or_one_port(lab: Lab) -> None:
 
 
 def test_a_deaf_host(lab: Lab) -> None:
-    """It hears nothing of the other one, whoever begins; this machine's SSH is heard, and `heal`
-    mends it.
+    """It receives nothing from the other host; SSH from this machine works, and `heal` removes the
+    fault.
     """
     first, second = lab.hosts
     host_faults.deafen(second, first)
@@ -183,9 +177,7 @@ def test_ssh_connections_are_reset(lab: Lab) -> None:
 
 
 def test_a_small_disk_is_full(lab: Lab) -> None:
-    """Of one folder and on one host; drained it takes files again, and what was below it comes
-    back.
-    """
+    """In one folder of one host; once drained it accepts files again, and shows the old ones."""
     first, second = lab.hosts
     assert ssh(lab, "root", "node1", "echo old > /srv/kept").returncode == 0
     host_faults.small_disk(first, "/srv", 1)
@@ -201,9 +193,7 @@ def test_a_small_disk_is_full(lab: Lab) -> None:
 
 
 def test_large_packets_are_lost_in_one_direction(lab: Lab) -> None:
-    """What is larger than the size does not come from the other host; smaller ones pass, and large
-    ones once healed.
-    """
+    """Large packets from the other host are lost until `heal`; smaller ones pass."""
     first, second = lab.hosts
     host_faults.drop_large(first, second, 1400)
     with listening(first, 7001), listening(second, 7001):
@@ -233,9 +223,7 @@ def test_a_card_may_send_larger_packets_than_the_others_take(lab: Lab) -> None:
 
 
 def test_a_slow_host_is_slow_to_one_or_to_all(lab: Lab) -> None:
-    """Two megabytes at 16 Mbit/s take a second, one way to the other host, or both ways to all; not
-    once it is undone.
-    """
+    """Two megabytes at 16 Mbit/s take a second, to one host or all, until the fault is removed."""
     first, second = lab.hosts
     with listening(second, 7001), listening(first, 7001):
         host_faults.slow(first, "16mbit", second)
@@ -262,8 +250,8 @@ def test_a_name_on_loopback(lab: Lab) -> None:
 
 
 def test_cards_are_renamed_added_and_shown(lab: Lab) -> None:
-    """A renamed card keeps its address and route; an added one is there; RDMA devices are shown
-    beside the real cards.
+    """A renamed card keeps its address and route; added cards exist; RDMA devices appear next to
+    real cards.
     """
     first = lab.hosts[0]
     host_faults.rename(first, "eth0", "ens9")

@@ -1,4 +1,4 @@
-"""What a rank claims of a simulated GPU, with the parts of vLLM replaced that it uses."""
+"""Memory claims of ranks on simulated GPUs, with fakes of vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.lab import gpu_claim
 
 
 def config(assigned: list[int] | None = None, dp: int | None = None) -> Any:
-    """Return a server's configuration: one rank for each stage of two, or a replica of it."""
+    """Return a server's configuration: a rank per stage of two, or a replica of it."""
     parallel = SimpleNamespace(
         assigned_physical_gpu_ids=assigned, data_parallel_rank_local=dp, world_size=2
     )
@@ -26,7 +26,7 @@ def config(assigned: list[int] | None = None, dp: int | None = None) -> Any:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let vLLM be there: what was requested of which GPU, or nothing where too little is free."""
+    """Install a fake vLLM; return the requested memory by GPU. It fails if too little is free."""
     requested: list[Any] = []
 
     def request_memory(snapshot: Any, cache: Any) -> int:
@@ -51,7 +51,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def smi(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[str]:
-    """Let `nvidia-smi` say this; return the GPUs that it is asked about."""
+    """Install a fake `nvidia-smi` with this output; return the queried GPUs."""
     queries: list[str] = []
 
     def check_output(argv: tuple[str, ...], **_: Any) -> str:
@@ -110,7 +110,7 @@ def test_a_rank_claims_memory_of_its_gpu(
 def test_a_gpu_that_others_hold_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, vllm: list[Any]
 ) -> None:
-    """With vLLM's own words, as on a real one."""
+    """With vLLM's own message, as on a real GPU."""
     smi(monkeypatch, "GPU-aa, 81559, 60000\n")
 
     with pytest.raises(ValueError, match="Free memory on device cuda:0"):
@@ -119,7 +119,7 @@ def test_a_gpu_that_others_hold_ends_the_start(
 
 
 def test_unified_memory_is_not_claimed(monkeypatch: pytest.MonkeyPatch, vllm: list[Any]) -> None:
-    """The GPU tells no figures."""
+    """The GPU reports no sizes."""
     smi(monkeypatch, "GPU-aa, [N/A], [N/A]\n")
     gpu_claim.claim(config(), 0)
 

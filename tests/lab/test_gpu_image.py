@@ -48,7 +48,7 @@ def test_the_archive_adds_one_layer_to_the_practice_image(tmp_path: Path) -> Non
 
 
 def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path) -> None:
-    """Where the image's Python looks for packages."""
+    """In the package directory of the image's Python."""
     rootfs = tmp_path / "building/rootfs"
     rootfs.mkdir(parents=True)
     image.pack(rootfs, tmp_path / "image-abc.tar")
@@ -70,6 +70,6 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
 
 
 def test_its_name_is_that_of_an_image_for_nvidia_gpus() -> None:
-    """`vlaunch init` takes an image for what its name says."""
+    """`vlaunch init` derives an image's type from its name."""
     assert "vllm" in gpu_image.NAME
     assert not any(platform in gpu_image.NAME for platform in ("cpu", "rocm", "xpu", "tpu", "hpu"))

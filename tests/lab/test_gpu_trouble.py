@@ -1,4 +1,4 @@
-"""What is asked to be wrong with stand-in GPUs."""
+"""Requested faults of simulated GPUs."""
 
 from __future__ import annotations
 

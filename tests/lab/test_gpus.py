@@ -1,4 +1,4 @@
-"""Stand-in GPUs of practice hosts: the files that make them."""
+"""Files of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def programs(lab_spec: Lab) -> list[str]:
 
 
 def test_a_host_gets_both_programs_and_boots_for_them(tmp_path: Path) -> None:
-    """Once; the second time everything is there."""
+    """Only the first time."""
     lab_spec = lab(tmp_path)
 
     assert gpus.prepare(lab_spec, lab_spec.hosts[0])
@@ -39,7 +39,7 @@ def test_a_host_gets_both_programs_and_boots_for_them(tmp_path: Path) -> None:
 
 
 def test_a_toolkit_that_goes_or_comes_takes_a_boot(tmp_path: Path) -> None:
-    """dockerd looks for it at its start alone."""
+    """dockerd looks for it only when it starts."""
     lab_spec, without = lab(tmp_path), lab(tmp_path, "node1:no-toolkit")
     gpus.prepare(lab_spec, lab_spec.hosts[0])
 
@@ -50,7 +50,7 @@ def test_a_toolkit_that_goes_or_comes_takes_a_boot(tmp_path: Path) -> None:
 
 
 def test_other_trouble_takes_none(tmp_path: Path) -> None:
-    """`nvidia-smi` reads what it tells each time."""
+    """`nvidia-smi` reads its data every time."""
     lab_spec, broken = lab(tmp_path), lab(tmp_path, "node1:lost:3", "node2:lost:4")
     gpus.prepare(lab_spec, lab_spec.hosts[0])
 
@@ -60,7 +60,7 @@ def test_other_trouble_takes_none(tmp_path: Path) -> None:
 
 
 def test_hosts_without_gpus_have_nothing_of_it(tmp_path: Path) -> None:
-    """What a practice host with slots is made of stays as it is."""
+    """Lab hosts with slots are not affected."""
     lab_spec = lab(tmp_path, accelerator="cpu")
 
     assert not gpus.prepare(lab_spec, lab_spec.hosts[0])

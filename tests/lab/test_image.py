@@ -1,4 +1,4 @@
-"""The practice image's recipe."""
+"""Recipe of the lab image."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_archive_is_one_that_docker_reads_and_names_the_image_id(tmp_path: Pa
 
 
 def test_a_process_that_waits_leaves_the_core_to_others(tmp_path: Path) -> None:
-    """The line that the image's Python runs at its start makes a yield a short sleep."""
+    """The start-up line of the image's Python replaces yields by short sleeps."""
     match = re.search(r"^echo '(import .+)'", shell.program_text("practice_image"), re.MULTILINE)
     assert match is not None
     (tmp_path / "patience.pth").write_text(match[1] + "\n")
@@ -76,7 +76,7 @@ print(time.monotonic() - began)
 
 
 def answer(code: int, commands: list[tuple[str, ...]]) -> Callable[..., object]:
-    """Return a stand-in of `machine.attempt`, for a pip that ends with this exit code."""
+    """Return a fake of `machine.attempt`, for a pip with this exit code."""
 
     def attempt(*argv: str, **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(argv)
@@ -86,7 +86,7 @@ def answer(code: int, commands: list[tuple[str, ...]]) -> Callable[..., object]:
 
 
 def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That one wheel only, beside the indexes of pip's configuration; the size is told first."""
+    """Only that wheel, in addition to pip's indexes; the size is announced first."""
     commands: list[tuple[str, ...]] = []
     messages: list[str] = []
     monkeypatch.setattr(machine, "attempt", answer(0, commands))
@@ -102,7 +102,7 @@ def test_torch_may_come_from_its_own_index(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_torch_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error says where to get it, and nothing is left."""
+    """The error has a source for it, and nothing remains."""
     monkeypatch.setattr(machine, "attempt", answer(1, []))
     with pytest.raises(VlaunchError) as caught:
         image.ensure_wheels(tmp_path, print)
@@ -114,7 +114,7 @@ def test_torch_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_wheel_with_another_hash_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also one whose name and version are right; they are installed as root."""
+    """Even with the right name and version; wheels are installed as root."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     name, data = wheel.build("torch", "1.0")

@@ -1,4 +1,4 @@
-"""The `lab` commands where there is no lab."""
+"""The `lab` commands without a lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.lab.lab_command import lab as command
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands believe that they may; nothing here makes anything."""
+    """Let the commands assume root; they create nothing."""
     monkeypatch.setattr(parts, "require_linux_root", lambda: None)
 
 
@@ -30,9 +30,7 @@ def test_status_without_a_lab_gives_a_hint(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_root")
 def test_status_of_a_lab_after_a_reboot_is_down(tmp_path: Path) -> None:
-    """The record is there, nothing else is: data on stdout all the same, and an error that says how
-    to mend it.
-    """
+    """Only the record exists: data on stdout, and an error with the command for the repair."""
     layout.save_lab(
         layout.make_lab(name="gone", directory=tmp_path, subnet="127.77.0.0/24", nodes=1, gpus=1)
     )

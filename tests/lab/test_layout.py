@@ -1,4 +1,4 @@
-"""Names and addresses of practice hosts."""
+"""Names and addresses of lab hosts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_lab_with_gpus_is_loaded_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_record_without_gpus_has_slots(tmp_path: Path) -> None:
-    """A lab that stands is still there after an upgrade."""
+    """A running lab survives an upgrade."""
     record = '{"name": "x", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}'
     (tmp_path / layout.RECORD).write_text(record)
     lab = layout.load_lab(tmp_path)
@@ -86,13 +86,13 @@ def test_a_record_without_gpus_has_slots(tmp_path: Path) -> None:
 def test_gpus_that_cannot_be_are_refused(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
-    """Before anything is made."""
+    """Before anything is created."""
     with pytest.raises(RequestError, match=message):
         make(tmp_path, **changes)
 
 
 def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
-    """What `up` made is what `status` finds."""
+    """`status` reads the lab of `up`."""
     lab = make(tmp_path, nodes=3, gpus=4)
     layout.save_lab(lab)
 
@@ -103,7 +103,7 @@ def test_a_saved_lab_is_loaded_as_it_was(tmp_path: Path) -> None:
     "record", ["", "[]", "{}", '{"name": "x/y", "subnet": "10.0.0.0/24", "nodes": 1, "gpus": 1}']
 )
 def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
-    """A half-written record does not stop `down`."""
+    """An incomplete record does not stop `down`."""
     (tmp_path / layout.RECORD).write_text(record)
 
     assert layout.load_lab(tmp_path) is None
@@ -124,6 +124,6 @@ def test_an_unreadable_record_is_no_lab(tmp_path: Path, record: str) -> None:
     ],
 )
 def test_what_cannot_exist_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
-    """Names, subnets and counts are judged before anything is made."""
+    """Names, subnets and counts are validated before anything is created."""
     with pytest.raises(RequestError):
         make(tmp_path, **wrong)

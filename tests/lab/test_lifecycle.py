@@ -94,8 +94,8 @@ def lab() -> Iterator[Lab]:
 
 
 def test_hosts_are_like_servers(lab: Lab) -> None:
-    """Own name, own Docker, own files; logins with and without rights on Docker; no way to a login
-    without the key.
+    """Own name, Docker and files; logins with and without Docker permissions; no login without the
+    key.
     """
     assert ssh(lab, "root", "node1", "hostname").stdout == "node1\n"
     ids = {
@@ -152,9 +152,7 @@ def test_up_moves_a_running_host_whose_namespace_was_deleted(lab: Lab) -> None:
 
 
 def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
-    """A crash in the middle: one host killed, a record cut off, a container, a stray process and a
-    rule left.
-    """
+    """After a crash: a host killed, a truncated record, a container, a stray process and a rule."""
     container(lab.hosts[1])
     for process in processes.host_processes(lab.hosts[0]):
         if process.is_init:

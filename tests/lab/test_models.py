@@ -1,4 +1,4 @@
-"""The practice models: each is made once, and the same bytes are on every host."""
+"""Lab models: built once, and equal on all hosts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
-    """What stands in for Docker."""
+    """Fake Docker."""
 
     def argv(host: Host, *arguments: str) -> tuple[str, ...]:
         return (f"home={hosts.hf_home(host)}", *arguments)
@@ -58,16 +58,15 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Docker:
 
 
 def stored_weights(lab: Lab, name: str) -> list[str]:
-    """The weights of a model on each host."""
+    """The weights of a model on all hosts."""
     return [(hosts.hf_home(host) / name / "model.safetensors").read_text() for host in lab.hosts]
 
 
 def test_all_models_are_built_once_and_copied_to_all_hosts(
     lab: Lab, docker: Docker, tmp_path: Path
 ) -> None:
-    """The others after the first, whose tokenizer they take.
-
-    What another image made goes.
+    """The first one, whose tokenizer the others use, comes first. Models of another image are
+    removed.
     """
     cache = tmp_path / "cache"
     messages: list[str] = []
@@ -109,7 +108,7 @@ def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path)
 
 @pytest.mark.parametrize("name", [models.NAME, models.MOE, models.RERANK])
 def test_a_differing_copy_is_replaced(lab: Lab, docker: Docker, tmp_path: Path, name: str) -> None:
-    """A file that is gone, changed, or too many; the other host and model are left alone."""
+    """Missing, changed or additional files; other hosts and models are not touched."""
     models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
     before: Any = stored_weights(lab, name)
     (hosts.hf_home(lab.hosts[1]) / name / "model.safetensors").write_text("broken")

@@ -15,7 +15,7 @@ LISTING = """\
 
 
 def test_only_rules_with_exactly_this_comment_are_ours() -> None:
-    """A lab called `vlaunch-lab` does not take the rules of `vlaunch-lab-2`."""
+    """A lab called `vlaunch-lab` does not match the rules of `vlaunch-lab-2`."""
     rules = list(network.tagged_rules(LISTING, "vlaunch-lab"))
 
     assert [rule[:4] for rule in rules] == [["-A", "FORWARD", "-i", "vlb1c2d3e4f"]]

@@ -1,4 +1,4 @@
-"""The stand-in hook: what of a host's GPUs gets into a container."""
+"""Simulated hook: GPUs of a host that a container gets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_missing_gpu_is_refused() -> None:
 
 
 def test_a_lost_gpu_lets_no_container_start() -> None:
-    """Also one that asks for others: the real one looks at all before it decides."""
+    """Even for other GPUs: the real hook queries all of them first."""
     gpus = [*GPUS[:-1], {**GPUS[-1], "lost": True}]
 
     with pytest.raises(nvidia_hook.GpuRequestError, match="nvml error: unknown error"):
@@ -50,7 +50,7 @@ def test_a_lost_gpu_lets_no_container_start() -> None:
 
 
 def test_a_container_gets_the_program_and_its_own_gpus(tmp_path: Path) -> None:
-    """Into its root, before it starts; what they tell is mounted there, and only read."""
+    """In its root, before it starts; the data is mounted read-only."""
     document_dir, bundle, root = tmp_path / "told", tmp_path / "bundle", tmp_path / "root"
     for folder in (document_dir, bundle, root / "etc", root / "usr/bin", tmp_path / "bin"):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The stand-in `nvidia-smi`, run as a program and read by what reads the real one."""
+"""Simulated `nvidia-smi`, run as a program and read by the parsers for the real one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CSV = "--format=csv,noheader,nounits"
 
 
 class Smi:
-    """A host's `nvidia-smi` and what it tells."""
+    """A host's `nvidia-smi` and its data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Smi:
 
     @contextmanager
     def occupied(self, index: int, pid: int) -> Iterator[None]:
-        """Let a process hold a GPU's memory meanwhile."""
+        """Let a process occupy a GPU's memory."""
         file = self.document_dir / f"held-{index}"
         file.write_text(f"{pid}\n")
         with file.open() as opened:
@@ -86,7 +86,7 @@ def smi(tmp_path: Path) -> Smi:
 
 
 def queried_fields(program: str) -> str:
-    """Return the fields that a shell program asks for."""
+    """Return the fields that a shell program queries."""
     text = Path(shell.__file__).with_name(f"{program}.sh").read_text()
     match = re.search(r"(?:query|fields|--query-gpu)=([a-z_.,]+)", text)
     assert match is not None
@@ -95,7 +95,7 @@ def queried_fields(program: str) -> str:
 
 @pytest.mark.parametrize("program", ["probe", "survey", "survey_fabric"])
 def test_all_gpu_queries_are_answered(smi: Smi, program: str) -> None:
-    """A query that gets a new field finds it here too."""
+    """New fields of a query must exist here as well."""
     smi.be()
     answer = smi.ask(f"--query-gpu={queried_fields(program)}", CSV)
 
@@ -103,7 +103,7 @@ def test_all_gpu_queries_are_answered(smi: Smi, program: str) -> None:
 
 
 def test_the_probe_reads_every_gpu(smi: Smi) -> None:
-    """A line for each; the name says that it is for practice."""
+    """A line per GPU; the name marks a simulated one."""
     uuids = smi.be()
     answer = smi.ask(f"--query-gpu={queried_fields('probe')}", CSV)
 
@@ -124,7 +124,7 @@ def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
 
 
 def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
-    """Its memory is in use for as long as it lives, and no longer."""
+    """Its memory is in use exactly as long as it runs."""
     uuids = smi.be()
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     with smi.occupied(5, pid=4711):
@@ -138,7 +138,7 @@ def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
 
 
 def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
-    """Beside another process, and for as long as they live; each by its own number."""
+    """In addition to another process, while they run, with their own process ids."""
     uuids = smi.be(gpus_=2)
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     claim = os.memfd_create(f"gpu-memory:{uuids[0]}:20000")
@@ -159,7 +159,7 @@ def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
 
 
 def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
-    """The others keep their numbers, and the words about it are on standard error."""
+    """The others keep their numbers, and the message is on standard error."""
     smi.be("lost:3")
     answer = smi.ask("--query-gpu=index", CSV)
 
@@ -171,7 +171,7 @@ def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
 
 
 def test_a_container_sees_its_gpus_renumbered(smi: Smi) -> None:
-    """In the order of the bus, whatever was asked for; processes of others have no name there."""
+    """In bus order; processes of other namespaces have no names."""
     uuids = smi.be()
     smi.hand_out(uuids[5], uuids[4])
     with smi.occupied(5, pid=4711):
@@ -201,7 +201,7 @@ def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.Monkey
 
 
 def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the words that it knows of the real one."""
+    """By the message of the real program."""
     smi.be("lost:0")
     smi.on_path(monkeypatch)
 
@@ -220,7 +220,7 @@ def test_a_display_is_reported(smi: Smi) -> None:
 
 
 def test_units_and_headings_are_optional(smi: Smi) -> None:
-    """Without `nounits` and `noheader` both are there, as the real one writes them."""
+    """Included without `nounits` and `noheader`, in the format of the real program."""
     smi.be(gpus_=1)
 
     assert smi.ask("--query-gpu=index,memory.total,memory.free", "--format=csv").stdout == (
@@ -248,7 +248,7 @@ def test_a_gpu_that_shares_the_hosts_memory_reports_none(smi: Smi) -> None:
 def test_what_it_cannot_answer_it_says(
     smi: Smi, arguments: tuple[str, ...], message: str, status: int
 ) -> None:
-    """Never an empty answer that would be taken for one."""
+    """Never an empty output that looks valid."""
     smi.be()
     answer = smi.ask(*arguments)
 
@@ -265,7 +265,7 @@ def test_one_gpu_can_be_queried(smi: Smi) -> None:
 
 
 def test_container_without_gpus(smi: Smi) -> None:
-    """A list is empty and ends with 0, a query fails, as of the real one (driver 580)."""
+    """A list is empty and exits with 0, a query fails, as with the real program (driver 580)."""
     smi.be()
     smi.hand_out()
     listed, queried = smi.ask("-L"), smi.ask("--query-gpu=index", CSV)
@@ -283,7 +283,7 @@ def test_load_is_read_by_the_agent(smi: Smi) -> None:
 
 
 def test_a_host_without_a_driver(smi: Smi) -> None:
-    """Where nothing tells of GPUs, it fails as the real one without its driver."""
+    """Without data it fails as the real program does without a driver."""
     answer = smi.ask("-L")
 
     assert (answer.returncode, "couldn't communicate" in answer.stdout) == (9, True)

@@ -1,4 +1,4 @@
-"""What a machine lacks is named at once."""
+"""Missing prerequisites are listed at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from launcher.lab import parts
 
 
 def test_all_missing_parts_are_listed_at_once() -> None:
-    """Every missing program and the one command that brings them all."""
+    """All missing programs and one command that installs them."""
     absent = parts.missing(lambda _: False)
     error = parts.missing_error(
         absent, parts.required_packages(absent, split_client=False), apt=True
@@ -23,7 +23,7 @@ def test_all_missing_parts_are_listed_at_once() -> None:
 
 
 def test_only_missing_parts_are_listed() -> None:
-    """A machine with all but iptables is asked for iptables."""
+    """Only iptables, if nothing else is missing."""
     absent = parts.missing(lambda name: name != "iptables")
 
     assert parts.required_packages(absent, split_client=True) == ["iptables"]
@@ -38,7 +38,7 @@ def test_docker_client_has_its_own_package_where_available() -> None:
 
 
 def test_without_apt_the_hint_is_general() -> None:
-    """No apt command is suggested where there is no apt."""
+    """Without apt, no apt command is suggested."""
     absent = parts.missing(lambda name: name != "sshd")
 
     hint = parts.missing_error(

@@ -1,6 +1,4 @@
-"""How processes of practice hosts are told: by what the kernel shows of them, which is nothing in
-the middle of exec(2).
-"""
+"""Recognition of lab processes by the kernel's data, which is empty during exec(2)."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ LAB = layout.make_lab(
 
 
 def show(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:
-    """Write what `/proc` says of a process."""
+    """Write the `/proc` entry of a process."""
     (proc / f"{pid}/ns").mkdir(parents=True, exist_ok=True)
     (proc / f"{pid}/ns/net").touch()
     (proc / f"{pid}/environ").write_text(environment)
@@ -36,7 +34,7 @@ def show(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:
 def test_a_host_has_booted_when_no_exec_can_hide_its_first_process(
     name: str, environment: str, booted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever enters a host right after its boot must find its first process, each time."""
+    """Commands that enter a host right after its boot must always see its init process."""
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     show(tmp_path, 71, "unshare", "VLAUNCH_LAB=vlaunch-lab/node1\0", "71")
     show(tmp_path, 72, name, environment, "72\t1")

@@ -1,4 +1,4 @@
-"""What `lab down` removes, and what it must not."""
+"""Removal by `lab down`, and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 
 
 def test_mounts_below_a_directory_innermost_first() -> None:
-    """Escapes are undone, and a directory whose name only starts alike is not below."""
+    """Escapes are decoded, and directories with a common name prefix are excluded."""
     assert remove.mounts(Path("/var/lib/lab"), MOUNTS) == [
         "/var/lib/lab/hosts/node1/fs",
         "/var/lib/lab/with space",
@@ -55,7 +55,7 @@ def test_a_directory_of_another_lab_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_lab_is_removed_and_reported_until_then(tmp_path: Path) -> None:
-    """A record that was cut off in the middle is enough to know what the directory was for."""
+    """A truncated record suffices to recognise the directory."""
     where = tmp_path / "half"
     (where / "hosts/node1/fs").mkdir(parents=True)
     (where / layout.RECORD).write_text('{"name": "ha')

@@ -1,4 +1,4 @@
-"""The files of a practice cluster."""
+"""Files of a lab cluster."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:
 
 
 def test_every_host_resolves_every_host() -> None:
-    """A host name that does not resolve costs Ray half a minute."""
+    """An unresolved host name delays Ray by half a minute."""
     hosts = render.etc_files(LAB, LAB.hosts[0])["hosts"]
 
     assert "10.78.0.11 node1\n10.78.0.12 node2\n" in hosts
@@ -77,7 +77,7 @@ def test_accounts_are_open_to_keys_only() -> None:
 
 
 def test_known_hosts_has_one_line_a_host_by_address_and_name() -> None:
-    """The comment of a public key is left out."""
+    """Without the comments of public keys."""
     keys = {
         "node1": "ssh-ed25519 AAAA1 root@somewhere\n",
         "node2": "ssh-ed25519 AAAA2 root@somewhere\n",

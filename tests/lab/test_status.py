@@ -1,4 +1,4 @@
-"""How the state of practice hosts is shown."""
+"""Display of the state of lab hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def state(**changes: object) -> HostStatus:
 
 
 def test_the_table_says_what_is_down() -> None:
-    """One line a host, in words."""
+    """One line per host."""
     assert status.to_text([state(sshd=False)]).splitlines() == [
         "HOST   IP          NETWORK  BOOTED  SSHD  DOCKERD  CONTAINERS  DISK    MEMORY  IMAGES",
         (
@@ -42,7 +42,7 @@ def test_the_table_says_what_is_down() -> None:
 
 
 def test_one_thing_down_is_down() -> None:
-    """`up` holds only when nothing is down, for a host and for the whole."""
+    """`up` is true only when nothing is down, for a host and for the lab."""
     document = json.loads(status.to_json(LAB, [state(), state(dockerd=False)]))
 
     assert [host["up"] for host in document["hosts"]] == [True, False]

@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
-    """Start servers that end with the test."""
+    """Start servers that are stopped after the test."""
     started: list[sshd.Sshd] = []
 
     def start(name: str = "sshd", **options: object) -> sshd.Sshd:

@@ -1,4 +1,4 @@
-"""Find a process by an argument nobody else uses, without starting another."""
+"""Search for a process by a unique argument, without starting another process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def disappears(argument: str, *, within: float = 40.0) -> bool:
 
 
 def awaited(condition: Callable[[], bool], *, within: float = 40.0) -> bool:
-    """Wait until the condition holds; False if it does not in time."""
+    """Wait until the condition is true; False on timeout."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ class Sshd:
         return getpass.getuser()
 
     def ssh(self, **changes: Any) -> Ssh:
-        """How to log in here."""
+        """SSH settings for this server."""
         settings: dict[str, Any] = {
             "user": self.user,
             "port": self.port,
@@ -67,7 +67,7 @@ def inventory(*nodes: Node, cap: int = 32) -> Inventory:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on."""
+    """A free TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -100,10 +100,8 @@ def make_key(path: Path, *, passphrase: str = "") -> Path:
 def start(
     folder: Path, *, extra: str = "", authorized: Path | None = None, listen: str = "127.0.0.1"
 ) -> Sshd:
-    """Start a server in `folder`; `extra` is added to its configuration. Returns when it listens.
-
-    `folder` is home there: what the user's own shell does when it starts, at each command, is kept
-    out of it.
+    """Start a server in `folder`, with `extra` in its configuration, and wait until it listens.
+    `folder` is the home directory, to exclude the start-up files of the user's shell.
     """
     binary = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if binary is None:
@@ -144,7 +142,7 @@ def start(
 
 
 def stop(server: Sshd) -> None:
-    """Stop the server; sessions end with it."""
+    """Stop the server and its sessions."""
     server.process.terminate()
     server.process.wait(timeout=10)
     if server.process.stderr is not None:

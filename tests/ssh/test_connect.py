@@ -22,9 +22,7 @@ def test_recognised_host_and_key(server: sshd.Sshd) -> None:
 
 
 def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
-    """Fabric would take one's settings away while it makes the other: "No attribute or config key
-    found".
-    """
+    """Otherwise Fabric fails with "No attribute or config key found" in concurrent connects."""
     connector = Connector()
     connections = [connector.open(server.node(name)) for name in ("gpu01", "gpu02")]
     for connection in connections:
@@ -34,7 +32,7 @@ def test_connections_share_no_configuration(server: sshd.Sshd) -> None:
 
 
 def test_refused_connection(server: sshd.Sshd) -> None:
-    """A port nobody listens on."""
+    """A port without a listener."""
     port = sshd.free_port()
     error = refusal(server.node(port=port))
     assert f"cannot connect to 127.0.0.1:{port}: Connection refused" in error.message
@@ -42,14 +40,14 @@ def test_refused_connection(server: sshd.Sshd) -> None:
 
 
 def test_name_that_does_not_resolve(server: sshd.Sshd) -> None:
-    """A name nobody knows."""
+    """An unknown host name."""
     error = refusal(server.node(host="no-such-host.invalid"))
     assert "no-such-host.invalid" in error.message
     assert "getent hosts no-such-host.invalid" in error.hint
 
 
 def test_silent_server(server: sshd.Sshd) -> None:
-    """Something that accepts connections and says nothing is given up in time."""
+    """A server that accepts connections without replying causes a timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         error = refusal(server.node(port=listener.getsockname()[1], connect_timeout=0.5))
     assert "did not finish the login within 0.5s" in error.message

@@ -124,7 +124,7 @@ def test_cause_and_hint(error: BaseException, text: str, hint: str) -> None:
     ids=lambda cause: type(cause).__name__,
 )
 def test_a_server_that_asks_for_something_else(cause: Exception) -> None:
-    """The library's text is the evidence: it has what the server asks for."""
+    """The library's message, with the server's requirements, is the evidence."""
     failure = connect_error(TARGET, LoginRefused(["/k"], [], cause))
     assert "['password']" in failure.evidence
 

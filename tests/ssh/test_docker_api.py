@@ -1,6 +1,5 @@
-"""Docker's API over the node's SSH connection.
-
-A stand-in for the docker client answers here; a real daemon on the lab.
+"""Docker API over a node's SSH connection, with a fake docker client; the lab tests use a real
+daemon.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ Kind = Literal["ssh", "local"]
 
 @pytest.fixture
 def make(server: sshd.Sshd, tmp_path: Path) -> Callable[..., Node]:
-    """Make a node whose docker client is a program of the test's."""
+    """Make a node whose docker client is a program of the test."""
 
     def node(program: str = STAND_IN, kind: Kind = "ssh", on: sshd.Sshd = server) -> Node:
         (tmp_path / "docker.py").write_text(program)
@@ -117,7 +116,7 @@ def test_one_client_serves_many_requests(
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
 def test_logs_are_followed(make: Callable[..., Node], kind: Kind) -> None:
-    """A stream of frames comes out as what the container printed."""
+    """Frames are decoded to the container's output."""
     with Fleet(sshd.inventory(make(kind=kind))) as fleet:
         assert list(fleet.docker("gpu01").logs("c", stream=True, follow=True)) == [
             b"one\n",
@@ -137,7 +136,7 @@ def test_commands_and_docker_share_the_connection(make: Callable[..., Node]) -> 
 def test_noise_of_a_login_shell(
     make: Callable[..., Node], start_server: Callable[..., sshd.Sshd]
 ) -> None:
-    """What start-up files print is not taken for HTTP."""
+    """Output of start-up files is not parsed as HTTP."""
     noisy = start_server(
         extra=(
             'ForceCommand echo "HTTP/1.1 500 Welcome"; printf "no line break"; eval'
@@ -149,7 +148,7 @@ def test_noise_of_a_login_shell(
 
 
 def test_errors_of_the_daemon(make: Callable[..., Node]) -> None:
-    """What the daemon refuses is an error that names the node and quotes the daemon."""
+    """The error names the node and quotes the daemon."""
     with (
         Fleet(sshd.inventory(make())) as fleet,
         pytest.raises(NodeError, match="gpu01: Docker refused: No such container: nothing"),
@@ -160,7 +159,7 @@ def test_errors_of_the_daemon(make: Callable[..., Node]) -> None:
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
 def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) -> None:
-    """A docker client that gives up is quoted."""
+    """The message of a failed docker client is quoted."""
     program = (
         "import sys; sys.exit('Cannot connect to the Docker daemon at unix:///x. Is the docker"
         " daemon running?')"
@@ -174,7 +173,7 @@ def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) 
 
 
 def test_docker_is_not_installed(server: sshd.Sshd) -> None:
-    """A node without docker says so."""
+    """The error of a node without docker is clear."""
     node = replace(server.node(), docker=("no-such-docker",))
     with (
         Fleet(sshd.inventory(node)) as fleet,
@@ -184,7 +183,7 @@ def test_docker_is_not_installed(server: sshd.Sshd) -> None:
 
 
 def test_all_of_dockers_exceptions_are_mapped() -> None:
-    """A new class in the SDK that is outside the mapped ones fails here."""
+    """New exception classes in the SDK fail this test unless they are mapped."""
     for value in vars(docker.errors).values():
         if isinstance(value, type) and issubclass(value, Exception):
             assert issubclass(value, docker_api.FAILURES), value

@@ -1,4 +1,4 @@
-"""The line a node runs, given to the shells that may run it."""
+"""The shell line of a node, run by various shells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_line_is_readable() -> None:
 
 
 def test_envelope_has_nothing_that_shells_read_differently() -> None:
-    """fish, csh and POSIX shells agree on the whole line when the argv is plain."""
+    """fish, csh and POSIX shells parse the line in the same way if the argv is plain."""
     line = envelope.wrap(("true",), timeout=5, stdin=0, marker="m")
     assert not set(line) & set("\\\n")
     assert line.count("'") == 2

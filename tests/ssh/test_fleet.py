@@ -1,7 +1,4 @@
-"""Commands on nodes: what comes back, and what is never left behind.
-
-Everything here runs over a real sshd.
-"""
+"""Commands on nodes over a real sshd: their answers and their cleanup."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def run(
 
 
 def test_answer(fleet: Fleet) -> None:
-    """An answer holds the exit status and both streams, apart."""
+    """An answer contains the exit status and both streams separately."""
     answer = run(fleet, "sh", "-c", "echo out; echo err >&2; exit 3")
     assert (answer.node, answer.code, answer.out, answer.err) == ("gpu01", 3, "out\n", "err\n")
     assert not answer.timed_out
@@ -72,7 +69,7 @@ def test_answer(fleet: Fleet) -> None:
 
 
 def test_arguments_arrive_unchanged(fleet: Fleet) -> None:
-    """No word is split, expanded or interpreted on its way."""
+    """Arguments are not split, expanded or interpreted."""
     arguments = (
         "a b",
         "it's",
@@ -93,7 +90,7 @@ def test_arguments_arrive_unchanged(fleet: Fleet) -> None:
 
 
 def test_programs_not_shell_builtins(fleet: Fleet) -> None:
-    """The first word is a program from PATH, never a shell builtin or a second command."""
+    """The first argument is a program from PATH, not a shell builtin or another command."""
     assert run(fleet, "exit", "3").code == 127
     missing = run(fleet, "no-such-program")
     assert missing.code == 127
@@ -102,7 +99,7 @@ def test_programs_not_shell_builtins(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 5_000_000])
 def test_standard_input_arrives_whole(fleet: Fleet, size: int) -> None:
-    """Exactly the bytes given arrive, and then the end of file."""
+    """The exact bytes arrive, followed by the end of file."""
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
     assert (
         run(fleet, "sha256sum", stdin=lambda: data).out.split()[0]
@@ -111,13 +108,13 @@ def test_standard_input_arrives_whole(fleet: Fleet, size: int) -> None:
 
 
 def test_no_standard_input_is_empty(fleet: Fleet) -> None:
-    """A command that reads does not wait for a terminal nobody sits at."""
+    """A command that reads does not wait for a terminal."""
     assert run(fleet, "cat", timeout=10).ok
     assert processes.awaited(lambda: not threads("stdin"))
 
 
 def test_input_stays_open(fleet: Fleet) -> None:
-    """Held open, standard input ends when the command is ended, and not before."""
+    """Open standard input is closed when the command is stopped, and not before."""
     command = Command(
         node="gpu01",
         argv=("sh", "-c", "cat; echo ended"),
@@ -130,7 +127,7 @@ def test_input_stays_open(fleet: Fleet) -> None:
 
 
 def test_input_that_nobody_reads(fleet: Fleet) -> None:
-    """A command that ends without reading its large input is not an error."""
+    """A command that exits without reading its large input is not an error."""
     assert run(fleet, "true", stdin=lambda: b"x" * 5_000_000).ok
 
 
@@ -141,7 +138,7 @@ def test_input_and_output_at_once(fleet: Fleet) -> None:
 
 
 def test_output_flood_is_bounded(fleet: Fleet) -> None:
-    """What exceeds the limit is read and dropped, and the text says so."""
+    """Output beyond the limit is dropped, with a note in the text."""
     answer = run(fleet, "head", "-c", str(LIMIT + 3_000_000), "/dev/zero")
     assert answer.ok
     assert answer.out.endswith("…[truncated]")
@@ -154,7 +151,7 @@ def test_output_that_is_not_text(fleet: Fleet) -> None:
 
 
 def test_deadline(fleet: Fleet) -> None:
-    """A command that takes too long ends on the node, and its answer says that time ran out."""
+    """A slow command is stopped on the node, and its answer reports the timeout."""
     seconds = processes.unique_seconds()
     answer = run(fleet, "sleep", seconds, timeout=0.5)
     assert (answer.code, answer.timed_out, answer.ok) == (124, True, False)
@@ -163,13 +160,13 @@ def test_deadline(fleet: Fleet) -> None:
 
 
 def test_a_command_that_exits_124_did_not_time_out(fleet: Fleet) -> None:
-    """The status `timeout` uses is not taken for a deadline that was never reached."""
+    """The exit status of `timeout` is no timeout before the deadline."""
     answer = run(fleet, "sh", "-c", "exit 124")
     assert (answer.code, answer.timed_out) == (124, False)
 
 
 def test_deadline_reaches_children(fleet: Fleet) -> None:
-    """The children of a command end with it."""
+    """The children of a command are stopped with it."""
     seconds = processes.unique_seconds()
     run(fleet, "sh", "-c", f"sleep {seconds} & sleep {seconds}", timeout=0.5)
     assert processes.disappears(seconds)
@@ -178,7 +175,7 @@ def test_deadline_reaches_children(fleet: Fleet) -> None:
 def test_deadline_of_a_command_that_ignores_term(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not end when asked is killed."""
+    """A command that ignores TERM is killed."""
     monkeypatch.setattr(envelope, "KILL_AFTER", 0.5)
     seconds = processes.unique_seconds()
     answer = run(fleet, "sh", "-c", f"trap '' TERM; sleep {seconds}; sleep {seconds}", timeout=0.5)
@@ -187,7 +184,7 @@ def test_deadline_of_a_command_that_ignores_term(
 
 
 def test_closing_the_iterator_ends_commands(fleet: Fleet) -> None:
-    """Who stops listening stops the commands."""
+    """Closing the iterator stops the commands."""
     seconds = processes.unique_seconds()
     answers = fleet.stream(
         [Command(node="gpu01", argv=("sh", "-c", f"echo up; sleep {seconds}"), timeout=math.inf)]
@@ -199,9 +196,7 @@ def test_closing_the_iterator_ends_commands(fleet: Fleet) -> None:
 
 
 def test_a_child_in_the_background_does_not_hold_the_answer(fleet: Fleet) -> None:
-    """A command that leaves a child behind, holding its output, has ended all the same; the child
-    lives on.
-    """
+    """A command exits even if a background child keeps its output open; the child survives."""
     seconds = processes.unique_seconds()
     answer = run(fleet, "sh", "-c", f"sleep {seconds} & echo $!")
     assert answer.code == 0
@@ -227,7 +222,7 @@ def test_lines_as_they_come(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("kind", ["ssh", "local"])
 def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kind: Kind) -> None:
-    """SIGKILL the launcher: the node ends what it was running."""
+    """After SIGKILL of the launcher, the node stops its commands."""
     seconds = processes.unique_seconds()
     program = tmp_path / "launcher.py"
     program.write_text(
@@ -260,8 +255,8 @@ def test_a_killed_launcher_leaves_nothing(server: sshd.Sshd, tmp_path: Path, kin
 
 
 def test_truncated_input_never_looks_complete(server: sshd.Sshd, tmp_path: Path) -> None:
-    """When the connection breaks in the middle of an input, the command ends before it sees an end
-    of file.
+    """If the connection breaks during the input, the command is killed before it sees an end of
+    file.
     """
     with Fleet(sshd.inventory(server.node())) as fleet:
         for attempt in range(4):
@@ -279,9 +274,7 @@ def test_truncated_input_never_looks_complete(server: sshd.Sshd, tmp_path: Path)
 
 
 def test_nodes_at_once_and_commands_in_order(server: sshd.Sshd) -> None:
-    """Nodes work at the same time; the commands of one node follow each other; one failure stops
-    nobody.
-    """
+    """Nodes run in parallel, commands of a node in order; a failure does not stop the others."""
     nodes = [server.node(f"gpu0{n}") for n in range(1, 5)]
     with Fleet(sshd.inventory(*nodes)) as fleet:
         assert fleet.connect() == {}
@@ -329,7 +322,7 @@ def test_a_login_shell_that_ends_or_waits_before_the_command_is_no_success(
 
 
 def test_noise_of_a_login_shell(start_server: Callable[..., sshd.Sshd]) -> None:
-    """What a shell's start-up files print is not part of the answer, on either stream."""
+    """Output of start-up files is not part of the answer, on either stream."""
     noisy = start_server(
         extra=(
             'ForceCommand echo "Welcome to node!"; printf "no line break" ; echo warn >&2; eval'
@@ -342,7 +335,7 @@ def test_noise_of_a_login_shell(start_server: Callable[..., sshd.Sshd]) -> None:
 
 
 def test_a_shell_that_refuses_is_quoted(start_server: Callable[..., sshd.Sshd]) -> None:
-    """When the command never started, what was printed instead is the evidence."""
+    """If the command never starts, the shell's output is the evidence."""
     with Fleet(
         sshd.inventory(
             start_server(extra='ForceCommand echo "This account is closed."; exit 1').node()
@@ -392,7 +385,7 @@ def test_unreachable_node_is_255_and_names_the_cause(server: sshd.Sshd) -> None:
 def test_a_node_that_could_not_be_reached_is_tried_again(
     server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch, remembered: float, code: int, tries: int
 ) -> None:
-    """Not at once, so that a batch of commands fails as one; but it may be on its way up."""
+    """After a delay: commands of a batch share the failure, but the node may be starting."""
     monkeypatch.setattr(fleet_module, "_REMEMBERED", remembered)
     opened: list[str] = []
     really = Connector.open
@@ -417,9 +410,7 @@ def test_unknown_node_is_a_mistake_in_the_program(server: sshd.Sshd) -> None:
 
 
 def test_ctrl_c_ends_commands(server: sshd.Sshd, tmp_path: Path) -> None:
-    """An interrupt while waiting for answers ends the commands on the nodes, and is still an
-    interrupt.
-    """
+    """An interrupt while waiting stops the commands on the nodes, and is raised."""
     seconds = processes.unique_seconds()
     program = tmp_path / "launcher.py"
     program.write_text(

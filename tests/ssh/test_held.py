@@ -1,6 +1,4 @@
-"""A command that lives beside the others, over a real sshd and on this machine; and what is sent in
-front of a command.
-"""
+"""Background commands over a real sshd and on this machine, and preambles of commands."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def hold(fleet: Fleet, *argv: str) -> BackgroundCommand:
 
 
 def test_it_runs_until_it_is_stopped(fleet: Fleet) -> None:
-    """Others run meanwhile; it has its input, which stays open."""
+    """It keeps its open input while other commands run."""
     seconds = processes.unique_seconds()
     background = hold(fleet, "sh", "-c", f"read -r x; echo $x; sleep {seconds}")
 
@@ -49,7 +47,7 @@ def test_it_runs_until_it_is_stopped(fleet: Fleet) -> None:
 
 
 def test_it_stops_with_the_fleet(fleet: Fleet) -> None:
-    """Whoever forgets it leaves nothing behind."""
+    """A background command that is never stopped leaves nothing behind."""
     seconds = processes.unique_seconds()
     hold(fleet, "sleep", seconds)
     assert processes.appears(seconds)
@@ -59,7 +57,7 @@ def test_it_stops_with_the_fleet(fleet: Fleet) -> None:
 
 
 def test_its_exit_is_reported_at_once(fleet: Fleet) -> None:
-    """By itself, with what it said."""
+    """With its output."""
     background = hold(fleet, "sh", "-c", "echo out; echo err >&2; exit 7")
     items = [background.next(60) for _ in range(3)]
 
@@ -68,7 +66,7 @@ def test_its_exit_is_reported_at_once(fleet: Fleet) -> None:
 
 
 def test_a_broken_connection_stops_it(server: sshd.Sshd) -> None:
-    """The lock of a cluster is known to be lost when nothing else has failed yet."""
+    """The loss of the cluster's lock is noticed before anything else fails."""
     with Fleet(sshd.inventory(server.node())) as fleet:
         background = hold(fleet, "sh", "-c", "echo there; cat >/dev/null")
         assert background.next(60) == Line(node="gpu01", text="there")
@@ -79,7 +77,7 @@ def test_a_broken_connection_stops_it(server: sshd.Sshd) -> None:
 
 
 def test_unread_output_takes_no_memory(fleet: Fleet) -> None:
-    """It may come from a node that means no good."""
+    """The node may be malicious."""
     background = hold(
         fleet,
         "sh",
@@ -106,8 +104,8 @@ def test_preamble_runs_the_command(fleet: Fleet) -> None:
 
 
 def test_it_receives_lines(fleet: Fleet) -> None:
-    """Lines that are said later come behind its input, also those said before it has begun; when
-    nobody can say any more, it ends.
+    """Lines follow its input, including those sent before it has started; it exits when its input
+    closes.
     """
     seconds = processes.unique_seconds()
     program = f'while read -r x; do echo "heard $x"; [ "$x" != last ] || exec sleep {seconds}; done'
@@ -135,7 +133,7 @@ def test_it_receives_lines(fleet: Fleet) -> None:
 
 
 def test_long_input_precedes_lines(fleet: Fleet) -> None:
-    """A line that is said while the input is still on its way comes behind it."""
+    """A line sent during the transfer of the input arrives after it."""
     background = fleet.hold(
         Command(
             node="gpu01",

@@ -1,4 +1,4 @@
-"""Which servers are trusted, and what is said of the others."""
+"""Trusted servers, and the errors for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_unknown_host_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """A server nobody vouches for is refused, with both ways to trust it."""
+    """An unknown server is refused, with both ways to trust it."""
     error = refusal(server.node(known_hosts=str(tmp_path / "none")))
     assert "host key" in error.message
     assert str(tmp_path / "none") in error.message
@@ -65,7 +65,7 @@ def test_accepting_many_at_once_writes_one_line(server: sshd.Sshd, tmp_path: Pat
 
 @pytest.mark.parametrize("accept", [False, True])
 def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> None:
-    """A key that is not the one on file is refused, whatever was asked."""
+    """A key other than the stored one is always refused."""
     other = sshd.make_key(tmp_path / "other")
     kind, blob = Path(f"{other}.pub").read_text().split()[:2]
     file = tmp_path / "known"
@@ -79,7 +79,7 @@ def test_changed_host_key(server: sshd.Sshd, tmp_path: Path, accept: bool) -> No
 def test_a_second_key_of_another_type_is_no_change(
     start_server: Callable[..., sshd.Sshd], tmp_path: Path
 ) -> None:
-    """The server is asked for the type of key that is on file."""
+    """The server must present the stored type of key."""
     key = tmp_path / "ecdsa"
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(key)], check=True)
     server = start_server(extra=f"HostKey {key}")

@@ -64,7 +64,7 @@ def test_hashed_names(tmp_path: Path) -> None:
 
 
 def test_files_together(tmp_path: Path) -> None:
-    """A key in any of the files counts; a file that does not exist holds none."""
+    """Keys of all files count; missing files are empty."""
     (tmp_path / "two").write_text(line("gpu01"))
     host_keys = KnownHosts([tmp_path / "one", tmp_path / "two"])
     assert host_keys.judge("gpu01", "ssh-ed25519", KEY) == "known"
@@ -72,7 +72,7 @@ def test_files_together(tmp_path: Path) -> None:
 
 
 def test_adding_makes_a_private_file(tmp_path: Path) -> None:
-    """The first file is made, with its folder, readable by its owner alone."""
+    """The first file and its folder are created, readable by the owner only."""
     host_keys = KnownHosts([tmp_path / "ssh" / "known_hosts", tmp_path / "other"])
     host_keys.add("gpu01", "ssh-ed25519", KEY)
     host_keys.add("gpu01", "ssh-ed25519", KEY)

@@ -1,4 +1,4 @@
-"""Which keys are offered, and what is said when none of them opens."""
+"""Order of offered keys, and the errors when all are rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_wrong_user(server: sshd.Sshd) -> None:
 
 
 def test_wrong_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """Likewise with a key the server does not know."""
+    """Likewise with a key unknown to the server."""
     assert (
         "refused the login"
         in refusal(server.node(identity=str(sshd.make_key(tmp_path / "wrong")))).message
@@ -34,20 +34,20 @@ def test_wrong_key(server: sshd.Sshd, tmp_path: Path) -> None:
 
 
 def test_missing_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """A key file of the inventory that is not there is named."""
+    """A missing key file of the inventory is named."""
     error = refusal(server.node(identity=str(tmp_path / "nowhere")))
     assert f"key {tmp_path}/nowhere does not exist" in error.message
     assert "ssh.identity" in error.hint
 
 
 def test_file_that_is_no_key(server: sshd.Sshd, tmp_path: Path) -> None:
-    """So is one that holds something else."""
+    """An invalid key file is named as well."""
     (tmp_path / "poem").write_text("roses are red\n")
     assert "is not a private key" in refusal(server.node(identity=str(tmp_path / "poem"))).message
 
 
 def test_no_key_at_all(server: sshd.Sshd) -> None:
-    """With nothing to offer, that is what is said."""
+    """The error for a login without any key."""
     error = refusal(server.node(identity=None))
     assert "was offered no key" in error.message
     assert "ssh-add" in error.hint
@@ -66,7 +66,7 @@ def locked(start_server: Callable[..., sshd.Sshd], tmp_path: Path) -> sshd.Sshd:
 
 
 def test_encrypted_key_without_anybody_to_ask(locked: sshd.Sshd) -> None:
-    """An encrypted key says how to unlock it."""
+    """The error for an encrypted key has the command that unlocks it."""
     error = refusal(locked.node())
     assert "is encrypted" in error.message
     assert error.hint == f"ssh-add {locked.key}"
@@ -103,7 +103,7 @@ def test_encrypted_key_asks_once(locked: sshd.Sshd, prompts: list[str]) -> None:
 
 
 def test_wrong_passphrase(locked: sshd.Sshd, prompts: list[str], tmp_path: Path) -> None:
-    """A wrong passphrase is not asked for again, and the error names it."""
+    """A wrong passphrase is not prompted for again, and the error names the key."""
     other = sshd.make_key(tmp_path / "other", passphrase="open barley")
     error = refusal(locked.node(identity=str(other)), terminal=contextlib.nullcontext)
     assert "not its passphrase" in error.message

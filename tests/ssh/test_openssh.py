@@ -1,4 +1,4 @@
-"""The configuration of ssh and its jump hosts: an inventory that works with `ssh` works here."""
+"""Configuration of ssh, and jump hosts: an inventory that works with `ssh` works with vlaunch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLAIN = {"user": None, "port": None, "identity": None, "known_hosts": None}
 
 
 def plain(server: sshd.Sshd, host: str, **changes: object) -> Node:
-    """A node of which the inventory says only the host."""
+    """A node with only a host in the inventory."""
     return server.node(host=host, **{**PLAIN, **changes})
 
 
@@ -92,7 +92,7 @@ def test_settings(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_host_key_alias(server: sshd.Sshd, home: Path) -> None:
-    """HostKeyAlias is the name that is looked up."""
+    """Host keys are looked up under HostKeyAlias."""
     file = home / "known"
     file.write_text("cluster " + server.known_hosts.read_text().split(" ", 1)[1])
     config(home, "Host 127.0.0.1\n  HostKeyAlias cluster\n")
@@ -127,7 +127,7 @@ def test_broken_configuration(server: sshd.Sshd, home: Path, text: str, message:
 
 
 def test_slow_configuration(server: sshd.Sshd, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of the configuration cannot hold everything up."""
+    """A command in the configuration has a deadline."""
     monkeypatch.setattr(openssh, "_CONFIG_TIMEOUT", 0.3)
     config(home, 'Match exec "sleep 20"\n  User ops\n')
     error = refusal(server.node())
@@ -135,7 +135,7 @@ def test_slow_configuration(server: sshd.Sshd, home: Path, monkeypatch: pytest.M
 
 
 def test_ssh_is_not_installed(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
+    """The error has the command that installs it."""
     monkeypatch.setenv("PATH", "/nowhere")
     error = refusal(server.node())
     assert error.message == "gpu01: the program `ssh` is not installed on this machine"
@@ -177,7 +177,7 @@ def test_proxy_command(server: sshd.Sshd, home: Path) -> None:
     ("command", "reason"), [("exit 1", "exit status 1"), ("echo no route >&2; exit 2", "no route")]
 )
 def test_failing_proxy_command(server: sshd.Sshd, home: Path, command: str, reason: str) -> None:
-    """A ProxyCommand that ends at once is named, with its last line."""
+    """The error names a ProxyCommand that exits at once, with its last line."""
     config(home, f"Host 127.0.0.1\n  ProxyCommand {command}\n")
     error = refusal(server.node())
     assert f"the ProxyCommand for 127.0.0.1:{server.port} failed" in error.message
@@ -186,7 +186,7 @@ def test_failing_proxy_command(server: sshd.Sshd, home: Path, command: str, reas
 
 @pytest.fixture
 def both(start_server: Callable[..., sshd.Sshd]) -> tuple[sshd.Sshd, sshd.Sshd]:
-    """A jump host and a node that take the same key, and one file that vouches for both."""
+    """A jump host and a node that accept the same key, and a known_hosts file for both."""
     jump = start_server("jump")
     node = start_server("node", authorized=jump.key)
     node.known_hosts.write_text(node.known_hosts.read_text() + jump.known_hosts.read_text())
@@ -198,7 +198,7 @@ def via(jump: sshd.Sshd) -> str:
 
 
 def connections(server: sshd.Sshd) -> int:
-    """Count the connections a server holds."""
+    """Count the open connections of a server."""
     return len(children(server.process.pid))
 
 
@@ -207,7 +207,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
-    """Nodes behind a jump host share one login to it, which ends with the fleet."""
+    """Nodes behind a jump host share a login to it, which is closed with the fleet."""
     jump, node = both
     nodes = [node.node(f"gpu0{n}", jump=via(jump)) for n in (1, 2, 3)]
     with Fleet(sshd.inventory(*nodes)) as fleet:
@@ -221,7 +221,7 @@ def test_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool) -> None:
-    """A login to a jump host that is lost is made again when a node is next needed."""
+    """A lost login to a jump host is renewed on the next use of a node."""
     jump, second_node = both
     nodes = [second_node.node(name, jump=via(jump)) for name in ("gpu01", "gpu02")]
     with Fleet(sshd.inventory(*nodes)) as fleet:
@@ -238,7 +238,7 @@ def test_jump_host_that_comes_back(both: tuple[sshd.Sshd, sshd.Sshd], ours: bool
 
 
 def test_dropped_connection_behind_a_jump_host(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
-    """A node's sshd that is busy is not taken for a jump host that cannot reach it."""
+    """A busy sshd of a node is not reported as an unreachable node."""
     jump, node = both
     tries: list[bool] = []
 
@@ -320,7 +320,7 @@ def test_first_of_two_jump_hosts(both: tuple[sshd.Sshd, sshd.Sshd], home: Path) 
 
 
 def test_jump_host_is_down(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried once for all nodes, and named in each error."""
+    """It is tried once for all nodes, and named in all errors."""
     port = sshd.free_port()
     nodes = [server.node(f"gpu0{n}", jump=f"127.0.0.1:{port}") for n in (1, 2)]
     really, tries = openssh.JumpHost._login, []
@@ -339,7 +339,7 @@ def test_jump_host_is_down(server: sshd.Sshd, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_silent_jump_host(server: sshd.Sshd) -> None:
-    """One that accepts connections and says nothing is given up in time."""
+    """A jump host that accepts connections without replying causes a timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         jump = f"127.0.0.1:{listener.getsockname()[1]}"
         began = time.monotonic()
@@ -350,7 +350,7 @@ def test_silent_jump_host(server: sshd.Sshd) -> None:
 
 
 def test_node_behind_the_jump_host_is_down(both: tuple[sshd.Sshd, sshd.Sshd]) -> None:
-    """The error says which of the two."""
+    """The error names the right one of the two."""
     jump, node = both
     port = sshd.free_port()
     error = refusal(node.node(jump=via(jump), port=port))
@@ -361,8 +361,8 @@ def test_node_behind_the_jump_host_is_down(both: tuple[sshd.Sshd, sshd.Sshd]) ->
 
 @pytest.fixture
 def chain(start_server: Callable[..., sshd.Sshd], home: Path) -> tuple[sshd.Sshd, ...]:
-    """Two jump hosts and a node on ports of their own, all of which take one encrypted key; the
-    configuration names them in an included file, and adds the second jump host by `Match exec`.
+    """Two jump hosts and a node with one encrypted key; the configuration names them in an included
+    file, and adds the second jump host by `Match exec`.
     """
     key = sshd.make_key(home / "locked", passphrase="open sesame")
     servers = tuple(start_server(name, authorized=key) for name in ("first", "second", "node"))
@@ -436,9 +436,7 @@ with Fleet(sshd.inventory(*{nodes!r}), terminal=contextlib.nullcontext) as fleet
 
 
 def test_passphrase_prompts_use_the_terminal(chain: tuple[sshd.Sshd, ...], tmp_path: Path) -> None:
-    """OpenSSH asks for its own; Ctrl-C is for this program, and not for what carries its
-    connections.
-    """
+    """OpenSSH prompts by itself; Ctrl-C reaches this program, but not its connections."""
     nodes = [replace(plain(chain[2], "rack-1"), name=f"gpu0{number}") for number in (1, 2)]
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM.format(path=sys.path, nodes=nodes))

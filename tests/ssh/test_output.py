@@ -1,4 +1,4 @@
-"""What is kept of a stream, however it is cut into pieces."""
+"""Buffered output of a stream that arrives in arbitrary pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.ssh.output import LIMIT, Output
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_marker_in_pieces(size: int) -> None:
-    """Noise before the marker goes, wherever the network cuts the stream."""
+    """Noise before the marker is dropped, wherever the stream is split."""
     data = b"noise\nmar mark mar\nmark\none\ntwo"
     buffered, lines = Output("mark"), list[str]()
     followed = Output("mark", lines.append)
@@ -40,7 +40,7 @@ def test_limit() -> None:
 
 
 def test_character_cut_in_two() -> None:
-    """A character whose bytes come apart is one character."""
+    """A character is decoded even if its bytes arrive separately."""
     output = Output("m")
     for piece in (b"m\n", b"\xc3", b"\xbc"):
         output.feed(piece)
@@ -48,7 +48,7 @@ def test_character_cut_in_two() -> None:
 
 
 def test_endless_line() -> None:
-    """A line that never ends does not fill the memory when followed."""
+    """An endless line does not fill the memory."""
     lines: list[str] = []
     output = Output("m", lines.append)
     output.feed(b"m\n")

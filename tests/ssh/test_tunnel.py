@@ -1,4 +1,4 @@
-"""A tunnel that outlives its connection would be a port that leads nowhere."""
+"""A tunnel must not outlive its connection."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launcher.ssh.tunnel import Tunnel
 
 
 class Dead:
-    """An SSH connection that has ended."""
+    """A closed SSH connection."""
 
     def is_active(self) -> bool:
         return False
 
 
 def test_waiting_ends_with_the_connection() -> None:
-    """Whoever waits is told, and what to do."""
+    """With an error and a hint."""
     with (
         Tunnel("gpu01", cast("Any", Dead()), "127.0.0.1", 8000, 0) as tunnel,
         pytest.raises(NodeError) as lost,

@@ -1,4 +1,4 @@
-"""What a head has written down of servers that have answered."""
+"""History of servers on a head."""
 
 from __future__ import annotations
 

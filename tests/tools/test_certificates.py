@@ -114,7 +114,7 @@ def _remove_node(facts: Facts) -> None:
     ],
 )
 def test_an_invalid_certificate_has_a_reason(change: Callable[[Facts], None], reason: str) -> None:
-    """The reason is given for its node."""
+    """By node."""
     facts = issue()
     change(facts)
 

@@ -1,4 +1,4 @@
-"""What engines compile on a node: asked, read and removed, run here for real."""
+"""Compile cache of a node: query, parser and removal, run on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.tools.compile_cache import CompileCache
     ],
 )
 def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache | None) -> None:
-    """A size that is not there is a folder that is not there yet."""
+    """A missing size means a missing folder."""
     assert compile_cache.parse_cache(text) == expected
 
 
@@ -45,8 +45,8 @@ def test_remote_file_systems_are_recognised(kind: str, remote: bool) -> None:
 
 @pytest.mark.parametrize("configured", [True, False])
 def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
-    """Behind the probe, below the login's home or where the inventory says; before anything is
-    there, the folder above tells the file system.
+    """With the probe, below the user's home or in the inventory's directory; a missing cache has
+    the file system of its parent.
     """
     argv = host.probe(
         ("no-docker",),
@@ -81,7 +81,7 @@ def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("around", [True, False])
 def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None:
-    """And nothing of what else lies there; the folder that the inventory names stays."""
+    """Other files and the inventory's directory stay."""
     state = tmp_path / "state"
     (state / "cache/c/0123/vllm").mkdir(parents=True)
     (state / "cache/c/0123/vllm/kernel").write_text("x")
@@ -99,9 +99,7 @@ def test_a_purge_leaves_nothing_of_its_own(around: bool, tmp_path: Path) -> None
 
 
 def test_what_root_wrote_is_removed_by_root(tmp_path: Path) -> None:
-    """In a container of an image that is there, which a program stands in for here; when that
-    cannot be done either, it is an error.
-    """
+    """In a container of an existing image, here a fake; it is an error if that fails as well."""
     folder = tmp_path / "cache/c"
     folder.mkdir(parents=True)
     rm, docker = tmp_path / "rm", tmp_path / "docker"

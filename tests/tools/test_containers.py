@@ -91,8 +91,8 @@ ulimits: {stack: -1, nofile: 1048576}
 
 
 def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -> None:
-    """A place in the container is given to one device, a capability and a limit are named once, and
-    the inventory's word wins.
+    """Devices are unique by path, capabilities and limits by name, and the inventory takes
+    precedence.
     """
     node_container = spec(load(f"{EXTRA_SETTINGS}network: {{fabric: roce}}"))
 
@@ -109,7 +109,7 @@ def test_what_the_inventory_adds_joins_what_the_fabric_brings_once(load: Load) -
 
 
 def test_what_the_inventory_adds_needs_no_fabric(load: Load) -> None:
-    """And does not take the place of an accelerator's."""
+    """And does not replace an accelerator's."""
     cpu, amd = (
         spec(load(f"{EXTRA_SETTINGS}accelerator: cpu")),
         spec(load(f"{EXTRA_SETTINGS}accelerator: amd")),
@@ -149,14 +149,14 @@ LIMITS = {"max-size": "20m", "max-file": "5"}
 def test_a_containers_log_is_limited_where_its_driver_can(
     daemon: str, extra_yaml: str, driver: str, options: dict[str, str], load: Load
 ) -> None:
-    """Docker refuses the options with any other driver; the inventory's word wins."""
+    """Docker rejects the options for other drivers; the inventory takes precedence."""
     node_container = spec(load(extra_yaml), facts=replace(FACTS, log_driver=daemon))
 
     assert (node_container.log_driver, node_container.log_options) == (driver, options)
 
 
 def test_an_unknown_log_driver_is_that_of_the_container(load: Load) -> None:
-    """A daemon that was slow to tell about itself must not have its containers replaced."""
+    """A slow daemon must not cause its containers to be replaced."""
     inventory = load()
     existing = container(log_driver="journald")
 
@@ -164,7 +164,7 @@ def test_an_unknown_log_driver_is_that_of_the_container(load: Load) -> None:
 
 
 def test_rays_logs_are_limited_too(load: Load) -> None:
-    """Unless the inventory says otherwise."""
+    """Unless the inventory sets the variables."""
     name = "RAY_ROTATION_MAX_BYTES"
 
     assert spec(load()).env[name] == str(64 << 20)
@@ -186,8 +186,8 @@ def test_gpus_are_a_device_request_of_the_declared_number(load: Load) -> None:
 
 
 def test_selected_gpus_are_requested_by_id(load: Load) -> None:
-    """NVIDIA's in one quoted word, which Docker reads as CSV; AMD's by their render nodes, which
-    are numbered from 128 on where nobody was asked.
+    """NVIDIA GPUs as a quoted CSV value; AMD GPUs by render nodes, numbered from 128 without a
+    probe.
     """
     nodes = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: [4, 5]}]"
     nvidia = spec(load(nodes=nodes))
@@ -205,7 +205,7 @@ def test_selected_gpus_are_requested_by_id(load: Load) -> None:
 
 
 def test_nodes_have_their_own_network_variables(load: Load) -> None:
-    """`=` makes NCCL match a whole name; Gloo always does."""
+    """`=` makes NCCL match the exact name; Gloo always does."""
     inventory = load(
         "network: {fabric: infiniband, interface: eth0, hca: [mlx5_0, mlx5_1]}",
         "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}, "
@@ -230,7 +230,7 @@ def test_nodes_have_their_own_network_variables(load: Load) -> None:
 def test_a_missing_interface_is_the_one_with_the_address(
     load: Load,
 ) -> None:
-    """And where nobody was asked, none is named."""
+    """Without a probe, there is none."""
     assert spec(load()).env["NCCL_SOCKET_IFNAME"] == "=ens5"
     assert "NCCL_SOCKET_IFNAME" not in spec(load(), facts=None).env
 
@@ -256,7 +256,7 @@ def test_the_environment_of_a_node_wins_over_the_clusters_and_over_ours(load: Lo
 
 
 def test_the_environment_of_a_node_overrides_rays(load: Load) -> None:
-    """Where the inventory lets it be set at all."""
+    """If the inventory may set it at all."""
     inventory = load("env: {RAY_USAGE_STATS_ENABLED: '1'}")
 
     assert spec(inventory).env["RAY_USAGE_STATS_ENABLED"] == "1"
@@ -277,7 +277,7 @@ def test_ray_always_gets_its_address_and_token_mode(load: Load) -> None:
 
 
 def test_secrets_are_paths_in_the_environment_and_never_values(load: Load) -> None:
-    """Nor is anything in labels or command that tells one."""
+    """Nor are values in labels or the command."""
     node_container = spec(load("secrets: {HF_TOKEN: {env: HF_TOKEN}}"))
 
     assert node_container.env["HF_TOKEN_PATH"] == "/run/vlaunch/secrets/HF_TOKEN"
@@ -328,7 +328,7 @@ def test_images_have_separate_compile_caches(load: Load) -> None:
 
 
 def test_all_compilers_use_the_cache(load: Load) -> None:
-    """At the same place in all containers, unless the inventory says otherwise."""
+    """At the same path in all containers, unless the inventory overrides it."""
     env = spec(load("env: {TRITON_CACHE_DIR: /mine}")).env
     places = {name: value for name, value in env.items() if "/var/cache/vlaunch/" in value}
 
@@ -357,7 +357,7 @@ def test_the_first_process_is_the_agent(load: Load) -> None:
 
 
 def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
-    """The agents are there all the same, and so is the secret by which they know each other."""
+    """Except for the agents and the secret with which they authenticate."""
     inventory = load("ray: none\nshm: host")
     node_container = spec(inventory)
 
@@ -373,7 +373,7 @@ def test_a_cluster_without_ray_has_nothing_of_it(load: Load) -> None:
 
 
 def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Load) -> None:
-    """It ends ranks while they load."""
+    """It kills ranks while they load."""
     name = "RAY_memory_monitor_refresh_ms"
 
     assert spec(load()).env[name] == "0"
@@ -381,7 +381,7 @@ def test_rays_memory_monitor_is_off_unless_the_inventory_says_otherwise(load: Lo
 
 
 def test_the_fingerprint_changes_with_every_secret_and_with_its_name() -> None:
-    """A container that holds an old value must start anew."""
+    """A container with an old value must be recreated."""
     base = containers.fingerprint(SECRETS)
     others = [
         {**SECRETS, "HF_TOKEN": Secret("hf_other")},
@@ -407,7 +407,7 @@ def test_the_fingerprint_cannot_be_tried_without_the_token() -> None:
 
 
 def test_a_spec_carries_its_own_hash(load: Load) -> None:
-    """Which is the state: there is no other."""
+    """The label is the only state."""
     node_container = spec(load())
 
     assert (
@@ -418,9 +418,7 @@ def test_a_spec_carries_its_own_hash(load: Load) -> None:
 
 
 def test_a_probe_has_the_rights_of_a_node_and_no_secret(load: Load) -> None:
-    """What is measured is what will serve; a throw-away container leaves nothing and is told
-    nothing.
-    """
+    """Checks run with the rights of servers; a throw-away container leaves nothing behind."""
     inventory = load(f"{EXTRA_SETTINGS}network: {{fabric: roce}}")
     node = inventory.head
     own = spec(inventory)
@@ -461,8 +459,8 @@ LIBRARIES = ("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_HCA_LIST", "UCX_NET_D
 def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
     extra_yaml: str, expected: tuple[str | None, ...], load: Load
 ) -> None:
-    """In their own forms. UCX is not kept to the interface where the devices are NCCL's to choose,
-    and the inventory's word wins.
+    """In their own formats. UCX is not limited to the interface if NCCL chooses the devices, and
+    the inventory takes precedence.
     """
     env = spec(load(extra_yaml)).env
 
@@ -470,7 +468,7 @@ def test_nvshmem_and_ucx_get_the_network_choice_of_nccl(
 
 
 def test_gpus_are_numbered_by_pci_address(load: Load) -> None:
-    """As Docker and NVML do; where no interface is known, no library is told of one."""
+    """As by Docker and NVML; without a known interface, no library gets one."""
     env = spec(load(), facts=None).env
 
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -537,8 +535,8 @@ def test_differences_are_described_for_all_nodes(
 
 
 def test_another_image_is_described_without_its_variables(load: Load) -> None:
-    """Nobody looks at an image that is not in the inventory any more: what it brings was not taken
-    away by anybody.
+    """The variables of an image that is no longer in the inventory are unknown, and not
+    differences.
     """
     world = World(load("env: {A: '1'}"))
     case.bring_up(world.inventory, world, TOKENS)
@@ -551,7 +549,7 @@ def test_another_image_is_described_without_its_variables(load: Load) -> None:
 
 
 def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
-    """It is known by its base's identity; one of another base is."""
+    """It is recognised by the identity of its base image."""
     world = World(load())
     context = tmp_path / "context.tar"
     base = world.machines["gpu01"].images[world.inventory.image]

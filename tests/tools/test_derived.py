@@ -50,9 +50,7 @@ def derived_recipe(
 def test_the_dockerfile_adds_ray_and_changes_nothing_else(
     python: ImagePython, wheels: WheelSet
 ) -> None:
-    """No ENTRYPOINT, CMD, ENV or WORKDIR of our own; installation asks no index and follows no
-    dependency.
-    """
+    """No ENTRYPOINT, CMD, ENV or WORKDIR; the installation uses no index and no dependencies."""
     lines = derived_recipe(replace(python, managed=True), wheels).dockerfile.splitlines()
 
     assert [line.split()[0] for line in lines] == ["FROM", "LABEL", "COPY", "RUN"]
@@ -74,7 +72,7 @@ def test_uv_is_used_where_the_image_has_it(python: ImagePython, wheels: WheelSet
 def test_pip_breaks_system_packages_only_if_necessary(
     python: ImagePython, wheels: WheelSet
 ) -> None:
-    """Old versions of pip do not know the option."""
+    """Old versions of pip lack the option."""
     assert (
         "--break-system-packages"
         not in derived_recipe(replace(python, managed=False), wheels).dockerfile
@@ -84,7 +82,7 @@ def test_pip_breaks_system_packages_only_if_necessary(
 def test_an_image_that_nothing_can_install_into_is_refused(
     python: ImagePython, wheels: WheelSet
 ) -> None:
-    """Neither uv nor pip: said before a build is tried."""
+    """Without uv and pip, before a build is attempted."""
     with pytest.raises(RequestError, match="neither `uv` nor `pip`"):
         derived_recipe(replace(python, uv=False, pip=False), wheels)
 
@@ -129,7 +127,7 @@ def test_the_plugin_is_loaded_whatever_the_image_sets(python: ImagePython) -> No
 def test_the_tag_follows_the_content_and_nothing_else(
     python: ImagePython, wheels: WheelSet, tmp_path: Path
 ) -> None:
-    """The same inputs give the same name on every machine; each input changes it."""
+    """The same inputs have the same tag on all machines; any input changes it."""
     first = derived_recipe(python, wheels, PLUGIN).tag
     moved = tmp_path / "elsewhere.whl"
     moved.write_bytes(b"ray")
@@ -157,7 +155,7 @@ def test_a_local_version_makes_a_tag_that_docker_accepts() -> None:
 
 
 def test_only_what_was_resolved_is_shipped(python: ImagePython, wheels: WheelSet) -> None:
-    """A file of the cache that somebody has changed meanwhile goes to no node."""
+    """A modified file of the cache is not copied to nodes."""
     recipe = derived_recipe(python, wheels, PLUGIN)
     wheels.files[0].path.write_bytes(b"other")
 
@@ -190,7 +188,7 @@ def test_the_context_is_the_same_bytes_every_time(python: ImagePython, wheels: W
 def test_the_build_reads_standard_input_and_has_no_network(
     python: ImagePython, wheels: WheelSet
 ) -> None:
-    """The label says the content, so that a look at the image tells what it is."""
+    """The label has the hash of the content, by which later runs recognise the image."""
     recipe = derived_recipe(python, wheels)
 
     argv = derived.build_image(("docker",), recipe)
@@ -210,9 +208,7 @@ def labels(recipe: ImageRecipe) -> dict[str, str]:
 
 
 def test_built_images_are_recognised_by_labels(python: ImagePython, wheels: WheelSet) -> None:
-    """The next look finds the image that this recipe made, with or without the plugin, and takes it
-    for no other.
-    """
+    """With or without the plugin, and only as the image of this recipe."""
     plain, plugged = (
         labels(derived_recipe(python, wheels)),
         labels(derived_recipe(python, wheels, PLUGIN)),

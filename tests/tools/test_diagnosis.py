@@ -1,4 +1,4 @@
-"""Answers to the question after a failure that nobody should trust."""
+"""Untrusted output of the diagnosis query."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ esac
     ],
 )
 def test_answers_that_make_no_sense_are_borne(text: str) -> None:
-    """Nothing is raised, and nothing but logs is taken for one."""
+    """The parser does not raise, and accepts only logs as logs."""
     report = parse_report(text, MARK)
 
     assert {log.title for log in report.logs} <= {"container"}
 
 
 def test_a_log_cannot_pretend_to_be_another_part() -> None:
-    """It does not know the mark; half an answer is as good as it goes."""
+    """It cannot guess the mark; truncated output is parsed as far as possible."""
     report = parse_report(
         f"{MARK} ids\na\n{MARK} rc 0\n{MARK} log-1\n@@guess kernel\nOut of memory\n{MARK} rc"
         f" 0\n{MARK} log-2\nhalf",
@@ -98,7 +98,7 @@ def test_a_log_cannot_pretend_to_be_another_part() -> None:
 
 
 def test_lines_are_cleaned_before_they_are_cut() -> None:
-    """Of terminal codes, and of secrets, of which half must not stay."""
+    """Terminal codes and secrets are removed first, so that no part of a secret remains."""
     redaction.add_secrets("correct-horse-battery")
     try:
         report = parse_report(
@@ -125,9 +125,7 @@ def test_lines_are_cleaned_before_they_are_cut() -> None:
     ],
 )
 def test_times_are_read(text: str, zone: float, ago: float) -> None:
-    """With a zone of their own, else with the container's; a year that is not said is the last that
-    fits.
-    """
+    """With their own zone, else the container's; a missing year is the last that fits."""
     assert diagnosis.parse_time(text, zone, NOW) == NOW - ago
 
 
@@ -143,12 +141,12 @@ def test_times_are_read(text: str, zone: float, ago: float) -> None:
     ],
 )
 def test_what_is_no_time_is_none(text: str) -> None:
-    """Also Docker's word for never, a day that this year has not, and the far future."""
+    """Including Docker's value for "never", a day missing in this year, and the far future."""
     assert diagnosis.parse_time(text, 0, NOW) is None
 
 
 def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
-    """Tracebacks have none; Docker's stamp comes before what the line says."""
+    """As in tracebacks; Docker's stamp takes precedence over the line's own time."""
     log = Log(
         part="x",
         title="x",
@@ -162,7 +160,7 @@ def test_a_line_without_a_time_has_that_of_the_line_above() -> None:
 
 @pytest.fixture
 def docker(tmp_path: Path) -> Path:
-    """A stand-in for the command."""
+    """A fake docker command."""
     path = tmp_path / "docker"
     path.write_text(DOCKER)
     path.chmod(0o755)
@@ -175,7 +173,7 @@ def docker(tmp_path: Path) -> Path:
 def say(
     docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
 ) -> str:
-    """Ask this machine, and return its words."""
+    """Query this machine, and return its output."""
     argv = query_diagnosis(
         (str(docker),),
         mark=MARK,
@@ -200,7 +198,7 @@ def ask(
 
 
 def test_containers_and_their_logs_are_reported(docker: Path) -> None:
-    """Each container with its state, each line with its time."""
+    """All containers with states, all lines with times."""
     report = ask(docker)
 
     assert report.clock is not None
@@ -221,7 +219,7 @@ def test_containers_and_their_logs_are_reported(docker: Path) -> None:
 
 
 def test_what_runs_is_looked_into(docker: Path) -> None:
-    """Ray's newest jobs, its workers, Ray itself and what NCCL warns of; what has ended is not."""
+    """Ray's newest jobs, workers, Ray itself and NCCL's warnings, in running containers only."""
     logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs.parents[1] / "session_latest").symlink_to("session_2026")
@@ -243,7 +241,7 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
 
 
 def test_the_keeper_s_files_come_along(docker: Path) -> None:
-    """From the launcher's folder, by server; what an earlier vlaunch left there is none."""
+    """From the launcher's folder, by server; files of earlier versions of vlaunch are ignored."""
     folder = docker.parent / "state" / "c" / "server"
     for name in ("chat", "embed", "Odd"):
         (folder / name).mkdir(parents=True)
@@ -260,9 +258,7 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
 
 
 def test_the_logs_of_engines_come_along(docker: Path) -> None:
-    """What was put aside before what is written now, within the limit; wherever no container runs
-    any more as well.
-    """
+    """Rotated ones before current ones, within the limit, even without a running container."""
     folder = docker.parent / "state" / "c" / "server" / "chat"
     folder.mkdir(parents=True)
     (folder / "engine.log.1").write_text("".join(f"{at}\n" for at in range(100)))
@@ -294,7 +290,7 @@ def test_only_requested_parts_are_reported(docker: Path) -> None:
 
 
 def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
-    """Its words are evidence."""
+    """The message is the evidence."""
     (docker.parent / "docker.refuses").touch()
     report = ask(docker)
 
@@ -303,7 +299,7 @@ def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
 
 
 def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
-    """A part of a secret would not be recognised; whole lines stay."""
+    """A truncated secret would not be recognised; complete lines stay."""
     lines = [f"2026-11-21T20:14:00.1Z {number:04} {'x' * 60}" for number in range(49)]
     (docker.parent / "docker.log").write_text("\n".join(lines) + "\n")
     whole = [log.lines for log in ask(docker).logs if log.part == "log-1"]
@@ -315,7 +311,7 @@ def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
 
 
 def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
-    """As for containers; of a short log every line is there."""
+    """As for containers; short logs are complete."""
     logs = docker.parent / "docker.tmp" / "ray" / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs / "worker-1.err").write_text("one\ntwo\n")

@@ -1,4 +1,4 @@
-"""What we say to docker, and how its answers are read."""
+"""Docker command lines, and the parsers of their output."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def container(spec: ContainerSpec, **changes: Any) -> Container:
 
 
 def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
-    """Read back by a reader of `docker run` that does not know the builder."""
+    """As parsed by an independent parser of `docker run`."""
     full = dataclasses.replace(
         SPEC,
         gpus="8",
@@ -125,9 +125,7 @@ def test_docker_run_says_every_field_in_dockers_own_grammar() -> None:
 def test_shared_memory_without_a_size(
     shm: Literal["private", "host"], ipc: str, tmpfs: str | None
 ) -> None:
-    """Its own, as large as a tmpfs may be, or the host's: `--ipc host` and `--shm-size` exclude
-    each other.
-    """
+    """Its own tmpfs or the host's: `--ipc host` and `--shm-size` exclude each other."""
     mounts = read_run(docker.run(("sudo", "-n", "docker"), dataclasses.replace(SPEC, shm=shm))[3:])[
         "HostConfig"
     ]
@@ -143,12 +141,12 @@ def test_the_hash_test_covers_all_fields() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_hash_changes_with_any_field(name: str) -> None:
-    """Whatever starts a container differently, starts it anew."""
+    """Any difference in the command recreates the container."""
     assert dataclasses.replace(SPEC, **{name: OTHERS[name]}).hash != SPEC.hash
 
 
 def test_the_hash_does_not_depend_on_the_order_of_names_nor_on_itself() -> None:
-    """The same inventory gives the same hash, also when read back with its own label."""
+    """The same inventory gives the same hash, even with the spec's own label."""
     turned = dataclasses.replace(SPEC, env=dict(reversed(list(SPEC.env.items()))))
 
     assert turned.hash == SPEC.hash == SPEC.labelled().hash == SPEC.labelled().labelled().hash
@@ -161,7 +159,7 @@ def test_the_hash_does_not_depend_on_how_docker_is_called() -> None:
 
 
 def test_differences_are_described() -> None:
-    """What a person changed in the inventory is what they read."""
+    """In terms of the inventory's settings."""
     spec = dataclasses.replace(
         SPEC,
         image="vllm:2",
@@ -201,7 +199,7 @@ def test_changed_rights_are_described(before: bool, after: bool, difference: str
 
 
 def test_a_changed_secret_is_described_without_its_value() -> None:
-    """Only that there is another one."""
+    """Only the fact of the change."""
     spec = dataclasses.replace(SPEC, labels={"vlaunch.secrets": "b"}).labelled()
     existing = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
 
@@ -209,7 +207,7 @@ def test_a_changed_secret_is_described_without_its_value() -> None:
 
 
 def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> None:
-    """The image's HF_HOME may be what the inventory says."""
+    """The image's HF_HOME may equal the inventory's."""
     existing = container(SPEC.labelled())
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
@@ -296,8 +294,9 @@ def test_a_bounded_command_ends_at_its_deadline() -> None:
 
 
 def test_a_bounded_command_ends_when_nobody_holds_its_input() -> None:
-    """Ending `docker exec` closes the input of what it started: that is the only sign there is.
-    The command's output is open until it has ended."""
+    """Stopping `docker exec` closes the input of its command, which is the only signal. The output
+    stays open until the command exits.
+    """
     argv = docker.with_deadline(("sh", "-c", "echo started; exec sleep 60"), 60)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -326,7 +325,7 @@ def node(docker: Argv) -> Node:
 
 @pytest.fixture
 def stubborn(tmp_path: Path) -> Argv:
-    """A docker whose containers end only when they are removed."""
+    """A docker whose containers stop only when they are removed."""
     program = tmp_path / "docker"
     program.write_text(_DOCKER)
     program.chmod(0o755)
@@ -334,7 +333,7 @@ def stubborn(tmp_path: Path) -> Argv:
 
 
 def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_path: Path) -> None:
-    """Whoever waits for it is ended by its own client, which a container does not hear."""
+    """Stopping the client does not stop the container."""
     argv = docker.list_gpus(node(stubborn), "x:1", cluster="c")
     answer = local.run(
         Command(node="gpu01", argv=argv, timeout=2), marker="@@", running=RunningCommands()
@@ -348,7 +347,7 @@ def test_a_throw_away_container_is_removed_at_its_deadline(stubborn: Argv, tmp_p
 
 
 def test_two_throw_away_containers_have_two_names() -> None:
-    """Two runs may look into a node at once."""
+    """Two runs may use a node at once."""
     called = ("sh", "-c", 'echo "$@"', "docker")
     argv = docker.run_python(called, "x:1", "pass", cluster="c", node="gpu01")
     command_lines = [
@@ -364,7 +363,7 @@ def test_two_throw_away_containers_have_two_names() -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_throw_away_container_hears_its_input_and_ends_with_its_own_code(code: int) -> None:
-    """And its output passes: with another program in docker's place, and nothing else said."""
+    """And its output is passed on, without other messages."""
     spec = dataclasses.replace(SPEC, role="probe")
     argv = docker.run(("sh", "-c", f"cat; exit {code}", "docker"), spec, once=True)
     done = subprocess.run(argv, input="hold\n", capture_output=True, text=True, check=False)
@@ -373,7 +372,7 @@ def test_a_throw_away_container_hears_its_input_and_ends_with_its_own_code(code:
 
 
 def test_a_throw_away_container_is_the_clusters(stubborn: Argv) -> None:
-    """`down` finds by this label what a daemon that hung has kept."""
+    """By this label `down` removes containers that a hanging daemon has left."""
     argv = docker.run_python(stubborn, "x:1", "pass", cluster="c", node="gpu01")
 
     assert docker.list_ids(stubborn, "c")[-1].removeprefix("label=") in argv

@@ -1,4 +1,4 @@
-"""How Docker's answers are read: containers and images as recorded, and what is neither."""
+"""Parsers of Docker's output: recorded containers and images, and invalid ones."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_nothing_is_no_container_and_no_image() -> None:
     )
 )
 def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
-    """Containers, or unreadable; nothing else comes out."""
+    """The result is containers or UnreadableAnswer."""
     with suppress(UnreadableAnswer):
         docker_read.parse_containers(
             json.dumps([{"Name": "/x", "Id": "1", "Config": value, "State": value}])
@@ -138,7 +138,7 @@ def test_no_json_breaks_the_reading_of_containers(value: Any) -> None:
 def test_privileged_containers_are_recognised(
     host_config: dict[str, Any], privileged: bool
 ) -> None:
-    """As Docker's `inspect` says it, and not where it says nothing."""
+    """According to `docker inspect`."""
     item = {**json.loads(RECORDED)[0], "HostConfig": host_config}
 
     assert docker_read.parse_containers(json.dumps([item]))[0].privileged is privileged

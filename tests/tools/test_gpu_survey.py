@@ -1,4 +1,4 @@
-"""What nvidia-smi says of GPUs besides their names: nearness, fabric."""
+"""Details from nvidia-smi: topology, fabric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_older_drivers_name_the_cards_in_the_header() -> None:
-    """No legend then; and without any card there is nothing to be near."""
+    """Without a legend; without cards there is no affinity."""
     text = (
         "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tNV6\tPIX\t0-23\nGPU1\tNV6\t X"
         " \tSYS\t0-23\nmlx5_0\tPIX\tSYS\t X \n"

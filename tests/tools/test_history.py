@@ -1,4 +1,4 @@
-"""Which servers have answered, from what the head has written down."""
+"""Histories of servers on the head."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from tests.tools.answered import INVENTORY, answer, history_entry
     ],
 )
 def test_unreadable_revisions_are_skipped(content: Any) -> None:
-    """A node may say anything."""
+    """Nodes are not trusted."""
     assert history.parse_history(answer(content)) == ((), "")
 
 
 def test_a_failed_query_is_not_an_empty_history() -> None:
-    """Its connection broke: nobody knows."""
+    """The connection may have broken."""
     with pytest.raises(UnreadableAnswer, match="n1"):
         history.parse_history(Answer(node="n1", code=255, err="the connection was lost"))
 
 
 def test_the_query_needs_no_container() -> None:
-    """In the launcher's folder there."""
+    """It reads the launcher's folder."""
     command = history.query_history(Site(INVENTORY), "chat")
 
     assert command.node == "n1"
@@ -64,7 +64,7 @@ def test_places_are_preserved() -> None:
 
 
 def test_all_histories_are_queried_at_once() -> None:
-    """The newest first, whatever its name; a head where nothing is written down is not asked."""
+    """Newest first, for all names; a head without histories is not queried."""
     files = dict.fromkeys(("server/chat/history.json", "server/embed/history.json"), "0")
     command = history.query_all_histories(Site(INVENTORY, {"n1": HostFacts(files=files)}))
     reply = answer(
@@ -84,12 +84,12 @@ def test_all_histories_are_queried_at_once() -> None:
 
 @pytest.mark.parametrize("labels", ["x", [1], {"a": 1}, {"a": {}}])
 def test_nonsense_of_a_cache_is_no_server(labels: Any) -> None:
-    """A node may say anything."""
+    """Nodes are not trusted."""
     assert history.parse_all_histories(answer([{**history_entry("a"), "held": labels}])) == ()
 
 
 def test_variables_are_those_of_then() -> None:
-    """Servers that were written down before there were any have none."""
+    """Revisions of older versions have none."""
     (old, new), _ = history.parse_history(
         answer([history_entry("a"), history_entry("b", env={"A": "1"})])
     )

@@ -1,6 +1,4 @@
-"""The probe itself, run on this machine with a `docker` that is a script; and what can be asked of
-its facts.
-"""
+"""The probe, run on this machine with a fake `docker`, and the methods of its facts."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def unfinished_models(home: Path) -> dict[str, str]:
 
 
 def test_copies_and_downloads_that_are_not_finished_are_named(tmp_path: Path) -> None:
-    """By their names or folders; what is whole is not."""
+    """By names or folders; complete ones are not listed."""
     cached, mine, whole = (
         tmp_path / name for name in ("hub/models--org--m", "my model", "hub/models--org--whole")
     )
@@ -48,7 +46,7 @@ def test_no_home_is_no_error(tmp_path: Path) -> None:
 
 
 def test_summaries_name_the_command_that_continues() -> None:
-    """And how much there is."""
+    """And the progress."""
     (unfinished,) = host.parse_unfinished(
         "noise\nunfinished copy: 2048 KiB of /hf/hub/models--org--m\n"
     )
@@ -61,7 +59,7 @@ def test_summaries_name_the_command_that_continues() -> None:
 
 @pytest.mark.processes
 def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
-    """The script itself, in an empty home, with a `docker` that is not there."""
+    """The real script, in an empty home, with a missing `docker`."""
     argv = host.probe(
         ("no-such-docker",),
         cluster="c",
@@ -93,7 +91,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_probe_uses_the_nodes_docker_command(tmp_path: Path) -> None:
-    """A stand-in for docker with words before it, and names with spaces kept whole."""
+    """A fake docker with arguments before it, and names with spaces."""
     fake = tmp_path / "docker"
     fake.write_text(
         f"#!{sys.executable}\nimport json, sys\na = sys.argv[1:]\nif a[0] == 'version':"
@@ -126,7 +124,7 @@ def test_the_probe_uses_the_nodes_docker_command(tmp_path: Path) -> None:
 def test_the_token_is_read_from_its_previous_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a place in memory that would not be chosen any more; what is on the disk comes first."""
+    """In a memory folder that would not be chosen now; the disk takes precedence."""
     me = f"test-{os.getpid()}"
     memory, disk = Path(f"/dev/shm/vlaunch-{me}/c/secrets"), tmp_path / "c" / "secrets"
     for name, script in (("id", f"[ $1 = -u ] && echo 0 || echo {me}"), ("stat", "echo other")):
@@ -153,9 +151,7 @@ def test_the_token_is_read_from_its_previous_location(
 
 @pytest.mark.processes
 def test_a_silent_docker_is_queried_once(tmp_path: Path) -> None:
-    """A wedged daemon holds each question until its deadline: five of them would outlast the
-    probe's own.
-    """
+    """Queries of a hanging daemon take until their deadline: five would exceed the probe's."""
     calls = tmp_path / "asked"
     argv = host.probe(
         ("sh", "-c", f'echo "$1" >> {calls}; exit 1', "docker"),
@@ -192,7 +188,7 @@ def test_a_part_that_hangs_does_not_take_the_others_with_it() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["there", "later/on"])
 def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, name: str) -> None:
-    """The folder itself, or the nearest above it that is there."""
+    """The folder itself, or its nearest existing parent."""
     (tmp_path / "there").mkdir()
     argv = host.probe(
         ("no-docker",),

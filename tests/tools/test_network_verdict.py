@@ -1,4 +1,4 @@
-"""What came of a network check: what is kept of it, what that proves, and of whom."""
+"""Stored verdicts of network checks, and their scope."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(world: World, facts: dict[str, HostFacts], ask: CheckOptions = ASK) -
 
 
 def test_a_record_proves_what_it_is_about(load: Load) -> None:
-    """The very containers, at the level that was asked for, or above."""
+    """The same containers, at the required level or above."""
     inventory = load("network: {fabric: infiniband}")
     world, facts = up(inventory)
     world.links["gpu01", "gpu02"] = "NET/IB/0"
@@ -91,9 +91,7 @@ def test_the_planner_uses_the_measured_link(load: Load, via: str, tcp: bool) -> 
 def test_auto_is_covered_by_auto_and_by_the_highest(
     load: Load, level: str, required: str, proves: bool
 ) -> None:
-    """What it stands for was found on the nodes, and a lower level that somebody asked for says
-    nothing of it.
-    """
+    """Its meaning depends on the nodes, so that a lower level does not cover it."""
     inventory = load()
     world, facts = up(inventory)
     verdict = replace(record(world, facts), asked=level, required=required)
@@ -165,12 +163,12 @@ def test_fewer_ranks_than_gpus_prove_less_than_a_server_uses(load: Load) -> None
     ],
 )
 def test_an_unreadable_record_proves_nothing(text: str) -> None:
-    """A file on a node may hold anything."""
+    """Nodes are not trusted."""
     assert network_verdict.parse_record(Answer(node="gpu01", code=0, out=text)) == NetworkRecord()
 
 
 def test_a_record_is_read_back() -> None:
-    """With the link for the planner, and what servers' own logs said."""
+    """With the link for the planner, and the links in servers' logs."""
     links = {"chat": {"id": "a", "said": "NET/IB"}}
     text = json.dumps({**GOOD, "link": LINK, "servers": links})
     verdict = network_verdict.parse_record(Answer(node="gpu01", code=0, out=text))
@@ -185,7 +183,7 @@ def test_a_record_is_read_back() -> None:
 
 
 def test_non_json_numbers_are_skipped(load: Load) -> None:
-    """In what is printed and in what is kept."""
+    """In output and in the stored record."""
     world, facts = up(load())
     world.rates["gpu01", "gpu02"] = float("nan")
     proof = CheckResult()

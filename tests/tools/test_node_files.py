@@ -1,4 +1,6 @@
-"""Helper files and secrets: written when they differ, privately, and run here for real."""
+"""Node programs and secrets: written only if they differ, with private permissions; run on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,8 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
 
 
 def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) -> None:
-    """Run here, for the group that this test has: secrets to read, folders to write, also those
-    that are in them; of a user whom the image does not know nothing comes.
+    """Run for the group of this test: secrets to read, folders and their contents to write; a user
+    unknown to the image gets nothing.
     """
     secrets, server = tmp_path / "secrets", tmp_path / "server"
     (server / "chat").mkdir(parents=True)
@@ -120,7 +122,7 @@ def test_the_archive_is_the_same_bytes_every_time_and_nobodys(tmp_path: Path) ->
 
 
 def test_programs_are_single_files() -> None:
-    """What containers mount."""
+    """As mounted into containers."""
     assert set(node_files.payload_digests()) == {
         "payload/entry.sh",
         "payload/agent.pyz",
@@ -155,7 +157,7 @@ def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
 
 
 def test_files_are_written_only_where_they_differ(load: Load) -> None:
-    """By the sha256 of what is there."""
+    """By their sha256."""
     inventory = load()
     old = HostFacts(
         home="/home/ops", files={**node_files.payload_digests(), "payload/batch.pyz": "0" * 64}
@@ -188,7 +190,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
 
 
 def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
-    """It travels on standard input, made when it is needed."""
+    """Secrets are sent on standard input, which is created on demand."""
     inventory = load()
     steps = node_files.file_steps(
         site_with(inventory, FRESH), inventory.head, {"EXTRA": Secret("very-secret")}, fresh=True
@@ -200,8 +202,8 @@ def test_no_secret_is_in_an_argv_or_a_title(load: Load) -> None:
 
 
 def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
-    """The files are there as their digests say, secrets readable by their owner only, and nothing
-    else is left.
+    """Files match their digests, secrets are readable by their owner only, and nothing else
+    remains.
     """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
     for step in node_files.file_steps(Site(inventory), inventory.head, SECRETS, fresh=True):
@@ -225,7 +227,7 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
 
 
 def run_first(load: Load, state_dir: Path, inventory: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the step that comes before any other: with the helper files, and without."""
+    """Run the first step, with and without node programs."""
     site = site_with(load(f"state_dir: {state_dir}\n{inventory}"), WRITTEN)
     folders = node_files.file_steps(site, site.head, SECRETS, fresh=True)[0].command.argv
     unpack = node_files.file_steps(Site(site.inventory), site.head, SECRETS, fresh=True)[0].command
@@ -246,7 +248,7 @@ FOLDERS = ("c", "c/secrets", "c/payload", "c/server", "cache/c")
 def test_a_folder_that_others_could_change_is_refused(
     load: Load, tmp_path: Path, name: str, how: str
 ) -> None:
-    """Somebody may have made it first, where every user may write; nothing is written then."""
+    """Another user may have created it in a world-writable parent; nothing is written then."""
     state = tmp_path / "state"
     path = state / name
     path.parent.mkdir(parents=True)
@@ -310,7 +312,7 @@ def test_healthy_folders_are_not_refused(load: Load, tmp_path: Path, mask: int) 
 
 
 def test_a_file_system_that_takes_the_login_for_another_user(load: Load, tmp_path: Path) -> None:
-    """As NFS takes root for nobody: what the login has made there is its own."""
+    """As NFS maps root to nobody: files created by the user count as its own."""
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "stat"
     real = shutil.which("stat")
@@ -363,9 +365,7 @@ def test_a_secret_removed_from_the_inventory_is_removed_from_nodes(
 
 @pytest.mark.parametrize("to", ["disk", "memory"])
 def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) -> None:
-    """Also a place in memory that is not today's; what is in use, and what somebody else put beside
-    them, stays.
-    """
+    """Including outdated memory folders; folders in use and other users' files stay."""
     inventory = load(f"state_dir: {tmp_path}/disk\nsecrets_in: {to}")
     places = {name: tmp_path / name / "c" for name in ("disk", "today", "before", "foreign")}
     for place in places.values():
@@ -415,7 +415,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
 
 
 def test_the_logs_of_engines_are_the_logins(tmp_path: Path, load: Load) -> None:
-    """They hold prompts; a folder that was handed over to an image's user stays that user's."""
+    """They contain prompts; a folder shared with an image's user stays shared."""
     inventory = load()
     steps = node_files.file_steps(
         site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True

@@ -1,4 +1,4 @@
-"""What is asked of nodes before anything is decided."""
+"""Probes of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Load = Callable[..., Inventory]
 
 
 def test_one_command_per_node_reports_everything(load: Load) -> None:
-    """One round trip, whatever there is to know."""
+    """A single round trip."""
     inventory = load()
     transport = FakeTransport(World(inventory).answer)
     facts = observe.probe_nodes(inventory, transport, [inventory.image, inventory.image])
@@ -86,7 +86,7 @@ def test_only_named_nodes_are_probed(load: Load) -> None:
 def test_a_failed_node_is_named_with_its_output(
     answer: Answer, kind: type[NodeError], message: str
 ) -> None:
-    """Typed, so that the exit code and the story are right."""
+    """With an error type that has the right exit code and message."""
     facts, failed = observe.parse_answers([answer])
 
     assert facts == {}
@@ -108,7 +108,7 @@ def test_a_failed_node_is_named_with_its_output(
     ],
 )
 def test_an_answer_that_was_cut_off_shows_no_token(code: int, timed_out: bool, out: str) -> None:
-    """Nobody has learned it then, so nothing else would take it out."""
+    """It has not been registered for redaction yet."""
     _, failed = observe.parse_answers(
         [Answer(node="a", code=code, out=out, seconds=120, timed_out=timed_out)]
     )

@@ -55,7 +55,7 @@ def split(placement: Placement) -> tuple[int, int]:
 def test_sizes(
     gpus: tuple[int, ...], tp: int | None, pp: int | None, expected: tuple[int, int]
 ) -> None:
-    """What is not asked for follows from the cluster."""
+    """Missing sizes are derived from the cluster."""
     assert expected == split(choose_placement(cluster(*gpus), tp, pp))
 
 
@@ -85,9 +85,7 @@ def test_refused(
     config: dict[str, object] | None,
     reason: str,
 ) -> None:
-    """What cannot run is refused with its reason, and each split that the hint offers is
-    accepted.
-    """
+    """Impossible layouts are refused with a reason, and the layouts in the hint are accepted."""
     with pytest.raises(PlacementError, match=reason) as refused:
         choose_placement(cluster(*gpus), tp, pp, config)
     offered = re.findall(r"--(tp|pp) (\d+) --(?:tp|pp) (\d+)", refused.value.hint)
@@ -99,7 +97,7 @@ def test_refused(
 
 
 def test_suggestions_use_all_gpus_and_stay_inside_nodes() -> None:
-    """For 28 heads on two nodes of eight, TP 4 × PP 4 comes before anything smaller."""
+    """For 28 heads on two nodes of eight, TP 4 × PP 4 precedes anything smaller."""
     with pytest.raises(PlacementError) as refused:
         choose_placement(cluster(8, 8), None, None, QWEN_7B)
 
@@ -107,7 +105,7 @@ def test_suggestions_use_all_gpus_and_stay_inside_nodes() -> None:
 
 
 def test_nothing_fits() -> None:
-    """A model with more stages than can be had is refused without a made-up way out."""
+    """A model that needs too many stages is refused without an invented suggestion."""
     assert not explain_impossible(cluster(1), 1, 1, shape_of({"num_hidden_layers": 1}))
 
 
@@ -126,7 +124,7 @@ def test_nothing_fits() -> None:
 def test_tp_across_nodes_is_a_warning(
     gpus: tuple[int, ...], tp: int, pp: int, crosses: bool
 ) -> None:
-    """A TP group is local exactly when each node contributes a multiple of TP."""
+    """A TP group is local exactly when all nodes contribute multiples of TP."""
     warnings = choose_placement(cluster(*gpus), tp, pp).warnings
 
     assert crosses == any("crosses nodes" in warning for warning in warnings)
@@ -139,7 +137,7 @@ def test_the_head_holds_the_first_ranks() -> None:
 
 
 def test_the_mp_backend_hands_out_equal_shares() -> None:
-    """Nodes that are too small for their share get no rank, and are not said to."""
+    """Nodes that are too small for their share get no ranks."""
     assert choose_placement(cluster(2, 1, 2), 2, 2, backend="mp").nodes == (("n0", 2), ("n2", 2))
     assert choose_placement(cluster(2, 1, 2), 2, 2).nodes == (("n0", 2), ("n1", 1), ("n2", 1))
     with pytest.raises(PlacementError, match="shared equally"):
@@ -200,8 +198,8 @@ def test_replicas(
     label: str,
     replicas: dict[str, int],
 ) -> None:
-    """Each replica gets an equal part of the GPUs, inside a node where it can; the head always
-    holds the first.
+    """Replicas get equal parts of the GPUs, inside a node if possible; the head always has the
+    first one.
     """
     placed = choose_placement(cluster(*gpus), tp, pp, dp=dp, backend=backend)
 
@@ -235,9 +233,7 @@ def test_replicas(
 def test_replicas_that_cannot_be(
     gpus: tuple[int, ...], dp: int, tp: int | None, pp: int | None, backend: Backend, reason: str
 ) -> None:
-    """They are refused with the reason, and each way that the hint offers works on either
-    backend.
-    """
+    """They are refused with a reason, and the layouts in the hint work with both backends."""
     if not reason:
         assert choose_placement(cluster(*gpus), tp, pp, dp=dp) == choose_placement(
             cluster(*gpus), tp, pp
@@ -258,7 +254,7 @@ def test_replicas_that_cannot_be(
 
 
 def test_replicas_need_heads_that_can_be_divided() -> None:
-    """The model's shape counts for each replica."""
+    """The model's shape applies to each replica."""
     with pytest.raises(
         PlacementError, match="28 attention heads cannot be divided by TP 8"
     ) as refused:
@@ -268,7 +264,7 @@ def test_replicas_need_heads_that_can_be_divided() -> None:
 
 
 def test_two_replicas_on_a_single_gpu_are_impossible() -> None:
-    """Nothing is made up where nothing works."""
+    """No suggestion is invented."""
     with pytest.raises(PlacementError) as refused:
         choose_placement(cluster(1), None, None, dp=2)
 
@@ -324,7 +320,7 @@ def test_a_mixture_of_experts_over_nodes_under_ray_is_warned_of(
     [(("n3",), None, "no node `n3`"), (("n1",), 9, "n1 has 8 GPUs, not 9")],
 )
 def test_missing_nodes_and_gpus(nodes: tuple[str, ...], gpus: int | None, message: str) -> None:
-    """Refused with what there is."""
+    """The error lists the existing ones."""
     with pytest.raises(PlacementError, match=message) as refused:
         narrow_inventory(INVENTORY, nodes, gpus)
 
@@ -332,7 +328,7 @@ def test_missing_nodes_and_gpus(nodes: tuple[str, ...], gpus: int | None, messag
 
 
 def test_narrowing_keeps_the_head_where_it_is_among_them() -> None:
-    """Else the first node stands in for it: ranks meet there."""
+    """Otherwise the first node replaces it as the meeting point of ranks."""
     assert [node.name for node in narrow_inventory(INVENTORY, ("n2", "n1")).nodes if node.head] == [
         "n1"
     ]
@@ -382,7 +378,7 @@ def test_prefill_context_parallelism_multiplies_the_ranks(backend: Backend) -> N
 def test_prefill_context_parallelism_that_does_not_fit(
     tp: int | None, pp: int | None, dp: int | None, pcp: int, reason: str
 ) -> None:
-    """Told before vLLM waits half an hour for GPUs."""
+    """Otherwise vLLM would wait half an hour for GPUs."""
     with pytest.raises(PlacementError) as error:
         choose_placement(cluster(8, 8), tp, pp, LLAMA_70B, dp=dp, pcp=pcp)
 

@@ -1,4 +1,4 @@
-"""What we say to Ray, and how its recorded answers are read."""
+"""Command lines of Ray, and parsers for its recorded output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_worker_joins_the_head_under_its_own_address_with_its_own_gpus() -> No
 
 
 def test_the_dashboard_is_for_the_head_alone() -> None:
-    """It listens on loopback: whoever reaches it can run code."""
+    """It listens on loopback, because its clients can run code."""
     declared = inventory()
 
     assert flags(ray.start_head(declared.head, declared))["--dashboard-host"] == "127.0.0.1"
@@ -64,7 +64,7 @@ def test_the_dashboard_is_for_the_head_alone() -> None:
 
 @pytest.mark.parametrize("head", [True, False])
 def test_all_ports_are_fixed_for_firewalls(head: bool) -> None:
-    """No two flags share a port, and each is the inventory's."""
+    """Flags do not share ports, and all are the inventory's."""
     declared = inventory("ports: {node_manager: 7001, object_manager: 7002, metrics_export: 7003}")
     argv = (
         ray.start_head(declared.head, declared)
@@ -88,7 +88,7 @@ def test_the_object_store_has_rays_default_size() -> None:
 
 
 def test_the_node_table_is_read_as_recorded() -> None:
-    """Address, state and what each node brought."""
+    """Address, state and GPUs of nodes."""
     head, worker = ray.parse_nodes(recorded("head-nodes.json")["nodes"])
 
     assert (head.ip, head.alive, head.gpus) == ("10.77.0.11", True, 1.0)
@@ -98,7 +98,7 @@ def test_the_node_table_is_read_as_recorded() -> None:
 
 
 def test_a_dead_node_stays_in_the_table_with_its_reason() -> None:
-    """Until one with the same address lives."""
+    """Until a node with the same address is alive."""
     rows = recorded("ray_list_nodes_one_dead.json")
     for row in rows:
         row["resources_total"] = {"GPU": 1.0}
@@ -182,7 +182,7 @@ def test_no_text_breaks_the_reading_of_ray_status(text: str) -> None:
 
 
 def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
-    """Earlier runs leave dead actors of the same kind behind."""
+    """Earlier runs leave dead actors of the same kind."""
     nodes = tuple(
         ray.RayNode(id=row["node_id"], ip=row["node_ip"], alive=True, gpus=1)
         for row in recorded("ray_list_nodes_one_dead.json")
@@ -195,9 +195,7 @@ def test_ranks_are_those_of_living_actors_on_their_nodes() -> None:
 
 
 def test_ranks_have_names_in_any_dimension() -> None:
-    """A dimension of size one is left out of the actor's name; an actor of another program is no
-    rank.
-    """
+    """Dimensions of size one are not in an actor's name; actors of other programs are no ranks."""
     nodes = (ray.RayNode(id="n", ip="10.0.0.1", alive=True, gpus=2),)
     rows = [
         {"name": "vllm_Worker_17_TP1_PP0", "state": "ALIVE", "node_id": "n"},

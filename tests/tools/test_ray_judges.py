@@ -1,4 +1,4 @@
-"""Judges of Ray: what each situation of a cluster that comes up reads as."""
+"""Checks of Ray in the situations of a starting cluster."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def cluster(
     worker: Answer | None = None,
     restarts: int = 0,
 ) -> dict[str, Finding]:
-    """Judge a cluster of two, whose worker had restarted so often before, and return the finding of
-    each node.
+    """Check a cluster of two nodes, with the worker's initial restart count, and return the finding
+    of each node.
     """
     answers = {"gpu01": [head or state("gpu01"), reply], "gpu02": [worker or state("gpu02")]}
     findings = ray_judges.judge_cluster(load(), {"gpu02": restarts})(answers)
@@ -77,9 +77,7 @@ def cluster(
 
 
 def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
-    """Until somebody could know whether it has joined, it is waited for, however often it has
-    restarted in its life.
-    """
+    """It is waited for until its membership can be known, whatever its restart count."""
     nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
     findings = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
 
@@ -152,7 +150,7 @@ def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
 
 
 def test_a_node_reachable_in_one_direction_only_is_reported(load: Load) -> None:
-    """It joined, and the head cannot speak to it: Ray would drop it half a minute later."""
+    """It joined, but the head cannot connect to it: Ray would drop it half a minute later."""
     findings = cluster(load, table(*BOTH, unreachable=("10.0.0.12:6380",)))["gpu02"]
 
     assert (findings.status, findings.text) == (
@@ -185,7 +183,7 @@ def test_a_node_reachable_in_one_direction_only_is_reported(load: Load) -> None:
 def test_the_state_of_the_container_comes_first(
     answer: Answer, status: str, text: str, load: Load
 ) -> None:
-    """A dead container explains why the node is not in Ray."""
+    """An exited container explains a node missing in Ray."""
     findings = cluster(load, table(BOTH[0]), worker=answer)
 
     assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
@@ -214,7 +212,7 @@ def test_an_inspect_that_cannot_be_read_is_no_container(out: str, load: Load) ->
     ],
 )
 def test_a_dashboard_that_does_not_answer_is_waited_for(reply: Answer, load: Load) -> None:
-    """It comes up some seconds after Ray's port."""
+    """It starts some seconds after Ray's port."""
     findings = cluster(load, reply)
 
     assert {node: (finding.status, finding.text) for node, finding in findings.items()} == {
@@ -238,7 +236,7 @@ def test_a_dashboard_that_does_not_answer_is_waited_for(reply: Answer, load: Loa
 def test_the_head_is_judged_by_its_port(
     container: Answer, port: int, status: str, text: str, load: Load
 ) -> None:
-    """A container that has ended will not listen."""
+    """An exited container will not listen."""
     (findings,) = ray_judges.judge_head(load())(
         {"gpu01": [container, Answer(node="gpu01", code=port)]}
     )
@@ -269,12 +267,12 @@ def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, loa
 def test_a_ray_status_that_cannot_be_read_is_never_green(
     text: str | None, status: str, load: Load
 ) -> None:
-    """It is waited for; where this Ray gives none, that is said."""
+    """It is waited for; a missing one is reported."""
     assert judged(load, text).status == status
 
 
 def judged(load: Load, text: str | None) -> Finding:
-    """Judge `ray status` of a cluster whose nodes are right."""
+    """Check `ray status` of a healthy cluster."""
     answers = {"gpu01": [state("gpu01"), table(*BOTH, status=text)], "gpu02": [state("gpu02")]}
     return ray_judges.judge_cluster(load(), {})(answers)[-1]
 
@@ -309,9 +307,7 @@ def test_an_unknown_log_is_shown_by_its_end() -> None:
 
 
 def test_a_container_removed_between_two_questions_is_gone() -> None:
-    """`docker rm -f` kills before it removes: the state said 137, the log is asked when nothing is
-    left.
-    """
+    """`docker rm -f` kills before it removes: the state is 137, and then there is no log."""
     state = Finding(
         node="a",
         status="fail",

@@ -96,7 +96,7 @@ def can_connect(inventory: Inventory) -> bool:
 
 
 def is_renewed(inventory: Inventory) -> bool:
-    """Return whether the renewal is complete, so that nodes trust one authority only."""
+    """Return True if the renewal is complete, and nodes trust a single authority."""
     facts = observe(inventory).facts
     counts = {host.certificates.count("BEGIN") for host in facts.values()}
     reasons = certificates.renewal_reasons(inventory, facts, datetime.now(timezone.utc))

@@ -1,4 +1,4 @@
-"""Servers as the head tells of them."""
+"""Servers as reported by the head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.served import desired, kept, request
 
 
 def test_a_server_of_this_version_is_read_back() -> None:
-    """What `serve` writes is what the others read."""
+    """Specs of `serve` can be parsed by other commands."""
     (server,) = servers.parse_servers({"servers": [kept(request("mp"))]}).servers
 
     assert server.desired == desired(request("mp"))

@@ -54,12 +54,12 @@ LACKS = ModelScan(where="lacks", missing_file="b.safetensors")
     ],
 )
 def test_busy_gpus(payload: dict[str, Any], busy: float) -> None:
-    """What living placement groups reserve counts once, and actors outside of any count too."""
+    """Reservations of placement groups count once, and actors outside of them count as well."""
     assert busy == serving_judges.busy_gpus(payload)
 
 
 def test_busy_gpus_of_a_recorded_cluster() -> None:
-    """One group of two bundles lives; two others have been removed."""
+    """One group of two bundles is active; two others have been removed."""
     rows = json.loads(
         (
             Path(__file__).parent.parent / "fixtures" / "vllm" / "placement_groups_pp2.json"
@@ -84,7 +84,7 @@ def test_free_gpus() -> None:
 
 
 def test_a_server_waits_for_a_job_that_has_just_started() -> None:
-    """It holds nothing yet."""
+    """It uses no GPUs yet."""
     of_four = replace(INVENTORY, nodes=(replace(NODES[0], gpus=4),))
     payload = {
         "jobs": [
@@ -128,7 +128,7 @@ def test_a_server_waits_for_a_job_that_has_just_started() -> None:
     ],
 )
 def test_the_gpus_of_a_node(holders: list[GpuUser], in_ray: float, text: str) -> None:
-    """Whoever holds them is named, with what ends it or shows it."""
+    """Users of GPUs are named, with the command that stops or lists them."""
     finding = serving_judges.judge_node_gpus(replace(NODES[0], gpus=4), 3, holders, in_ray)
 
     assert (finding.status, finding.text) == ("fail" if text else "pass", text)
@@ -186,7 +186,7 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
     ],
 )
 def test_room(payload: dict[str, Any], users: list[GpuUser], status: str, text: str) -> None:
-    """What is reserved in Ray is taken, and so is what has been promised to somebody who begins."""
+    """GPUs reserved in Ray are busy, and so are those promised to a starting server or job."""
     (finding,) = serving_judges.judge_job_room(inventory(), 2, 4, payload, users, queue=False)
 
     assert finding.status == status
@@ -194,7 +194,7 @@ def test_room(payload: dict[str, Any], users: list[GpuUser], status: str, text: 
 
 
 def test_gpu_users_are_listed_with_stop_commands() -> None:
-    """Each of them; where nobody is known, with how to see who it is."""
+    """Or, if unknown, with the command that lists them."""
     (named,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER, JOB], queue=False)
     (unknown,) = serving_judges.judge_job_room(
         inventory("cpu"), 2, 4, {"groups": table(group(4))}, [], queue=False
@@ -207,7 +207,7 @@ def test_gpu_users_are_listed_with_stop_commands() -> None:
 
 
 def test_a_job_that_may_wait_is_let_through() -> None:
-    """With a warning that says why nothing happens."""
+    """With a warning that explains the wait."""
     (finding,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
 
     assert (finding.status, finding.text.endswith("it waits for them")) == ("warn", True)
@@ -217,7 +217,7 @@ def test_a_job_that_may_wait_is_let_through() -> None:
     ("free", "status"), [(None, "skip"), (264 * 10**6, "fail"), (268 * 10**6, "pass")]
 )
 def test_disk(free: int | None, status: str) -> None:
-    """What is sent, as much output again, and some to spare."""
+    """Space for input, as much output, and a reserve."""
     (finding,) = serving_judges.judge_job_disk(HEAD, 100 * 10**6, HostFacts(disk_free=free))
 
     assert finding.status == status
@@ -287,7 +287,7 @@ def test_a_ray_that_is_only_slow_is_not_brought_up_again() -> None:
 def test_a_cluster_that_is_not_whole(
     status: dict[str, str], payload: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
-    """The node and what is wrong with it are named, and `vlaunch up` is the way out."""
+    """The findings name the node and the problem, and the fix is `vlaunch up`."""
     bad = [
         finding
         for finding in serving_judges.judge_members(site(**status), payload)
@@ -318,10 +318,7 @@ def test_a_cluster_that_is_not_whole(
     ],
 )
 def test_model(scans: dict[str, ModelScan], offline: bool, expected: list[str]) -> None:
-    """Half of a copy, different on two, or not to be downloaded: refused.
-
-    Not known: said to be.
-    """
+    """Incomplete copies, different models and forbidden downloads fail; unknown is skipped."""
     assert expected == [
         finding.status
         for finding in serving_judges.judge_model(
@@ -340,7 +337,7 @@ def test_model(scans: dict[str, ModelScan], offline: bool, expected: list[str]) 
     ],
 )
 def test_the_command_that_finishes_a_model(model: str, complete: bool, fix: str) -> None:
-    """A copy of a node that has it, else a download, else from here."""
+    """A copy from a node that has it, else a download, else a copy from this machine."""
     unfinished = ModelScan(where="begun")
     scans = {"n1": COMPLETE if complete else unfinished, "n2": unfinished}
     findings = serving_judges.judge_model(NODES, model, scans, dict.fromkeys(NAMES, False))
@@ -358,7 +355,7 @@ def test_the_command_that_finishes_a_model(model: str, complete: bool, fix: str)
     ],
 )
 def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None:
-    """A listener on any address has the port; without `ss` it is not known."""
+    """A listener on any address occupies the port; without `ss` it is unknown."""
     finding = serving_judges.judge_port(NODES[0], 8000, "vLLM API", HostFacts(listening=listening))
 
     assert status == finding.status
@@ -384,7 +381,7 @@ def test_agents(age: float | None, text: str) -> None:
 
 
 def test_batch_jobs_that_are_not_over() -> None:
-    """Ray jobs of others have no name of ours, and those that ended hold nothing."""
+    """Other Ray jobs have no batch name, and finished ones use nothing."""
     jobs = [
         {"submission_id": f"{status}-{name or 'other'}", "status": status, "metadata": metadata}
         for status in ("RUNNING", "PENDING", "SUCCEEDED")

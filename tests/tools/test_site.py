@@ -1,4 +1,4 @@
-"""An inventory and what was seen of its nodes, and what most decisions ask of them."""
+"""Inventory combined with facts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD, OTHER = INVENTORY.nodes
 
 
 def site_with(node: Node, **container_fields: str) -> Site:
-    """Return a site of which one node was looked at, which has a container."""
+    """Return a site with one probed node, which has a container."""
     own = container(node.name, **container_fields)
     facts = HostFacts(home="/home/me", containers=(own,), images={"base:1": IMAGE})
     return Site(INVENTORY, {node.name: facts})
@@ -28,7 +28,7 @@ def test_names_follow_from_the_inventory_alone() -> None:
 
 @pytest.mark.parametrize(("status", "runs"), [("running", True), ("exited", False)])
 def test_a_stopped_container_is_listed(status: str, runs: bool) -> None:
-    """Only one that runs can be asked."""
+    """Only a running one can be queried."""
     site = site_with(HEAD, status=status)
 
     assert site.container(HEAD) is not None
@@ -37,7 +37,7 @@ def test_a_stopped_container_is_listed(status: str, runs: bool) -> None:
 
 
 def test_a_node_without_a_probe_has_nothing() -> None:
-    """Which is no error: some commands look at the head alone."""
+    """This is not an error: some commands probe the head only."""
     site = site_with(HEAD)
 
     assert (site.observed_nodes, site.facts_of(OTHER)) == ((HEAD,), None)
@@ -73,12 +73,12 @@ def test_what_engines_compile_is_beside_the_state_or_where_the_inventory_says(
 def test_the_state_directory_is_the_nodes_or_below_its_home(
     node: Node, assumed: str, observed: str
 ) -> None:
-    """Assumed from the login when nobody was asked."""
+    """The home is derived from the user without a probe."""
     assert (Site(INVENTORY).state_dir(node), site_with(HEAD).state_dir(node)) == (assumed, observed)
 
 
 def test_commands_in_containers_get_standard_input() -> None:
-    """It is `docker exec`, with the node's own words for Docker."""
+    """They run in `docker exec`, with the node's docker command."""
     node = replace(HEAD, docker=("sudo", "-n", "docker"))
     plain = Site(INVENTORY).in_container(node, ("ls", "/"))
     fed = Site(INVENTORY).in_container(node, ("cat",), timeout=5, stdin=bytes, shown_stdin="true")

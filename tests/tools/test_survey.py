@@ -1,4 +1,4 @@
-"""What a node says it is made of."""
+"""Survey of a node's hardware."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS = [
 
 
 def survey(name: str) -> Survey:
-    """Return what a recorded or written answer says."""
+    """Parse a recorded or written output."""
     result = host_read.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
     assert result is not None
     return result
@@ -71,7 +71,7 @@ def test_a_practice_host_is_read_as_recorded() -> None:
 
 
 def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None:
-    """Eight H100, a port each."""
+    """Eight H100, with a port each."""
     result = survey("h100-infiniband")
     ports = {device.name: device.ports[0] for device in result.rdma}
 
@@ -208,7 +208,7 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
     ],
 )
 def test_tools_have_different_formats(name: str, text: str, field: str, value: object) -> None:
-    """Another daemon, an older version, a file that says nothing."""
+    """Another daemon, an older version, a file without the value."""
     result = host_read.parse_probe(parts(**{name: text})).survey
 
     assert getattr(result, field) == value
@@ -225,7 +225,7 @@ def test_without_a_survey_nothing_is_queried() -> None:
 
 
 def test_a_survey_that_breaks_off_is_unreadable() -> None:
-    """What is missing at its end would read as a node without it."""
+    """Missing parts at the end would look like missing hardware."""
     text = (FIXTURES / "survey-lab.txt").read_text()
     with pytest.raises(UnreadableAnswer):
         host_read.parse_probe(text.partition("@@vlaunch boot")[0])
@@ -233,7 +233,7 @@ def test_a_survey_that_breaks_off_is_unreadable() -> None:
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
-    """The script itself; and with hardly a tool at hand it still comes to its end."""
+    """The real script, which also completes with hardly any tools."""
     path = os.environ["PATH"]
     if bare:
         for tool in ("sh", "timeout", "head", "date", "uname", "cat", "id", "dirname"):
@@ -313,7 +313,7 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
 
 
 def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
-    """It would take what is left of the launcher's clock, or wait for more."""
+    """It would consume the launcher's clock, or wait for more."""
     fake = tmp_path / "docker"
     fake.write_text('#!/bin/sh\n[ "$1" = version ] && printf \'{"Version":"%s"}\' "$(cat)"\n')
     fake.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Known log lines: every recorded failure gives its cause, and no healthy start gives one."""
+"""Known log lines: all recorded failures have a cause, and no healthy start has one."""
 
 from __future__ import annotations
 
@@ -236,9 +236,7 @@ def log(name: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*_ok.log")), ids=lambda path: path.stem)
 def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
-    """Warnings of a start that went well do not end the watching of one; neither does any single
-    line of them.
-    """
+    """Warnings of a successful start, together or singly, do not stop the wait for it."""
     text = path.read_text(encoding="utf-8")
 
     assert [
@@ -271,7 +269,7 @@ def test_failures_give_their_cause(name: str, cause: str) -> None:
 
 
 def test_a_waiting_placement_group_is_not_fatal() -> None:
-    """A node may still come: thirty seconds of waiting are worth a word, less is not."""
+    """A node may still join: only a wait of thirty seconds is worth a message."""
     match = symptoms.first_match(log("pending_placement_group_ok"))
 
     assert match is not None
@@ -293,7 +291,7 @@ def test_a_waiting_placement_group_is_not_fatal() -> None:
     ],
 )
 def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None:
-    """An optional file may be missing, the next port may be free: a server that needs them ends by
+    """An optional file may be missing, the next port may be free: a server that needs them exits by
     itself.
     """
     match = symptoms.first_match(line)
@@ -349,9 +347,7 @@ def test_lines(line: str, cause: str | None) -> None:
 
 @pytest.mark.parametrize("id_", [each.id for each in symptoms.TABLE])
 def test_every_entry_knows_its_line(id_: str) -> None:
-    """And no entry before it takes the line away; lines that mean something with RDMA only are left
-    to those who know.
-    """
+    """No earlier entry matches the line; lines that matter only with RDMA are excluded."""
     symptom = next(entry for entry in symptoms.TABLE if entry.id == id_)
     match = symptoms.first_match(LINES[id_])
 
@@ -369,7 +365,7 @@ def test_every_entry_has_a_name_of_its_own_and_a_source() -> None:
 
 
 def test_what_follows_stands_behind_its_causes() -> None:
-    """The first entry that matches is the one that is told."""
+    """The first matching entry is reported."""
     after = [symptom.after for symptom in symptoms.TABLE]
     last_cause = max(
         place
@@ -381,7 +377,7 @@ def test_what_follows_stands_behind_its_causes() -> None:
 
 
 def test_patterns_are_sound() -> None:
-    """Every entry compiles, says what it means and what to do."""
+    """All entries compile and have a cause and a fix."""
     for symptom in symptoms.TABLE:
         re.compile(symptom.pattern)
         assert symptom.cause and symptom.fix

@@ -1,4 +1,4 @@
-"""What we say to vLLM, and how its recorded logs read."""
+"""Command line of vLLM, and parsers of its recorded logs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_single_rank_needs_no_executor() -> None:
 
 
 def test_ranks_of_several_nodes() -> None:
-    """Only the first node has an API; a single node is told nothing."""
+    """Only the first node has an API; a single node gets no options."""
     common = (
         "--nnodes",
         "2",
@@ -85,9 +85,7 @@ def test_ranks_of_several_nodes() -> None:
 
 
 def test_replicas_say_so() -> None:
-    """One process of one replica is told nothing; the executor of each follows from its own
-    split.
-    """
+    """A single replica gets no options; the executor depends on the layout of a replica."""
     plain = command("m", tp=1, pp=1, dp=1, backend="mp", host="::", port=1)
     two = command(
         "m",
@@ -118,8 +116,8 @@ def test_replicas_say_so() -> None:
 
 
 def test_replicas_of_several_nodes() -> None:
-    """Only the first node has an API: a start rank without `--headless` would mean another way of
-    balancing.
+    """Only the first node has an API: a start rank without `--headless` would mean another
+    balancing mode.
     """
     common = (
         "--data-parallel-size-local",
@@ -149,7 +147,7 @@ def test_where_ray_puts_replicas(spans: bool, alike: bool, strategy: str) -> Non
 
 
 def test_ray_hands_variables_on_to_replicas() -> None:
-    """Of those that vLLM does not know, only the ones that it is told of."""
+    """Of unknown variables, only those listed for vLLM."""
     env = vllm.ray_replica_env(["10.0.0.1"], spans=False, uniform=True, copied_variables=["A", "B"])
 
     assert env["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"] == "A,B"
@@ -193,8 +191,8 @@ def test_a_process_without_an_api_gets_no_count(count: tuple[str, ...]) -> None:
     ],
 )
 def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
-    """What vlaunch sets itself is named, abbreviated or not, with what to use instead; values are
-    never repeated.
+    """Arguments set by vlaunch are named, abbreviated or not, with the alternative; values are not
+    shown.
     """
     messages = vllm.describe_collisions(args)
 
@@ -216,12 +214,12 @@ def test_collisions(args: tuple[str, ...], named: list[str]) -> None:
     ],
 )
 def test_phases(name: str, phases: list[str]) -> None:
-    """A recorded start goes through its phases in order, each once."""
+    """A recorded start passes through its phases in order, once each."""
     assert phases == vllm.later_phases("start", log(name).splitlines())
 
 
 def test_phases_only_move_forward() -> None:
-    """The line of a slower rank does not take the start back."""
+    """Lines of slower ranks do not move the start back."""
     assert vllm.later_phases("kv-cache", log("serve_ray_pp2_ok").splitlines()[:20]) == []
 
 

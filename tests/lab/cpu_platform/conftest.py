@@ -1,4 +1,4 @@
-"""The unpacked plugin among stand-ins for vLLM and torch."""
+"""Unpacked plugin with fakes of vLLM and torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with the plugin and the stand-ins, as an image would have them."""
+    """A folder with the plugin and the fakes, as in an image."""
     platforms = (
         "class Stock:\n    ray_device_key = ''\n\ndef cpu_platform_plugin():\n    return CHOICE\n"
     )

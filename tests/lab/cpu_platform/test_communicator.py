@@ -1,4 +1,4 @@
-"""When ranks share memory, and when their experts are mended."""
+"""Shared memory between ranks, and the patch of their experts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_the_entry_point_is_read_without_importing_vllm(site: Path) -> None:
 
 
 def test_the_source_needs_nothing_but_vllm_torch_and_the_standard_library() -> None:
-    """It runs inside the image, where there is no launcher."""
+    """It runs inside the image, without the launcher."""
     for file in derived.PLUGIN_SOURCE.glob("*.py"):
         tree = ast.parse(file.read_text())
         names = {
