@@ -77,7 +77,7 @@ def test_replicas_are_reported(backend: str) -> None:
 def test_the_same_request_attaches(backend: str) -> None:
     """A server that runs already is watched, whatever it is doing, and nothing is sent."""
     for state in ("waiting", "ready", "pausing"):
-        start = planned(seen(kept(request(backend), state)), request(backend), asked=8.0)
+        start = planned(seen(kept(request(backend), state)), request(backend), requested_at=8.0)
 
         assert (start.attached, start.plan.steps, start.spec.asked) == (True, (), 7.0)
 
@@ -123,11 +123,14 @@ def test_a_flag_that_the_running_server_contradicts() -> None:
     with pytest.raises(
         RequestError, match=r"org/m runs already \(server `default`\), and it is supervised"
     ) as refused:
-        planned(seen(kept(request())), request(), policy=bare, insist=True)
+        planned(seen(kept(request())), request(), policy=bare, require_unsupervised=True)
 
     assert "`--replace`" in refused.value.hint
     assert planned(
-        seen(kept(desired(request(), policy=bare))), request(), policy=bare, insist=True
+        seen(kept(desired(request(), policy=bare))),
+        request(),
+        policy=bare,
+        require_unsupervised=True,
     ).attached
 
 
