@@ -45,7 +45,7 @@ PREREQUISITES = (
 )
 
 
-def missing(is_present: Callable[[str], bool]) -> list[Prerequisite]:
+def missing_parts(is_present: Callable[[str], bool]) -> list[Prerequisite]:
     """Return the missing parts; `is_present` takes a program's name or an absolute path."""
     return [part for part in PREREQUISITES if not is_present(part.name)]
 
@@ -73,7 +73,7 @@ def required_packages(parts: list[Prerequisite], *, split_client: bool) -> list[
 def ensure_installed(*, install: bool, say: Say) -> None:
     """Install missing packages, or raise RequestError with all of them."""
     require_linux_root()
-    absent = missing(on_this_machine)
+    absent = missing_parts(on_this_machine)
     if not absent:
         return
     apt = shutil.which("apt-get", path=machine.PATH) is not None
@@ -98,7 +98,7 @@ def ensure_installed(*, install: bool, say: Say) -> None:
         timeout=900,
         what="installing packages",
     )
-    if still := missing(on_this_machine):
+    if still := missing_parts(on_this_machine):
         raise missing_error(still, required_packages(still, split_client=False), apt=True)
 
 

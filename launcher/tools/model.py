@@ -85,7 +85,7 @@ def parse_scan(answer: Answer) -> ModelScan:
     listing, _, rest = f"\n{answer.out}".partition("\n\n")
     files = _parse_files(listing[1:])
     if state == "lacks":
-        return ModelScan(where=state, missing_file=untrusted.one_line(rest.strip()), files=files)
+        return ModelScan(where=state, missing_file=untrusted.single_line(rest.strip()), files=files)
     try:
         config = json.loads(rest)  # accepts Infinity, which some models use
     except (ValueError, RecursionError):

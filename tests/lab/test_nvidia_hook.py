@@ -24,7 +24,7 @@ GPUS: list[dict[str, Any]] = [
         ("0,1", ["GPU-0", "GPU-1"]),
         ("4,5", ["GPU-4", "GPU-5"]),
         ("GPU-7", ["GPU-7"]),
-        ("all", [each["uuid"] for each in GPUS]),
+        ("all", [gpu["uuid"] for gpu in GPUS]),
         ("none", []),
         ("void", []),
         ("", []),

@@ -7,7 +7,7 @@ from launcher.lab import parts
 
 def test_all_missing_parts_are_listed_at_once() -> None:
     """All missing programs and one command that installs them."""
-    absent = parts.missing(lambda _: False)
+    absent = parts.missing_parts(lambda _: False)
     error = parts.missing_error(
         absent, parts.required_packages(absent, split_client=False), apt=True
     )
@@ -24,14 +24,14 @@ def test_all_missing_parts_are_listed_at_once() -> None:
 
 def test_only_missing_parts_are_listed() -> None:
     """Only iptables, if nothing else is missing."""
-    absent = parts.missing(lambda name: name != "iptables")
+    absent = parts.missing_parts(lambda name: name != "iptables")
 
     assert parts.required_packages(absent, split_client=True) == ["iptables"]
 
 
 def test_docker_client_has_its_own_package_where_available() -> None:
     """Newer Debians split the client from the daemon."""
-    absent = parts.missing(lambda name: name != "docker")
+    absent = parts.missing_parts(lambda name: name != "docker")
 
     assert parts.required_packages(absent, split_client=True) == ["docker-cli"]
     assert parts.required_packages(absent, split_client=False) == ["docker.io"]
@@ -39,7 +39,7 @@ def test_docker_client_has_its_own_package_where_available() -> None:
 
 def test_without_apt_the_hint_is_general() -> None:
     """Without apt, no apt command is suggested."""
-    absent = parts.missing(lambda name: name != "sshd")
+    absent = parts.missing_parts(lambda name: name != "sshd")
 
     hint = parts.missing_error(
         absent, parts.required_packages(absent, split_client=False), apt=False

@@ -32,10 +32,10 @@ def test_an_answer_is_read_or_is_none(text: str | None, expected: CompileCache |
 @pytest.mark.parametrize(
     ("kind", "remote"),
     [
-        *((each, True) for each in ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs")),
-        *((each, True) for each in ("beegfs", "fuse.sshfs", "fuse.juicefs", "wekafs", "9p")),
-        *((each, False) for each in ("ext4", "ext2/ext3", "xfs", "btrfs", "zfs", "overlay")),
-        *((each, False) for each in ("tmpfs", "fuseblk", "fuse.fuse-overlayfs")),
+        *((kind, True) for kind in ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs")),
+        *((kind, True) for kind in ("beegfs", "fuse.sshfs", "fuse.juicefs", "wekafs", "9p")),
+        *((kind, False) for kind in ("ext4", "ext2/ext3", "xfs", "btrfs", "zfs", "overlay")),
+        *((kind, False) for kind in ("tmpfs", "fuseblk", "fuse.fuse-overlayfs")),
     ],
 )
 def test_remote_file_systems_are_recognised(kind: str, remote: bool) -> None:
@@ -59,7 +59,7 @@ def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
     )
     folder = tmp_path / ("own/c" if configured else ".vlaunch/cache/c")
 
-    def found() -> CompileCache | None:
+    def probe_cache() -> CompileCache | None:
         done = subprocess.run(
             argv,
             env={**os.environ, "HOME": str(tmp_path)},
@@ -69,10 +69,10 @@ def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
         )
         return host_read.parse_probe(done.stdout).compile_cache
 
-    before = found()
+    before = probe_cache()
     (folder / "0123").mkdir(parents=True)
     (folder / "0123" / "kernel").write_bytes(os.urandom(3 << 20))
-    after = found()
+    after = probe_cache()
 
     assert before is not None and before.size is None and before.kind
     assert after is not None and after.kind == before.kind

@@ -334,8 +334,8 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
         (Answer(node="a", code=0, out=""), "a: the head container gave no answer"),
         (Answer(node="a", code=0, out="[1]"), "a: the head container gave no answer"),
         *(
-            (Answer(node="a", code=22, out=said), "a: its agent is of another version of vlaunch")
-            for said in ("404: Not Found", "405: Method Not Allowed")
+            (Answer(node="a", code=22, out=output), "a: its agent is of another version of vlaunch")
+            for output in ("404: Not Found", "405: Method Not Allowed")
         ),
         (Answer(node="a", code=1, out='{"error": "refused"}'), "a: refused"),
     ],

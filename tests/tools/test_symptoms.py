@@ -345,7 +345,7 @@ def test_lines(line: str, cause: str | None) -> None:
     assert cause == (match.cause if match else None)
 
 
-@pytest.mark.parametrize("id_", [each.id for each in symptoms.TABLE])
+@pytest.mark.parametrize("id_", [symptom.id for symptom in symptoms.TABLE])
 def test_every_entry_knows_its_line(id_: str) -> None:
     """No earlier entry matches the line; lines that matter only with RDMA are excluded."""
     symptom = next(entry for entry in symptoms.TABLE if entry.id == id_)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("expert_map", "weighed", "asked", "output"),
+    ("expert_map", "weighed", "kernel_arguments", "output"),
     [
         (None, False, [[0.5, 0.3, 0.2], [1, 3, 2]], [7.0, 8.0, 9.0]),
         ([-1, -1, 0, 1], False, [[0.0, 0.3, 0.2], [0, 1, 0]], [7.0, 8.0, 9.0]),
@@ -24,7 +24,7 @@ def test_the_kernel_gets_local_experts_only(
     site: Path,
     expert_map: list[int] | None,
     weighed: bool,
-    asked: list[list[float]],
+    kernel_arguments: list[list[float]],
     output: list[float],
 ) -> None:
     """An expert of another rank weighs nothing; where the kernel does not weigh, its row is
@@ -42,4 +42,4 @@ shares, ids, local = T([0.5, 0.3, 0.2]), T([1, 3, 2]), T(given) if given else No
 experts.apply(out, 0, 0, 0, shares, ids, 0, 4, local, 0, 0, 0, 0, 0, {weighed})
 print(json.dumps([experts.asked, out]))
 """
-    assert run_json(site, program) == [asked, output]
+    assert run_json(site, program) == [kernel_arguments, output]
