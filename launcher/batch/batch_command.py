@@ -1,6 +1,4 @@
-"""`vlaunch batch`: answer every row of a job's input on the cluster, watch it, and gather the
-answers.
-"""
+"""`vlaunch batch`: run a job over every row of its input, watch it and gather the answers."""
 
 from __future__ import annotations
 
@@ -203,10 +201,9 @@ def _run(
     detach: bool,
     yes: bool,
 ) -> tuple[int, list[str]]:
-    """Look, decide, begin and watch; returns the exit code, and what to print when the display has
-    been put away.
+    """Query the cluster, start the job and watch it; return the exit code and closing lines.
 
-    The cluster's lock is held until the job is submitted, and not while it is watched.
+    Holds the cluster's lock until the job is submitted, not while watching.
     """
     with call.locked(session) as ours:
         first, snapshot = _query_cluster(ours, request, dry_run=call.dry_run)
@@ -255,10 +252,10 @@ def _run(
 def _fetch(
     call: CommandContext, session: Session, snapshot: ClusterSnapshot, job: Job, start: BatchStart
 ) -> bool:
-    """Copy the model of a job that is about to start to the nodes that lack it, if `--fetch` or the
-    inventory says so and this is no dry run.
+    """Copy the model of a job about to start to nodes that lack it, if `--fetch` or the inventory
+    asks.
 
-    Return True when it was copied. Raises what `ensure_model` does.
+    Return True when it was copied. Raises the errors of `ensure_model`.
     """
     begins = not (start.attached or start.finished or call.dry_run) and job.mode != "predict"
     if not begins or not (call.fetch or session.inventory.models.spread == "auto"):
@@ -270,7 +267,7 @@ def _fetch(
 def _confirm(
     session: Session, name: str, entry: job_store.JobEntry, folder: OutputFolder | None
 ) -> None:
-    """Ask before results are deleted; raises RequestError where there is no terminal."""
+    """Ask for confirmation before deleting results; raises RequestError without a terminal."""
     if entry.absent and not (folder and folder.parts()):
         return
     done = progress_text.row_counts(entry.progress)
@@ -284,7 +281,7 @@ def _confirm(
 def _detach(
     session: Session, start: BatchStart, folder: OutputFolder | None
 ) -> tuple[int, list[str]]:
-    """Tell that the job goes on by itself, and how to watch it; returns what `_run` does."""
+    """Report that the job continues on its own and how to watch it; returns the same as `_run`."""
     fetches = " and gathers its answers" if folder is not None else ""
     text = f"{start.job} {'runs' if start.attached else 'is submitted'}; without --detach, "
     text += f"the same command watches it{fetches}; `vlaunch jobs` lists it"
@@ -295,7 +292,7 @@ def _detach(
 def _unchanged_notes(
     request: BatchRequest, snapshot: BatchSnapshot, start: BatchStart
 ) -> list[str]:
-    """Say why nothing is submitted, if nothing is."""
+    """Return the reasons for submitting nothing; empty when the job is submitted."""
     if start.attached:
         return [f"this job runs already as Ray job {start.job}; watching it"]
     if not start.finished:
@@ -315,10 +312,7 @@ def _unchanged_notes(
 def _query_cluster(
     session: Session, request: BatchRequest, *, dry_run: bool
 ) -> tuple[list[Plan], BatchSnapshot]:
-    """Look at nodes, Ray, the model and the job's folder.
-
-    The program that is asked is brought up to date before.
-    """
+    """Query nodes, Ray, the model and the job's folder, after updating the node programs."""
     from launcher.app import servers
     from launcher.tools.node_files import plan_files
 
@@ -361,11 +355,7 @@ def _output_folder(
 def _apply(
     session: Session, start: BatchStart, folder: OutputFolder | None, *, clear: bool
 ) -> None:
-    """Begin.
-
-    The output folder is made this job's when nothing is in the way any more, and before the first
-    row is answered.
-    """
+    """Start the job; claim the output folder once all gates have passed, before the first row."""
     claimed = False
     pieces = sum(len(stage.steps) for stage in start.plan.stages if stage.id == "ship")
     for event in _show_shipping(apply(start.plan, session.transport), pieces):
@@ -408,7 +398,7 @@ def _finish(
     strict: bool,
     began: float,
 ) -> tuple[int, list[str]]:
-    """Gather, and tell how it ended."""
+    """Gather the output and report the result."""
     if folder is not None:
         # Meanwhile another job may have written there.
         folder.check(started=True, restart=False)

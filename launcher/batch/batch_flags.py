@@ -1,6 +1,4 @@
-"""The flags that say what a batch job is: all of it without a job file, or what may change between
-its runs beside one.
-"""
+"""Flags of `vlaunch batch`: a whole job without a job file, or its tuning beside one."""
 
 from __future__ import annotations
 
@@ -125,7 +123,7 @@ def _key_schema(schema: Mapping[str, Any], where: YamlPath) -> Mapping[str, Any]
 
 
 def _option_type(key: Mapping[str, Any]) -> Any:
-    """Return click's type of a key, whose bounds are checked with those of files."""
+    """Return click's type of a key; bounds are checked later, as for files."""
     for form in (key, *key.get("anyOf", ())):
         if "enum" in form:
             return click.Choice(form["enum"])
@@ -135,7 +133,7 @@ def _option_type(key: Mapping[str, Any]) -> Any:
 
 
 def job_options(function: F) -> F:
-    """Add the argument and the flags that say what a job is."""
+    """Add the argument and the flags that describe a job."""
     for option in reversed([*_options()]):
         function = option(function)
     return function

@@ -1,7 +1,4 @@
-"""From a checked job and what was seen, everything that starts a batch as a Ray job.
-
-Watching it is `launcher.batch.watch`.
-"""
+"""Plan of a batch: from a checked job and a snapshot to the steps that submit a Ray job."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ _ORDER = "input order"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """A batch job that is asked for: as it was checked, as its driver reads it, and the files of
-    this machine that it needs.
-    """
+    """A requested batch job: checked, as its driver reads it, with the local files it needs."""
 
     job: Job
     spec: Mapping[str, Any]
@@ -53,13 +48,13 @@ class BatchRequest:
 
     @property
     def digest(self) -> str:
-        """What is equal exactly when the same rows get the same answers."""
+        """Digest of the job's identity: equal when the same rows get the same answers."""
         return str(self.spec["digest"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """How a job is to be begun, beyond what it is."""
+    """Options of one run, beyond the job's identity."""
 
     restart: bool = False
     retry_errors: bool = False
@@ -68,9 +63,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSnapshot:
-    """What was observed before anything is decided: the cluster, and the job's folder on the
-    head.
-    """
+    """Snapshot before planning: the cluster and the job's folder on the head."""
 
     cluster: ClusterSnapshot
     entry: job_store.JobEntry = field(default_factory=lambda: job_store.JobEntry(absent=True))
@@ -78,10 +71,10 @@ class BatchSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStart:
-    """What will be done.
+    """Plan of one run.
 
-    `job` is the Ray job to watch; `attached`: it runs already; `finished`: there is nothing left to
-    do; `anew`: what an earlier run of this name left is removed.
+    `job` is the Ray job to watch; `attached`: it is already running; `finished`: no rows remain;
+    `fresh`: the results of an earlier run of this name are removed first.
     """
 
     plan: Plan
@@ -97,7 +90,7 @@ def query_entry(site: Site, work: str) -> Command:
 
 
 def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOptions) -> BatchStart:
-    """Decide what the same command means now: begin, go on, watch, or nothing at all.
+    """Plan the run: start, resume, watch, or do nothing.
 
     Raises:
         RequestError: this is not the job that was begun under its name, it runs and is not to, or
@@ -138,7 +131,7 @@ def _plan_attach(
     options: BatchOptions,
     active: serving_judges.Batch | None,
 ) -> BatchStart:
-    """Watch the job that runs; RequestError where that cannot be, or is not what was asked for."""
+    """Plan to watch a running job; raises RequestError if it is not the requested one."""
     name = request.job.name
     if options.retry_errors:
         raise RequestError(
@@ -202,7 +195,7 @@ def _plan_start(
 def start_notes(
     request: BatchRequest, entry: job_store.JobEntry, *, fresh: bool, retry: bool
 ) -> tuple[str, ...]:
-    """Say in words what will be done, and from where it goes on."""
+    """Describe the planned run and the row it resumes from."""
     job, progress = request.job, entry.progress
     lines = [
         f"{job.name}: {_describe_job(job)}, answers to {job.to.shown}",
@@ -220,9 +213,7 @@ def start_notes(
 
 
 def bytes_sent(have: Mapping[str, int], file: ShippedFile) -> int:
-    """Return how many bytes of a file the head has, of which it can be made whole; all of them when
-    it is whole.
-    """
+    """Return the bytes of a file that the head already has and can be completed from."""
     if have.get(file.to) == file.bytes:
         return file.bytes
     received = have.get(part_name(file.to), 0)
@@ -230,7 +221,7 @@ def bytes_sent(have: Mapping[str, int], file: ShippedFile) -> int:
 
 
 def part_name(name: str) -> str:
-    """Return what a file is called while it is on its way."""
+    """Return the name of a file while it is being sent."""
     path = PurePosixPath(name)
     return str(path.with_name(f".{path.name}.part"))
 
@@ -243,9 +234,7 @@ def missing_files(have: Mapping[str, int], files: Sequence[ShippedFile]) -> list
 def ship_steps(
     site: Site, work: str, have: Mapping[str, int], files: Sequence[ShippedFile]
 ) -> list[Step]:
-    """Return what sends every missing file, piece by piece, each from where the last run
-    stopped.
-    """
+    """Return the steps that send missing files in pieces, resuming where the last run stopped."""
     return [
         _piece_step(site, work, file, offset)
         for file in missing_files(have, files)
@@ -256,8 +245,8 @@ def ship_steps(
 
 
 def diff_identity(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Return one line for each thing that changed: `prompt.template: "a" → "b"`, `input x.jsonl:
-    changed (1 → 2 bytes)`.
+    """Return a line per change: `prompt.template: "a" → "b"`, `input x.jsonl: changed (1 → 2
+    bytes)`.
     """
     keys = [*new, *(key for key in old if key not in new)]
     files = any(_is_file(key) and (key in old) != (key in new) for key in keys)
@@ -269,7 +258,7 @@ def diff_identity(old: Mapping[str, object], new: Mapping[str, object]) -> list[
 
 
 def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bool) -> list[str]:
-    """Say what becomes of what is there: nothing when there is nothing."""
+    """Describe the effect on existing results; empty without any."""
     progress = entry.progress
     if not fresh:
         started = progress.accounted or progress.rows is not None
@@ -296,7 +285,7 @@ def _describe_job(job: Job) -> str:
 
 
 def _tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may change between two runs of a job, flat, by the keys of a job file."""
+    """Return the settings that may change between runs, flat, by their job file keys."""
     flat: dict[str, Any] = {}
     for name in ("engine", "data_parallel", "predict", "preprocess", "write", "limits"):
         section = spec.get(name)
@@ -354,8 +343,8 @@ def _start_gates(
 
 
 def _next_id(name: str, snapshot: BatchSnapshot) -> str:
-    """Return a name that neither Ray nor the job's own folder has known: old progress must not be
-    taken for the new one's.
+    """Return an id unknown to Ray and the job's folder, so that old progress is not mistaken for
+    new.
     """
     submitted = [
         str(identifier["submission_id"]) for identifier in snapshot.cluster.payload.get("jobs", ())
@@ -423,7 +412,7 @@ def _piece_step(site: Site, work: str, file: ShippedFile, offset: int) -> Step:
 
 
 def _piece_script(path: Path, offset: int, count: int, size: int) -> str:
-    """Return how a script reads one piece."""
+    """Return the shell command that reads one piece."""
     # What begins with a dash would be an option.
     quoted = shlex.quote(str(path.absolute()))
     if count == size:

@@ -1,6 +1,4 @@
-"""The batch jobs of a cluster as one list: what lies on the head, put together with what Ray says
-of what runs.
-"""
+"""Batch jobs of a cluster: their folders on the head, merged with Ray's list of running jobs."""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ _REMAINS_SCRIPT = 'cd "$1" 2>/dev/null && ls -d */ 2>/dev/null; exit 0'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatus:
-    """One batch job.
+    """Status of one batch job.
 
-    `state` is the driver's own word, or `interrupted` when it ended without one; `runs`: it is not
-    over.
+    `state` is the driver's own, or `interrupted` when it exited without reporting one; `runs`: the
+    job is not finished.
     """
 
     name: str
@@ -66,9 +64,7 @@ def query_list(site: Site) -> Command:
 
 
 def query_remains(inventory: Inventory) -> Command:
-    """Ask the head, past its containers, for the folders of batch jobs: what they did outlives the
-    cluster.
-    """
+    """List the batch job folders on the head's host: results outlive the containers."""
     return Command(
         node=inventory.head.name,
         argv=("sh", "-c", _REMAINS_SCRIPT, "batches", jobs_folder(inventory)),
@@ -77,7 +73,7 @@ def query_remains(inventory: Inventory) -> Command:
 
 
 def parse_remains(answer: Answer) -> tuple[str, ...]:
-    """Return the names of the jobs whose folders are there."""
+    """Return the names of the jobs with a folder on the head."""
     names = [line.strip("/") for line in answer.out.splitlines()] if answer.ok else []
     return tuple(name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name))
 
@@ -85,9 +81,7 @@ def parse_remains(answer: Answer) -> tuple[str, ...]:
 def merge_jobs(
     inventory: Inventory, entries: Sequence[JobEntry], payload: Mapping[str, Any]
 ) -> tuple[BatchStatus, ...]:
-    """Put together what lies on the head and what Ray says; those that run come first, then the
-    last one begun.
-    """
+    """Merge job folders with Ray's jobs; running jobs first, then by start, latest first."""
     runs = {job.name: job for job in serving_judges.active_batches(payload)}
     by_name = {entry.name: entry for entry in entries}
     root = jobs_folder(inventory)
@@ -99,9 +93,7 @@ def merge_jobs(
 
 
 def running_jobs(snapshot: ClusterSnapshot, answer: Answer | None) -> tuple[BatchStatus, ...]:
-    """Return the jobs that run, with their progress from the answer to `query_list`, where
-    there is one.
-    """
+    """Return the running jobs, with their progress from the answer to `query_list`, if any."""
     entries: tuple[JobEntry, ...] = ()
     with contextlib.suppress(UnreadableAnswer):
         entries = job_store.parse_list(answer) if answer else ()
@@ -126,7 +118,7 @@ def _merge_job(
 
 
 def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str, str]:
-    """Return how a job is, and what there is to say of it."""
+    """Return a job's state and its detail text."""
     progress = entry.progress
     if runs is not None:
         # What an earlier run left there says nothing of this one.
@@ -144,7 +136,7 @@ def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str,
 
 
 def find_job(statuses: Sequence[BatchStatus], name: str) -> BatchStatus:
-    """Return the batch job called `name`; raises RequestError when there is none."""
+    """Return the batch job called `name`; raises RequestError if it does not exist."""
     for status in statuses:
         if status.name == name:
             return status

@@ -67,9 +67,7 @@ def build_job(draft: Draft, *, name: str, within: Bounds) -> Job:
 
 
 def with_defaults(job: Job, inventory: Inventory) -> Job:
-    """Return the job with the inventory's engine arguments where it gives none; one it gives
-    without a value is left to vLLM.
-    """
+    """Return the job with the inventory's engine arguments as defaults; null leaves one to vLLM."""
     if job.mode == "predict":
         return job
     defaults = {python_name(key): value for key, value in inventory.engine_args.items()}
@@ -79,7 +77,7 @@ def with_defaults(job: Job, inventory: Inventory) -> Job:
 
 
 def _fill(shape: type[_Shape], section: Section, **other: Any) -> _Shape:
-    """Return a `shape` with what the section has under the same names, and `other`."""
+    """Return a `shape` from the section's fields of the same names and `other`."""
     names = {field.name for field in fields(shape)} & type(
         section
     ).model_fields.keys() - other.keys()

@@ -1,8 +1,8 @@
 """Manage the folders of batch jobs inside the head container, and print one JSON object.
 
-Standard library only, without Ray or pyarrow, so that an answer costs a Python start. A path that
-is given to it is relative and stays in its folder. Usage: batch.pyz list FOLDER |
-look|outputs|remove WORK | put WORK PATH --offset N [--last SHA256] | follow WORK --job SUBMISSION …
+Standard library only, without Ray or pyarrow, so that an answer costs a Python start. Paths in
+arguments are relative and stay in their folder. Usage: batch.pyz list FOLDER | look|outputs|remove
+WORK | put WORK PATH --offset N [--last SHA256] | follow WORK --job SUBMISSION …
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ OUR_FILES = re.compile(
 
 
 class StoreError(Exception):
-    """What was asked for is not done."""
+    """A request that is refused."""
 
 
 def list_jobs(args: argparse.Namespace) -> dict[str, object]:
-    """Return how each job below a folder is; not its spec, which would make the answer too long."""
+    """Return the status of every job below a folder, without specs: they would exceed the answer's
+    limit.
+    """
     paths = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(args.work) as jobs:
         paths = [
@@ -54,10 +56,9 @@ def list_jobs(args: argparse.Namespace) -> dict[str, object]:
 
 
 def describe_job(args: argparse.Namespace) -> dict[str, object]:
-    """Return how one job is, its spec, whether rows of it are written, and the files it was sent.
+    """Return one job's status, its spec, its received files, and if rows of it are written.
 
-    The files are as many as the launcher describes a job with: it refuses more, so that the answer
-    is not too long.
+    The launcher bounds the number of files, so that the answer stays within its limit.
     """
     if not os.path.isdir(args.work):
         return {"absent": True}
@@ -74,10 +75,9 @@ def describe_job(args: argparse.Namespace) -> dict[str, object]:
 
 
 def has_rows(work: str, job: dict[str, Any]) -> bool:
-    """Whether rows may be in files, as the ledger says; of a store, where nobody looks from here,
-    whether a driver came so far.
+    """Return True if the ledger lists rows; for an object store, if the input was counted.
 
-    Of what is not written, nothing is lost when another job takes this one's place.
+    A job without written rows can be replaced without losing anything.
     """
     out = str(job.get("out") or "")
     if not out.startswith("/"):
@@ -89,7 +89,7 @@ def has_rows(work: str, job: dict[str, Any]) -> bool:
 
 
 def is_marked(out: str, job: dict[str, Any]) -> bool:
-    """Whether an output folder is this job's."""
+    """Return True if an output folder belongs to this job."""
     mark = read_json(os.path.join(out, "ledger"), "job.json")
     return (
         bool(mark)
@@ -99,7 +99,7 @@ def is_marked(out: str, job: dict[str, Any]) -> bool:
 
 
 def job_status(work: str) -> dict[str, object]:
-    """How far a job is, and whether its driver lives."""
+    """Return a job's progress, and if its driver is alive."""
     return {
         "name": os.path.basename(work.rstrip("/")),
         "progress": read_json(work, "progress.json"),
@@ -108,7 +108,7 @@ def job_status(work: str) -> dict[str, object]:
 
 
 def read_json(work: str, name: str) -> dict[str, Any]:
-    """What a JSON file says; nothing where there is none, or it is not whole."""
+    """Return a JSON file's object; empty if the file is missing or incomplete."""
     try:
         # Not blocking: a pipe in its place would wait for ever.
         descriptor = os.open(os.path.join(work, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -120,7 +120,7 @@ def read_json(work: str, name: str) -> dict[str, Any]:
 
 
 def is_driver_alive(work: str) -> bool:
-    """Whether a driver holds the lock: the kernel lets go of it however the driver ends."""
+    """Return True if a driver holds the lock: the kernel releases it however the driver exits."""
     try:
         lock = os.open(os.path.join(work, "lock"), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -135,8 +135,9 @@ def is_driver_alive(work: str) -> bool:
 
 
 def put_file(args: argparse.Namespace) -> dict[str, object]:
-    """Append standard input to an incomplete file at an offset, in place of anything after it; with
-    `--last`, verify the file and give it its name.
+    """Write standard input at an offset of a partial file, which is truncated there.
+
+    With `--last`, verify the file's checksum and rename it.
     """
     os.makedirs(check_work(args.work), exist_ok=True)
     path = resolve_inside(args.work, args.path)
@@ -169,7 +170,7 @@ def file_digest(file: BinaryIO) -> str:
 
 
 def write_outputs(args: argparse.Namespace) -> dict[str, object]:
-    """Write `outputs.json`: the committed files, as the ledger knows them, and the summary."""
+    """Write `outputs.json`: the committed files of the ledger, and the summary."""
     out = os.path.join(args.work, "output")
     ledger = os.path.join(out, "ledger")
     files = []
@@ -202,7 +203,7 @@ def size_of(path: str) -> int | None:
 
 
 def remove_job(args: argparse.Namespace) -> dict[str, object]:
-    """Remove a job's folder, and of its output what it wrote.
+    """Remove a job's folder and its files in the output folder.
 
     Holds the job's lock, so that no driver starts meanwhile.
     """
@@ -227,9 +228,7 @@ def remove_job(args: argparse.Namespace) -> dict[str, object]:
 
 
 def remove_output(out: str, job: dict[str, object]) -> list[str]:
-    """Remove what a job wrote to a folder that carries its mark; the mark goes last, other files
-    stay.
-    """
+    """Remove a job's files from a folder with its mark; the mark goes last, other files stay."""
     if not is_marked(out, job):
         return []
     for folder in ("rows", "errors", "ledger"):
@@ -249,10 +248,10 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
 
 
 def follow_job(args: argparse.Namespace) -> dict[str, object]:
-    """Ray's word on a job, what its log gained since an offset, and the driver's own progress.
+    """Return Ray's status of a job, the log since an offset, and the driver's progress.
 
-    While nothing is new, `--patience` seconds are waited for it, and as long for Ray to see that a
-    driver has ended which says so: whoever asks again and again takes the cores that engines need.
+    Waits up to `--patience` seconds for a change, and as long for Ray to notice that a driver has
+    exited: frequent polling takes the cores that engines need.
     """
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "agent.pyz"))
     from vlaunch_agent import api, submissions
@@ -287,16 +286,14 @@ def follow_job(args: argparse.Namespace) -> dict[str, object]:
 
 
 def is_unchanged(args: argparse.Namespace, log: str) -> bool:
-    """Whether a driver does what is known already, and its log is no longer than that."""
+    """Return True if the driver's state is the one last reported and its log has not grown."""
     last_state: str = args.known
     offset: int = args.offset
     return driver_state(args) == last_state not in FINAL_STATES and (size_of(log) or 0) <= offset
 
 
 def driver_state(args: argparse.Namespace) -> object:
-    """What this run's driver says that it does; nothing while there is only an earlier one's
-    word.
-    """
+    """Return the state reported by this run's driver; empty before its first report."""
     progress = read_json(args.work, "progress.json")
     return progress.get("state") if progress.get("submission") == args.job else ""
 

@@ -1,6 +1,4 @@
-"""A job between file and value, with the code that it ships: what the rules look at, and how much
-of a broken file can still be judged.
-"""
+"""Draft of a job: a parsed file with resolved paths, the code it ships, and its invalid keys."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedPaths:
-    """What the job's paths lead to.
+    """Resolved paths of a job.
 
     `names` are the names that show a source's format: its files', or its own.
     """
@@ -55,9 +53,7 @@ class ResolvedPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """`broken` holds the places that have a mistake already; no rule should complain about them
-    again.
-    """
+    """A parsed job file; rules should not report `invalid_paths` again."""
 
     file: JobFile
     document: Document
@@ -66,27 +62,27 @@ class Draft:
 
     @property
     def mode(self) -> Mode:
-        """How the job runs."""
+        """The job's mode."""
         return schema.job_mode(self.file)
 
     def is_written(self, *where: str | int) -> bool:
-        """Return whether the file says something at `where`."""
+        """Return True if the file sets the key at this path."""
         return where in self.document.lines
 
     def is_valid(self, *where: str | int) -> bool:
-        """Return whether `where` and what is around it was read without a mistake."""
+        """Return True if this path and its parents have no mistake."""
         return not any(where[:length] in self.invalid_paths for length in range(1, len(where) + 1))
 
     def whole(self, *where: str | int) -> bool:
-        """Return whether `where` with all around it and in it was read without a mistake."""
+        """Return True if this path, its parents and everything below have no mistake."""
         inside = any(broken[: len(where)] == where for broken in self.invalid_paths)
         return self.is_valid(*where) and not inside
 
 
 def draft_job(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
-    """Validate each value by itself, and follow each path.
+    """Validate every value on its own and resolve every path.
 
-    The draft is None when too little is left.
+    The draft is None when too little is valid.
     """
     file, mistakes = validate_parts(document.data, JobFile, _placeholder)
     if file is None:
@@ -126,9 +122,9 @@ def code_target(written: str, within: Bounds) -> tuple[str, dict[str, Path]]:
 
 
 def code_files(written: str, within: Bounds) -> dict[str, Path]:
-    """Return the files of one entry of `files` by their names in the job; raises Misplaced.
+    """Return the files of one entry of `files`, by their names in the job; raises PathError.
 
-    A file keeps its name, a folder its name and what is below it.
+    A file keeps its name, a folder its name and its contents' paths.
     """
     path = within.resolve(written)
     if not path.is_dir():
@@ -223,7 +219,7 @@ def _resolve_sources(
 
 
 def _duplicate_reason(files: list[inputs.InputFile], path: str, readers: dict[Path, str]) -> str:
-    """Note in `seen` which path reads each file; return what to say of one that is read already."""
+    """Record each file's path in `readers`; return the reason against a file read twice."""
     for file in files:
         if file.path in readers:  # also by two names in one folder
             return (
@@ -308,9 +304,9 @@ def _resolve_file(written: str, within: Bounds) -> Path:
 
 
 def _check_name(path: Path, name: str) -> None:
-    """Refuse when the file surely has no `name`.
+    """Raise PathError if the file cannot define `name`.
 
-    What this Python cannot read, the one in the image may.
+    Syntax that this Python rejects may be valid in the image, so it passes.
     """
     try:
         with warnings.catch_warnings():

@@ -1,6 +1,4 @@
-"""Whether a job can run on a cluster at all, before anything is looked at: its paths on the nodes,
-and its GPUs.
-"""
+"""Preconditions of a job on a cluster, before any query: mounted paths and enough GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from launcher.core.errors import PlacementError
 
 
 def check_fit(job: Job, inventory: Inventory) -> None:
-    """Raise JobError for paths that the containers do not see, PlacementError for replicas that
+    """Raise JobError for paths outside the containers' mounts, PlacementError for replicas that
     never fit.
     """
     lost = list(_unmounted_paths(job, inventory))
@@ -59,7 +57,7 @@ def _innermost_is_read_only(mounts: Sequence[tuple[str, bool]]) -> bool:
 
 
 def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Yield what cannot be placed, and what to do about it."""
+    """Yield the reasons against placing the job, with hints."""
     if job.mode == "predict":
         assert job.predict is not None  # noqa: S101 - the mode says so
         yield from _class_misfits(job.predict, inventory)
@@ -107,9 +105,7 @@ def _largest_node(inventory: Inventory) -> int:
 
 
 def _fragmentation(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """GPUs that are enough together, and not where they are: what stays on a node leaves some
-    over.
-    """
+    """Yield a reason if the GPUs suffice in total but not per node."""
     unit, gpus, count = "", float(job.engine.tp * job.engine.pp), job.engine.replicas[0]
     if job.predict is not None and job.mode == "predict":
         unit, gpus, count = "replicas of its class", job.predict.num_gpus, job.predict.replicas[0]

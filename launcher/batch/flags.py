@@ -1,6 +1,6 @@
-"""A checked job, or all its mistakes, from a job file or from the flags of `vlaunch batch`.
+"""A checked job, or all its mistakes, from a job file or the flags of `vlaunch batch`.
 
-Flags become what a file would say, so that the same rules judge them; their mistakes name the flag.
+Flags become the keys of a file, so that the same rules apply; mistakes name the flag.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MAX_BYTES = 1024 * 1024
 
 
 def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
-    """Return the job that flags alone describe, by their names (`batch_flags.FLAGS`); relative
-    paths start at `folder`. Raises JobError.
+    """Return the job described by flags alone (`batch_flags.FLAGS`); raises JobError.
 
-    Its name follows from what it does, unless `--name` gives one: the same command is the same job.
+    Relative paths start at `folder`. Without `--name`, the name follows from the content: the same
+    command is the same job.
     """
     within = Bounds(folder=folder)
     where, mistakes = _flag_values(options)
@@ -68,7 +68,7 @@ def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
 def _contradictions(
     options: Mapping[str, Any], where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
-    """Of two flags that exclude each other, take the first out of `where` and tell the second."""
+    """Remove the first of two exclusive flags from `where`, and report the second."""
     wrong = []
     for first, second in ("column", "template"), ("system", "chat"):
         if first in options and second in options:
@@ -78,9 +78,7 @@ def _contradictions(
 
 
 def _base_name(job: Job) -> str:
-    """Return a word for a job that has no name: what its first input is called, as far as a name
-    may hold it.
-    """
+    """Return a name for an unnamed job, from its first input."""
     last = re.split(r"[/:]+", job.sources[0].text.rstrip("/*"))[-1].partition(".")[0]
     return job_name(Path(last))[:24].strip("-_.") or "rows"
 
@@ -116,7 +114,7 @@ def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Pat
 
 
 def read_job_file(path: Path) -> str:
-    """Return what is in the job file at `path`; raises JobError."""
+    """Return the text of the job file at `path`; raises JobError."""
     try:
         return document.read_file(path, max_bytes=MAX_BYTES, kind="job file")
     except document.UnusableFile as error:
@@ -134,12 +132,12 @@ def parse_job_file(content: str) -> Document:
 def check_document(
     written: Document, within: Bounds, *, name: str
 ) -> tuple[Job | None, list[Mistake]]:
-    """Return the job, or what is wrong with it.
+    """Return the job, or its mistakes.
 
     Args:
-        written: what is written, with its lines.
-        within: where its paths start and may lead.
-        name: the job's name where none is written; empty when there is none to give.
+        written: the document, with line numbers.
+        within: base and bounds of its paths.
+        name: the job's name if the document has none; may be empty.
     """
     mistakes = list(written.mistakes)
     if written.data is None:
@@ -165,9 +163,7 @@ def _rule_mistakes(draft: Draft) -> list[Mistake]:
 
 
 def job_name(path: Path) -> str:
-    """Return the job's name that a file's name gives: `My Job.yaml` → `my-job`; empty when it gives
-    none.
-    """
+    """Return the job name for a file name: `My Job.yaml` → `my-job`; possibly empty."""
     return re.sub(r"[^a-z0-9_.-]+", "-", path.stem.lower())[:40].strip("-_.")
 
 
@@ -177,7 +173,7 @@ def _replica_section(content: Document) -> str:
 
 
 def _identity_flags(options: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the flags that say what the file at `path` must say."""
+    """Yield the flags that are not allowed beside a job file."""
     text = f"cannot be combined with a job file; change it in {path.name}, or leave the file out"
     for name in options:
         if name not in _TUNING:
@@ -185,9 +181,7 @@ def _identity_flags(options: Iterable[str], path: Path) -> Iterator[tuple[str, s
 
 
 def _is_flag_mistake(mistake: Mistake, where: Mapping[YamlPath, object], content: Document) -> bool:
-    """Tell whether a mistake is about what flags say `where`, or about a section that the file does
-    not have.
-    """
+    """Return True if a mistake is about a flag's key, or a section that only flags write."""
     if mistake.yaml_path in where:
         return True
     return mistake.yaml_path not in content.lines and _contains(mistake.yaml_path, where)
@@ -200,7 +194,7 @@ def _contains(section: YamlPath, where: Iterable[YamlPath]) -> bool:
 def _flag_values(
     options: Mapping[str, Any], stage: str = "engine"
 ) -> tuple[dict[YamlPath, object], list[tuple[str, str]]]:
-    """Return what a file would say, by its places, and what no file can say."""
+    """Return the flags' values by job file key, and the mistakes in flags themselves."""
     where: dict[YamlPath, object] = {}
     wrong: list[tuple[str, str]] = []
     for name, value in options.items():
@@ -264,9 +258,7 @@ def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
 
 
 def _parse_value(text: str) -> object:
-    """Read the value of NAME=VALUE: JSON where it is JSON, Python's True, False and None, else
-    text.
-    """
+    """Parse the value of NAME=VALUE: JSON, Python's True, False and None, else text."""
     constants: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in constants:
         return constants[text.lower()]
@@ -278,10 +270,7 @@ def _parse_value(text: str) -> object:
 
 
 def _overlay(document: Document, where: Mapping[YamlPath, object]) -> Document:
-    """Return the document as if it also had what `where` does.
-
-    Its mappings are copied where they change.
-    """
+    """Return the document with the values of `where` set, on copies."""
     data, lines = dict(document.data or {}), dict(document.lines)
     for place, value in where.items():
         section, key = _copy_section(data, place[:-1]), str(place[-1])
@@ -298,9 +287,7 @@ def _overlay(document: Document, where: Mapping[YamlPath, object]) -> Document:
 
 
 def _copy_section(data: dict[str, Any], where: YamlPath) -> dict[str, Any]:
-    """Copy the mappings that lead to `where`, and return the last; a short form becomes a
-    mapping.
-    """
+    """Copy the mappings along `where` and return the last; a short form becomes a mapping."""
     for step in where:
         inside = data.get(str(step))
         if not isinstance(inside, dict):
@@ -312,9 +299,7 @@ def _copy_section(data: dict[str, Any], where: YamlPath) -> dict[str, Any]:
 
 
 def _flag_for(where: YamlPath, options: Container[str]) -> str:
-    """Return the flag that a mistake at `where` is about: the given one, where several write
-    there.
-    """
+    """Return the flag of a mistake's key, preferring one that is set."""
     if not where:
         return ""
     if where[:2] == ("engine", "args"):
@@ -329,19 +314,19 @@ def _flag_for(where: YamlPath, options: Container[str]) -> str:
 
 
 def _message_flag(where: YamlPath, options: Container[str]) -> str:
-    """Return the flag that a message of the prompt is made of."""
+    """Return the flag that sets a chat message."""
     if where[2:3] == (0,) and "system" in options:
         return "--system"
     return next((f"--{name}" for name in ("template", "column") if name in options), "--chat")
 
 
 def _overlaps(place: YamlPath, where: YamlPath) -> bool:
-    """Tell whether one of two places is the other, or is in it."""
+    """Return True if one of two paths is a prefix of the other."""
     return all(key == other for key, other in zip(place, where, strict=False))
 
 
 def _is_missing(mistake: Mistake, options: Container[str]) -> bool:
-    """Tell whether the mistake is only that a flag, which was told already, is missing."""
+    """Return True if the mistake only repeats that a required flag is missing."""
     missing = {FLAGS[name][0] for name in _REQUIRED if name not in options}
     if mistake.about_key and any(place[:1] == mistake.yaml_path[:1] for place in missing):
         return True

@@ -1,5 +1,6 @@
-"""Copy a batch's output from the head to this machine: only missing files, each verified before it
-gets its name. `output_folder` says what the folder here may take.
+"""Copy of a batch's output from the head: only missing files, each verified before its rename.
+
+`output_folder` checks the local folder.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ ReadFile = Callable[[str], Iterator[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherResult:
-    """What was done: files that were fetched, that were there already, and that were removed;
-    `bytes` of the fetched.
-    """
+    """Numbers of fetched, unchanged and removed files; `bytes` of the fetched."""
 
     fetched: int
     unchanged: int
@@ -53,13 +52,12 @@ def gather(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Event, None, GatherResult]:
-    """Fetch every output file that is missing here or differs, and remove error files whose rows
-    have been tried again.
+    """Fetch missing or differing output files, and remove error files of retried rows.
 
     Raises:
-        BatchError: the head cannot be asked any more.
-        NodeError: what it sent is not what it announced.
-        VlaunchError: this machine cannot take the files.
+        BatchError: the head is unreachable.
+        NodeError: a file differs from the list.
+        VlaunchError: this machine cannot store the files.
     """
     output = _RemoteOutput(site, work, transport, read, clock, sleep)
     yield Event(
@@ -88,7 +86,7 @@ def gather(
 
 
 def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[Output]:
-    """Return the files that the head has, the summary last: who sees it has all the rest.
+    """Return the head's files, the summary last, as the mark of a complete copy.
 
     Raises NodeError when the head has none.
     """
@@ -105,7 +103,7 @@ def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[Output]:
 def _outdated_files(
     output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output]
 ) -> list[str]:
-    """Return the error files here that the head has no more: their rows have been tried again.
+    """Return local error files that the head no longer has: their rows were retried.
 
     Raises NodeError when answers are among them.
     """
@@ -127,7 +125,7 @@ def _outdated_files(
 def _fetch_all(
     output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output], clock: Callable[[], float]
 ) -> Iterator[Event]:
-    """Fetch files one after another, and report the progress after each block."""
+    """Fetch files in order, reporting progress after each block."""
     total, so_far, last_report = sum(file.bytes for file in files), 0, clock()
     for index, file in enumerate(files, start=1):
         path = folder.path / file.path
@@ -155,9 +153,7 @@ def _fetch_all(
 
 
 class _RemoteOutput:
-    """The output on the head. Every question is repeated for a while: a connection may break and
-    come back.
-    """
+    """The output on the head. Queries are retried for a while: a connection may recover."""
 
     def __init__(
         self,
@@ -193,9 +189,7 @@ class _RemoteOutput:
                 self._wait(error, began)
 
     def fetch(self, path: Path, file: Output) -> Iterator[int]:
-        """Copy one file into a hidden one beside it, and rename it when it is what was announced;
-        yields how many bytes have come.
-        """
+        """Copy a file to a hidden one and rename it after verification; yield bytes so far."""
         part = path.with_name(f".{path.name}~")
         began = self._clock()
         try:
@@ -225,7 +219,7 @@ class _RemoteOutput:
         return text.decode(errors="replace")
 
     def _copy_file(self, part: Path, file: Output) -> Generator[int, None, str]:
-        """Write a file's content; yields how many bytes have come, and returns their SHA-256."""
+        """Write a file's content; yield bytes so far and return their SHA-256."""
         digest, count = hashlib.sha256(), 0
         with new_file(part) as out:
             for block in self._read(job_store.output_file(self._work, file)):
@@ -240,7 +234,7 @@ class _RemoteOutput:
         return digest.hexdigest()
 
     def _wait(self, error: VlaunchError, began: float) -> None:
-        """Sleep until the next try; raises BatchError when there have been enough."""
+        """Sleep before the next try; raises BatchError after the time limit."""
         if self._clock() - began >= _GIVE_UP_AFTER:
             raise BatchError(
                 f"the output cannot be gathered: {error.message}",

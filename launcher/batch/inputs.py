@@ -1,6 +1,4 @@
-"""The files of this machine that a job needs in the cluster: which they are, their formats, sizes
-and SHA-256.
-"""
+"""Local files that a job needs in the cluster: discovery, formats, sizes and SHA-256."""
 
 from __future__ import annotations
 
@@ -45,9 +43,9 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedFile:
-    """One file as it lies in the job's work folder, at `to`. `label` is what the user calls it.
+    """A file at `to` in the job's work folder; `label` is its name for the user.
 
-    `source` is the number of the source that names it, in `Job.sources`; None for code.
+    `source` is its index in `Job.sources`; None for code.
     """
 
     to: str
@@ -59,13 +57,13 @@ class ShippedFile:
 
 
 def list_files(source: Source, within: Bounds) -> list[InputFile]:
-    """Return the files that a source on this machine names, in the order of their names.
+    """Return the files of a source on this machine, sorted by name.
 
-    Folders are read to the bottom. Names that start with `.` or `_` are left out, as Ray Data and
-    Spark do.
+    Folders are read recursively. Names that start with `.` or `_` are skipped, as in Ray Data and
+    Spark.
 
     Raises:
-        Misplaced: nothing is there, or something that is no file, or that leads outside.
+        PathError: no file matches, or one is not regular or out of bounds.
     """
     fixed, pattern = split_pattern(source.text, within)
     root = Path(fixed)
@@ -89,14 +87,14 @@ def list_files(source: Source, within: Bounds) -> list[InputFile]:
 def read_shipped(
     job: Job, progress: Callable[[int], None] | None = None
 ) -> tuple[ShippedFile, ...]:
-    """Read every file that is shipped with `job`, in its order: the rows first, then the code.
+    """Hash every file that is shipped with `job`: the input in order, then the code.
 
     Args:
         job: the checked job.
-        progress: called with the number of bytes of each block that was read.
+        progress: called with the byte count of each block.
 
     Raises:
-        RequestError: a file is not there any more, cannot be read, or all of the code is too large.
+        RequestError: a file is gone or unreadable, or the code is too large.
     """
     report = progress or (lambda size: None)
     files = list(_read_inputs(job, report))
@@ -118,7 +116,7 @@ def format_of(name: str) -> Format | None:
 def format_mistakes(
     sources: Sequence[Source], names: Sequence[Sequence[str]]
 ) -> list[tuple[tuple[str | int, ...], str]]:
-    """Return why the format cannot be told: where in `read`, and in words."""
+    """Return the mistakes that leave the format unknown: key below `read`, and text."""
     formats = "text, jsonl, csv or parquet"
     first_names: dict[Format, str] = {}
     wrong: list[tuple[tuple[str | int, ...], str]] = []

@@ -1,8 +1,6 @@
-"""A job as the driver in the cluster reads it: `job.json`, with its identity (what its answers
-follow from, under `meaning`), and a digest of that.
+"""`job.json` for the driver in the cluster, with the job's identity (key `meaning`) and its digest.
 
-What is not in the identity may change between two runs of a job: it makes answers come sooner or
-later, not other ones.
+Settings outside the identity may change between runs: they affect speed, not answers.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ _IDENTITY_ARGS = (
 
 
 def work_folder(inventory: Inventory, name: str) -> str:
-    """Return the folder of the job `name` on the head, which its container sees at the same
-    path.
-    """
+    """Return the folder of the job `name` on the head, at the same path in its container."""
     return f"{jobs_folder(inventory)}/{name}"
 
 
@@ -69,16 +65,15 @@ def jobs_folder(inventory: Inventory) -> str:
 
 
 def job_spec(job: Job, shipped: Sequence[ShippedFile], inventory: Inventory) -> dict[str, Any]:
-    """Return `job.json` of `job` on the cluster of `inventory`, with the files that are `shipped`
-    to it.
+    """Return `job.json` of `job` on the cluster of `inventory`.
 
     Args:
         job: the checked job.
-        shipped: what `inputs.shipped` found.
+        shipped: from `inputs.read_shipped`.
         inventory: the cluster.
 
     Raises:
-        RequestError: it would be too long, for all the files that are shipped.
+        RequestError: too many shipped files for its size limit.
     """
     work = work_folder(inventory, job.name)
     identity = job_identity(job, shipped)
@@ -108,8 +103,8 @@ def job_spec(job: Job, shipped: Sequence[ShippedFile], inventory: Inventory) -> 
 
 
 def job_identity(job: Job, shipped: Sequence[ShippedFile]) -> dict[str, Any]:
-    """Return all that a job's answers follow from, flat, by the keys of a job file; files by their
-    names and contents.
+    """Return everything that determines the answers, flat, by job file keys; files by name and
+    content.
     """
     read = job.read
     flat = {
@@ -210,9 +205,7 @@ def _source_paths(job: Job, shipped: Sequence[ShippedFile], work: str) -> tuple[
 
 
 def place_ranks(ranks: DataParallel, inventory: Inventory) -> DataParallel:
-    """Return the ranks with the nodes of a cluster, the head first, and the port where they meet
-    there.
-    """
+    """Return the ranks with a cluster's nodes, the head first, and their rendezvous port."""
     nodes = (inventory.head, *inventory.workers)
     return replace(
         ranks,

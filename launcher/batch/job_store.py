@@ -1,8 +1,6 @@
-"""Commands for `batch/desk.py`, which manages the folders of batch jobs on the head, and parsers
-of its answers.
+"""Commands for `batch/desk.py`, which manages job folders on the head, and parsers of its answers.
 
-The head is not trusted with paths: only names that this program itself would give are taken from
-it.
+The head is not trusted with paths: only names that this program would give are accepted.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _Size = Annotated[int, decode.in_range(0, _MAX_BYTES), decode.DROP_INVALID]
 
 
 def build_command(verb: str, *arguments: str, **options: object) -> Argv:
-    """Return a command for the program, with `--name VALUE` for each option but empty ones."""
+    """Return a command for the program, with `--name VALUE` for each nonempty option."""
     flags = (
         argument
         for name, value in options.items()
@@ -57,10 +55,8 @@ def output_file(work: str, output: Output) -> str:
 class JobEntry:
     """A job's folder on the head.
 
-    `alive` means that a driver holds its lock; `inputs` are shipped files with their sizes.
-
-    `written` is False when it is known that no row of it is in a file. A job in a list has neither
-    `job` nor `inputs`.
+    `alive`: a driver holds its lock; `inputs`: sizes of shipped files; `written` is False only if
+    no row of it is in a file. A listed job has neither `job` nor `inputs`.
     """
 
     name: _Sentence = ""
@@ -73,12 +69,12 @@ class JobEntry:
 
     @property
     def digest(self) -> str:
-        """The digest of the identity of the job there; empty when it was never prepared."""
+        """Digest of the stored job's identity; empty when it was never prepared."""
         return to_line(self.job.get("digest"))
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What may not change between runs of the job there."""
+        """Identity of the stored job."""
         meaning = self.job.get("meaning")
         return meaning if isinstance(meaning, dict) else {}
 
@@ -99,9 +95,7 @@ class _Outputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUpdate:
-    """One look at a running job: Ray's word on its process, the driver's own progress, and new
-    lines of its log.
-    """
+    """One update on a running job: Ray's status, the driver's progress and new log lines."""
 
     status: str
     message: str = ""
@@ -173,9 +167,7 @@ def parse_follow(answer: Answer) -> JobUpdate:
 
 
 def parse_answer(answer: Answer) -> dict[str, Any]:
-    """Read the one JSON object that the program prints; raises UnreadableAnswer, also for its own
-    `error`.
-    """
+    """Parse the program's JSON object; raises UnreadableAnswer, also for its own `error`."""
     try:
         payload = untrusted.loads(answer.out.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""`vlaunch jobs`: the cluster's batch jobs, how far they are, and how to be rid of one."""
+"""`vlaunch jobs`: list the cluster's batch jobs and remove finished ones."""
 
 from __future__ import annotations
 
@@ -78,12 +78,10 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
 def query_jobs(
     session: Session, *, update: bool = False
 ) -> tuple[ClusterSnapshot, tuple[BatchStatus, ...]]:
-    """Ask the head for its batch jobs; with `update`, for which the lock is held, its helper
-    program is brought up to date.
+    """Query the head's batch jobs; `update` (under the lock) updates the node programs first.
 
     Raises:
-        NodeError: the head has no container that runs, or no helper program, or cannot say which
-            jobs there are.
+        NodeError: the head's container is not running, lacks the program, or cannot list its jobs.
     """
     from launcher.app import servers as server
     from launcher.tools.node_files import plan_files
@@ -104,7 +102,7 @@ def query_jobs(
 
 
 def render_table(jobs: Sequence[BatchStatus], remarks: Sequence[str] = ()) -> RenderableType:
-    """Return the table; below it what ails single jobs, and `remarks`."""
+    """Return the table, with problems of single jobs and `remarks` below."""
     from rich.console import Group
 
     table = make_table("NAME", "STATE")
@@ -137,7 +135,7 @@ def _row_cells(job: BatchStatus) -> tuple[RenderableType, ...]:
 
 
 def job_lines(jobs: Sequence[BatchStatus]) -> list[Line]:
-    """Return one line for each job."""
+    """Return one line per job."""
     rows = []
     for job in jobs:
         lead = plain_text(f"batch {job.name}: ").append_text(state_label(job.state)).append("  ")

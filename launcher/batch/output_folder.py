@@ -1,8 +1,6 @@
-"""The folder of this machine that a batch's output is gathered in: whether it may take it, whose it
-is, and how files come into it.
+"""Local folder for a batch's output: checks, ownership and file creation.
 
-Nothing is replaced or removed but files that carry the names of a batch's parts, in a folder that
-carries the mark of this very job.
+Replaces or removes only files with the names of batch parts, in a folder with this job's mark.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ _OTHER_FOLDER_HINT = "name another folder (`write:`, or `--output`), or move it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFolder:
-    """A folder of this machine that holds the output of one job: `digest` says of what it is made,
-    `shown` is how its user wrote it.
+    """A local folder for one job's output; `digest` is the job's identity, `shown` the path as
+    written.
     """
 
     path: Path
@@ -42,11 +40,11 @@ class OutputFolder:
 
     @property
     def mark(self) -> dict[str, str]:
-        """What the folder says of itself."""
+        """Content of the folder's mark file."""
         return {"cluster": self.cluster, "job": self.job, "digest": self.digest}
 
     def parts(self) -> list[str]:
-        """Return the output files that are there, as paths relative to the folder."""
+        """Return the existing output files, relative to the folder."""
         return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
 
     def has(self, file: Output) -> bool:
@@ -61,11 +59,11 @@ class OutputFolder:
         return digest.hexdigest() == file.sha256
 
     def check(self, *, started: bool, restart: bool) -> None:
-        """See that the folder may take the output; touches nothing.
+        """Verify that the folder may take the output; read-only.
 
         Args:
-            begun: the head has, or had, rows of this job.
-            restart: the job is begun anew, so that older output of it will be removed.
+            started: the head has, or had, rows of this job.
+            restart: older output of the job will be removed.
 
         Raises:
             RequestError: the folder holds something else.
@@ -92,9 +90,7 @@ class OutputFolder:
                 _replace_file(self.path / _MARK, json.dumps(self.mark).encode())
 
     def check_room(self, total: int) -> None:
-        """Raise VlaunchError when `total` bytes would fill the disk of this machine, which others
-        need too.
-        """
+        """Raise VlaunchError if `total` bytes would fill this machine's disk."""
         with self.writing():
             disk = shutil.disk_usage(self.path)
         # A part of a small disk, as file systems themselves keep it back, and of a large one what
@@ -113,9 +109,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise VlaunchError for this machine's own troubles, which says what they mean for the
-        output.
-        """
+        """Translate this machine's OSErrors to VlaunchError, with the effect on the output."""
         try:
             yield
         except OSError as error:
@@ -160,9 +154,7 @@ class OutputFolder:
             )
 
     def _check_foreign_files(self, *, marked: bool) -> None:
-        """Raise RequestError where files lie among the output that no gathering put there; halves
-        that one left are its own.
-        """
+        """Raise RequestError for files that no gathering wrote; its partial files pass."""
         names = (
             (name, name.replace("/.part-", "/part-").removesuffix("~")) for name in self._names()
         )
@@ -194,7 +186,7 @@ class OutputFolder:
         )
 
     def _check_same_run(self, mark: Mapping[str, str], parts: list[str], *, started: bool) -> None:
-        """Raise RequestError where older output of the job is not what this run goes on with."""
+        """Raise RequestError for older output that this run does not continue."""
         hint = "start over with `--discard-results`, which deletes it; or name another folder"
         if mark.get("digest") != self.digest:
             raise RequestError(
@@ -213,7 +205,7 @@ class OutputFolder:
 
 
 def format_size(count: int) -> str:
-    """Write down how many bytes something has."""
+    """Format a byte count."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
@@ -221,14 +213,12 @@ def format_size(count: int) -> str:
 
 
 def first_names(names: list[str]) -> list[str]:
-    """Return the first five names, and how many more there are."""
+    """Return the first five names, and the number of others."""
     return [*names[:5], *([f"… and {len(names) - 5} more"] if len(names) > 5 else [])]
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Open a file that is new: a link in its place would be written through, to wherever it
-    leads.
-    """
+    """Create a new file: an existing link would be followed."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 

@@ -1,9 +1,7 @@
-"""Where a path of a job leads: this machine, the nodes or an object store; and that it stays inside
-what the user gave.
+"""Paths of a job: on this machine, the nodes or an object store; local ones checked against bounds.
 
-A job file may be somebody else's. Its paths on this machine must lead, links included, into the
-folder of the file or one that the user allows; paths given as flags are the user's own, and lead
-anywhere.
+A job file may come from another person. Its local paths must lead, links included, into the file's
+folder or an allowed one; paths in flags are the user's own and may lead anywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Bounds:
     inside: tuple[Path, ...] | None = None
 
     def resolve(self, text: str) -> Path:
-        """Return where `text` leads, links followed; raises Misplaced when that is not inside."""
+        """Return the resolved path of `text`; raises PathError outside the bounds."""
         try:
             path = (
                 self.folder / (Path(text).expanduser() if text.startswith("~/") else Path(text))
@@ -50,9 +48,7 @@ class Bounds:
         return self.check_inside(path, text)
 
     def check_inside(self, path: Path, text: str) -> Path:
-        """Return the resolved `path`, which was written as `text`; raises Misplaced when it is not
-        inside.
-        """
+        """Return the resolved `path`, written as `text`; raises PathError outside the bounds."""
         if self.inside is not None and not any(path.is_relative_to(root) for root in self.inside):
             trusted = quote_path(path if path.is_dir() else path.parent)
             raise PathError(
@@ -76,7 +72,7 @@ def quote_path(path: Path) -> str:
 
 
 def parse_source(text: str, within: Bounds) -> Source:
-    """Return where rows come from; raises Misplaced. A path on this machine may be a pattern."""
+    """Return the source of rows; raises PathError. A local path may be a pattern."""
     if (remote := _parse_elsewhere(text)) is not None:
         return remote
     fixed, pattern = split_pattern(text, within)
@@ -85,7 +81,7 @@ def parse_source(text: str, within: Bounds) -> Source:
 
 
 def parse_target(text: str, within: Bounds) -> Source:
-    """Return where answers go; raises Misplaced. It is a folder, which need not exist."""
+    """Return the target of answers, a folder that may not exist yet; raises PathError."""
     if re.search(r"\.(?:parquet|pq|jsonl|ndjson|json|csv)/?$", text, re.IGNORECASE):
         raise PathError(
             f"should be a folder, for answers are written as several files, not"
@@ -109,9 +105,7 @@ def parse_target(text: str, within: Bounds) -> Source:
 
 
 def split_pattern(text: str, within: Bounds) -> tuple[str, str]:
-    """Split a path into the part without `*`, `?` and `[`, and the rest; a file that has such a
-    name is no pattern.
-    """
+    """Split a path at its first wildcard; an existing file of that name is no pattern."""
     if not _MAGIC.search(text):
         return text, ""
     try:

@@ -1,4 +1,4 @@
-"""How far a batch job is, in words: the same ones wherever it is told."""
+"""Progress of a batch job as text, the same in every command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _STATE_TEXTS = {
 
 
 def state_text(state: str) -> str:
-    """Return what a job does in one of its states."""
+    """Return the description of a state."""
     return _STATE_TEXTS.get(state, state)
 
 
 def progress_line(progress: Progress) -> str:
-    """Return one line: what matters most comes first, for a narrow terminal cuts it."""
+    """Return one line, most important first: a narrow terminal cuts it."""
     parts = [row_counts(progress)]
     if progress.errors:
         parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
@@ -41,7 +41,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def row_counts(progress: Progress) -> str:
-    """Return how many rows are accounted for, of how many."""
+    """Return finished and total rows as text."""
     return (
         f"{progress.accounted:,} of {'?' if progress.rows is None else f'{progress.rows:,}'} rows"
     )

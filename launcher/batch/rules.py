@@ -1,4 +1,4 @@
-"""Rules between the keys of a job, and of its templates: functions that yield what is wrong."""
+"""Rules between a job's keys and for its templates: functions that yield mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OWN_NAMES = {"loop", "self", "caller", "varargs", "kwargs", *_ENVIRONMENT.globa
 
 
 def check_modes(draft: Draft) -> Iterator[Mistake]:
-    """Each mode has sections of its own."""
+    """Check that the sections fit the mode."""
     if draft.is_valid("mode"):
         yield from _check_sections(draft)
         yield from _check_ranks(draft)
@@ -90,7 +90,7 @@ def _check_ranks(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_prompts(draft: Draft) -> Iterator[Mistake]:
-    """A prompt has one form, and its templates can be read and depend on the row."""
+    """Check that a prompt has one form, with valid templates that use the row."""
     prompt = draft.file.prompt
     if prompt is None or not all(draft.whole("prompt", form) for form in _FORMS):
         return
@@ -120,7 +120,7 @@ def _check_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistak
 
 
 def _check_constant_prompt(prompt: PromptSection, form: str) -> Iterator[Mistake]:
-    """A prompt without a column of the row would be the same for each."""
+    """Reject a prompt without a column: it would be the same for every row."""
     if any(template_columns(template) for _, template in _templates(prompt)):
         return
     bare = (prompt.template or "").strip()
@@ -133,7 +133,7 @@ def _check_constant_prompt(prompt: PromptSection, form: str) -> Iterator[Mistake
 
 
 def check_tasks(draft: Draft) -> Iterator[Mistake]:
-    """A model that makes vectors or scores generates nothing, and compares two texts."""
+    """Check that pooling tasks have no sampling, and scores two texts."""
     if not draft.is_valid("task") or not draft.is_valid("mode") or draft.mode == "predict":
         return
     task, prompt = draft.file.task, draft.file.prompt
@@ -152,7 +152,7 @@ def check_tasks(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_sampling(draft: Draft) -> Iterator[Mistake]:
-    """Bounds have an order, and an answer has one shape."""
+    """Check the order of bounds and the single shape of an answer."""
     values = draft.file.sampling
     most = values.max_tokens or DEFAULT_TOKENS
     if values.min_tokens is not None and values.min_tokens > most:
@@ -178,7 +178,7 @@ def _check_structure(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_keep(draft: Draft) -> Iterator[Mistake]:
-    """No kept column, and no id, has the name of one that the job writes."""
+    """Check that no input column or id has the name of an output column."""
     if draft.file.read.id in ERROR:
         text = (
             f"should not be `{draft.file.read.id}`, which error rows have already; call it"
@@ -197,7 +197,7 @@ def check_keep(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_arguments(draft: Draft) -> Iterator[Mistake]:
-    """vLLM's arguments are written once, and none is one that the job sets."""
+    """Check that engine arguments are unique and not set by the job."""
     spellings: dict[str, str] = {}
     for written in draft.file.engine.args:
         name = python_name(written)
@@ -219,7 +219,7 @@ def check_arguments(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_secrets(draft: Draft) -> Iterator[Mistake]:
-    """Nothing that looks like a secret is written in the file."""
+    """Check that no value looks like a secret."""
     file = draft.file
     places: list[tuple[YamlPath, object]] = [
         (("engine", "args", key), value) for key, value in file.engine.args.items()
@@ -240,7 +240,7 @@ def check_secrets(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_stages(draft: Draft) -> Iterator[Mistake]:
-    """Ray gives a replica a part of one GPU, or whole ones."""
+    """Check that a replica takes a part of one GPU, or whole GPUs."""
     predict = draft.file.predict
     if predict is not None and predict.num_gpus > 1 and predict.num_gpus != int(predict.num_gpus):
         text = f"should be a whole number above 1, or a part of one GPU, not {predict.num_gpus:g}"
@@ -248,7 +248,7 @@ def check_stages(draft: Draft) -> Iterator[Mistake]:
 
 
 def check_places(draft: Draft) -> Iterator[Mistake]:
-    """All input has one format, and the output is not among it."""
+    """Check that all input has one format and excludes the output."""
     resolved = draft.paths
     if draft.file.read.format is None and draft.is_valid("read", "format") and resolved.sources:
         for where, text in inputs.format_mistakes(resolved.sources, resolved.names):
@@ -264,7 +264,7 @@ def check_places(draft: Draft) -> Iterator[Mistake]:
 
 
 def _reads_output(source: Source, to: Source) -> bool:
-    """Tell whether `source` would read what is written to `to`."""
+    """Return True if `source` would read the files written to `to`."""
     if source.where != to.where:
         return False
     # `**` goes through all folders below the part before it.
@@ -293,7 +293,7 @@ ALL = (
 
 
 def template_mistakes(template: str) -> list[str]:
-    """Return what is wrong, each with its line in the template."""
+    """Return the mistakes of a template, with line numbers."""
     try:
         mistakes = sorted(set(_find_mistakes(_ENVIRONMENT.parse(template))))
     except TemplateSyntaxError as error:
@@ -310,7 +310,7 @@ def template_mistakes(template: str) -> list[str]:
 
 
 def template_columns(template: str) -> set[str]:
-    """Return the names that a row must have a column for; of a template with mistakes, none."""
+    """Return the columns that a template needs; none for an invalid template."""
     try:
         tree = _ENVIRONMENT.parse(template)
         names = list(tree.find_all(nodes.Name))

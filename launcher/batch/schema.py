@@ -450,7 +450,7 @@ class JobFile(Section):
 
 
 def job_mode(file: JobFile) -> Mode:
-    """Return the mode that is written, or the one that follows from the sections there are."""
+    """Return the explicit mode, or the one that the sections imply."""
     if file.mode is not None:
         return file.mode
     if file.predict is not None:

@@ -1,8 +1,7 @@
-"""A batch job on this machine: what was asked for, checked, with every default filled in.
+"""A checked batch job on this machine, with every default filled in.
 
-`launcher.batch.flags` makes a `Job` of a command line, and of the file it names;
-`launcher.batch.job_spec` writes it for the driver inside the cluster, whose shapes these are
-(`launcher/batch/driver/job.py`).
+`launcher.batch.flags` parses a `Job` from a command line and its file; `launcher.batch.job_spec`
+writes it for the driver, whose classes it extends (`launcher/batch/driver/job.py`).
 """
 
 from __future__ import annotations
@@ -39,14 +38,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(driver.Job):
-    """A checked batch job: what its driver will be told, and what only this machine knows of it.
+    """A checked batch job: the driver's part, and the part of this machine.
 
-    What follows from a cluster and from the contents of files is empty until `job_spec` writes it:
-    `cluster`, `work`, `out`, `identity`, `digest`, `read.sources`, and where ranks meet.
+    `job_spec` fills in what follows from the cluster and from file contents: `cluster`, `work`,
+    `out`, `identity`, `digest`, `read.sources`, and the rendezvous of ranks.
 
-    `code` are the files that `predict` and `preprocess` need, by their names there. `path` is the
-    file the job came from. `inside` are the folders that its paths on this machine must lead into,
-    None: anywhere.
+    `code` are the files of `predict` and `preprocess`, by their names in the cluster. `path` is the
+    job file. `inside` are the folders that local paths must lead into, None: anywhere.
     """
 
     cluster: str = ""
@@ -76,9 +74,7 @@ class Job(driver.Job):
 
 
 class JobError(RequestError):
-    """The job has mistakes; `mistakes` holds one line each: `FILE:LINE: path: what`, or `--flag:
-    what`.
-    """
+    """Mistakes in a job, one line each: `FILE:LINE: path: text` or `--flag: text`."""
 
     def __init__(self, message: str, mistakes: Sequence[str], *, hint: str = HINT) -> None:
         super().__init__(message, evidence=mistakes, hint=hint)
@@ -86,7 +82,7 @@ class JobError(RequestError):
 
 
 def mistakes_error(path: Path, read: Document, mistakes: Sequence[Mistake]) -> JobError:
-    """Make one error of a file's mistakes, sorted by line."""
+    """Return one error for a file's mistakes, sorted by line."""
     lines = read.sorted_messages(mistakes)
     return JobError(
         f"{count_mistakes(len(lines))} in `{path}`",

@@ -1,6 +1,4 @@
-"""The types of single values in a job file: what each may look like, and how its short forms are
-read.
-"""
+"""Types of single values in a job file: validation and short forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Watch a batch job: tell its progress until its driver has ended, and why when not every row is
-accounted for.
+"""Watch a batch job: report its progress until its driver exits, and the cause of a failure.
 
-Watching never holds the job: whoever stops watching leaves it as it is.
+Watching never affects the job.
 """
 
 from __future__ import annotations
@@ -60,25 +59,25 @@ def watch_job(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Event, None, Progress]:
-    """Follow a job until its driver has ended; returns its last progress.
+    """Follow a job until its driver exits; return its last progress.
 
     Args:
-        site: whose head is asked.
+        site: the cluster.
         watched: the job.
-        transport: runs what is asked.
-        attached: the job ran before, so that what it has behind it is not told.
-        clock: seconds that only grow.
-        sleep: waits so many seconds.
+        transport: runs the queries.
+        attached: the job ran before: skip its past states.
+        clock: monotonic seconds.
+        sleep: waits for seconds.
 
     Raises:
-        BatchError: the job failed, was stopped or killed, or cannot be watched any more.
-        DeadlineError: its driver says nothing any more.
+        BatchError: the job failed, was stopped or killed, or can no longer be watched.
+        DeadlineError: its driver stopped reporting.
     """
     return (yield from _JobWatcher(site, watched, transport, clock, sleep).follow(quiet=attached))
 
 
 class _JobWatcher:
-    """A job that is followed: what has been seen of it so far, and since when."""
+    """State of watching one job."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class _JobWatcher:
         self._reported_at, self._reported_text = float("-inf"), ""
 
     def follow(self, *, quiet: bool) -> Generator[Event, None, Progress]:
-        """Look until its driver has ended; raises what `watch` does."""
+        """Query until the driver exits; raises the errors of `watch_job`."""
         while True:
             update = self._query(self._clock())
             if update is not None:
@@ -115,7 +114,7 @@ class _JobWatcher:
             self._sleep(_INTERVAL)
 
     def _query(self, now: float) -> JobUpdate | None:
-        """Ask once; `None` when nobody could say, which is borne for a while."""
+        """Query once; return None on an error, which is tolerated for a while."""
         dashboard = self._site.inventory.ports.dashboard
         argv = job_store.build_command(
             "follow",
@@ -182,8 +181,8 @@ class _JobWatcher:
         return events
 
     def _is_over(self, update: JobUpdate, now: float) -> bool:
-        """True when nothing more will come: Ray says so, and the driver's last word, if it had one,
-        has been read.
+        """Return True when no update will follow: Ray reports the end, and the driver's last
+        progress is read.
         """
         if update.status not in OVER and not update.progress.over:
             return False
@@ -239,7 +238,7 @@ class _JobWatcher:
         return self._death_error(update, again)
 
     def _driver_error(self, progress: Progress, error: JobFailure, again: str) -> BatchError:
-        """Return the error that the driver itself wrote down."""
+        """Return the error that the driver reported."""
         log = "\n".join(self._lines)
         hint = error.hint
         if not hint:
@@ -255,7 +254,7 @@ class _JobWatcher:
         )
 
     def _death_error(self, update: JobUpdate, again: str) -> BatchError:
-        """Return what is known of a driver that ended without a word of its own."""
+        """Return the error of a driver that exited without a report."""
         title = f"{self._watched.title}: its driver {_end_phrase(update)}"
         log = "\n".join(self._lines)
         symptom = symptoms.first_match(f"{log}\n{update.message}")

@@ -77,9 +77,7 @@ def report_remains(session: Session) -> None:
 
 
 def _find_jobs(session: Session, names: Sequence[str]) -> tuple[ClusterSnapshot, list[BatchStatus]]:
-    """Look at the head, and return the batch jobs of these names; raises RequestError for a name
-    that none has.
-    """
+    """Query the head and return the named batch jobs; raises RequestError for an unknown name."""
     snapshot, listed = jobs_command.query_jobs(session)
     if "jobs" not in snapshot.payload:
         raise server.head_error(session, snapshot)
@@ -136,12 +134,12 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
 def judge_stopped(
     jobs: Sequence[str], payload: Mapping[str, Any], alive: Sequence[str]
 ) -> list[Finding]:
-    """Judge that batch jobs are over, their drivers gone, and nothing of theirs left in Ray.
+    """Check that batch jobs have ended, with their drivers and resources in Ray.
 
     Args:
         jobs: their Ray jobs.
-        said: what the head said about Ray, or its `error`.
-        alive: the names of those whose driver still holds its lock.
+        payload: the head's report on Ray, or its `error`.
+        alive: names of the jobs whose driver holds its lock.
     """
     if "jobs" not in payload:
         text = f"Ray cannot be asked any more: {payload.get('error', 'no answer')}"

@@ -1,1 +1,1 @@
-"""What runs inside a batch job."""
+"""Driver of a batch job; runs inside the cluster."""

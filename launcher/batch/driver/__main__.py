@@ -29,7 +29,7 @@ WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for
 
 
 class StopRequested(Exception):
-    """Somebody asked this job to stop."""
+    """A request to stop the job (SIGTERM)."""
 
 
 def main(work: str) -> int:
@@ -48,9 +48,7 @@ def main(work: str) -> int:
 
 
 def handle_sigterm(*_: object) -> None:
-    """Stop at once while looking at the input; while rows are worked on, between two blocks of
-    them.
-    """
+    """Stop at once while reading the input; while processing rows, between two blocks."""
     if STOPPING.is_set():
         # the first one is being seen to: another must not come between it and its last words
         return
@@ -99,7 +97,7 @@ def lock_work(work: str) -> Any:
 
 
 def run_job(job: jobs.Job, progress: Tracker) -> int:
-    """Run the job; whatever ends it is said in the progress, the summary and the log."""
+    """Run the job; record its end in the progress, the summary and the log."""
     run = BatchRun(job, progress)
     try:
         run.open()
@@ -127,9 +125,7 @@ def run_job(job: jobs.Job, progress: Tracker) -> int:
 
 
 class BatchRun:
-    """One run's input and output: what there is, what is accounted for, and the file that is being
-    written.
-    """
+    """Input and output of one run: manifest, ledger, pending rows and sink."""
 
     def __init__(self, job: jobs.Job, progress: Tracker) -> None:
         self.job, self.progress = job, progress
@@ -139,7 +135,7 @@ class BatchRun:
         self.pending: dict[int, list[tuple[int, int]]] = {}
 
     def open(self) -> None:
-        """Find out what is left to do."""
+        """Survey the input and read the ledger."""
         self.progress.set("reading", "looking at the input")
         self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
@@ -148,7 +144,7 @@ class BatchRun:
         self.sink = sink.Sink(self.job, self.ledger, self.manifest, self.progress)
 
     def count_pending(self) -> int:
-        """Return how many rows are not accounted for."""
+        """Return the number of rows without an answer or error row."""
         assert self.ledger is not None and self.manifest is not None  # noqa: S101 - opened
         return source.count_rows(self.ledger.all_pending(self.manifest))
 
@@ -158,7 +154,7 @@ class BatchRun:
         self.sink.close()
 
     def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
-        """Keep what is answered, and say how the run ended."""
+        """Commit finished rows and report how the run ended; return the exit status."""
         WORKING.set()  # nor between a failure and its words
         try:
             if self.sink is not None:
@@ -181,7 +177,7 @@ class BatchRun:
 
 
 def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
-    """Take rows from the pipeline into the sink until there are no more."""
+    """Move rows from the pipeline to the sink until none remain."""
     progress.set("loading", "starting the pipeline")
     assert run.sink is not None  # noqa: S101 - opened
     for rows in pump_results(MODES[job.mode].run(job, run.manifest, run.pending, progress)):
@@ -198,9 +194,9 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
 
 
 def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield what a pipeline yields, and an empty list whenever it has been silent for a second.
+    """Yield a pipeline's results, and an empty list after each second without one.
 
-    The pipeline runs in a thread, so that the clock, the watchdog and SIGTERM are seen to while it
+    The pipeline runs in a thread, so that the clock, the monitor and SIGTERM are served while it
     blocks.
     """
     results_queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=2)

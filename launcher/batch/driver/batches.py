@@ -1,6 +1,4 @@
-"""Batches of users' code: rows into columns and back, and which rows of a batch are at fault when
-it raises. Nothing of Ray.
-"""
+"""Batches for user code: rows to columns and back, and bisection to the rows at fault. No Ray."""
 
 from __future__ import annotations
 
@@ -14,19 +12,18 @@ Answer = dict[str, Any] | str  # a row's new columns, or the reason why it has n
 
 
 class NotABatch(TypeError):
-    """What the user's code returned has no columns at all: it is wrong whatever the rows are."""
+    """A return value without columns: user code that is wrong for any rows."""
 
 
 def bisect_failures(
     rows: Sequence[Row], call: Callable[[Sequence[Row]], list[Answer]], notes: list[str]
 ) -> list[Answer]:
-    """Call the user's code on rows; when it raises, on each half of them, down to the rows that are
-    at fault.
+    """Call user code on rows; when it raises, on each half, down to the rows at fault.
 
     A batch of n rows takes at most 2n - 1 calls.
 
     Args:
-        notes: is told, once, when a batch did not fit into memory.
+        notes: receives one note when a batch did not fit into memory.
 
     Raises:
         NotABatch: from `call`: no row is at fault.
@@ -57,19 +54,16 @@ def bisect_failures(
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as Ray Data's guides show batches: one NumPy array per column, stacked when all
-    rows have the same shape.
+    """Return rows as one NumPy array per column, stacked when all rows have the same shape.
 
-    A row that lacks a column has None there.
+    The format of Ray Data's guides. A row without a column has None in it.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: to_array([row.get(name) for row in rows]) for name in names}
 
 
 def to_array(values: list[Any]) -> Any:
-    """Return a column's values as an array: of numbers where they are numbers of one shape, else of
-    objects.
-    """
+    """Return a column as an array: numeric for numbers of one shape, else of objects."""
     import numpy as np
 
     kinds = {type(value) for value in values}
@@ -88,9 +82,9 @@ def to_array(values: list[Any]) -> Any:
 
 
 def to_answers(batch: Any, rows: int) -> list[Answer]:
-    """Return a batch of answers row by row.
+    """Return a batch of answers as rows.
 
-    A dict of columns, a data frame and an Arrow table are batches.
+    A batch is a dict of columns, a data frame or an Arrow table.
 
     Raises:
         NotABatch: It is none of them.
@@ -152,7 +146,7 @@ def to_host(value: Any) -> Any:
 
 
 def last_line(problem: BaseException) -> str:
-    """Return what Python would print last for this exception."""
+    """Return the last line of Python's traceback for this exception."""
     name, lines = type(problem).__name__, str(problem).strip().splitlines()
     if is_out_of_memory(problem):
         return f"{name}: {lines[0] if lines else ''} (this row alone does not fit into memory)"[
@@ -169,9 +163,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 
 def is_device_broken(problem: BaseException) -> bool:
-    """Say whether this process cannot use its device any more: after such an error every call
-    fails, whatever the rows.
-    """
+    """Return True if the device is unusable by this process: every further call would fail."""
     text = str(problem)
     is_device_error = (
         type(problem).__name__ == "AcceleratorError" or "CUDA error" in text or "HIP error" in text
@@ -180,7 +172,7 @@ def is_device_broken(problem: BaseException) -> bool:
 
 
 def exit_process(message: str) -> None:
-    """End this process, so that Ray starts the replica anew and hands its batches out again."""
+    """Exit, so that Ray restarts the replica and reassigns its batches."""
     sys.stderr.write(
         f"the device is unusable after this error, the replica is restarted: {message}\n"
     )

@@ -1,6 +1,4 @@
-"""Watches the replicas of a job from the side: how many are up, what they wait for, and when
-restarting them leads nowhere.
-"""
+"""Monitor of a job's replicas: their number, the resources they wait for, and the restart limit."""
 
 from __future__ import annotations
 
@@ -68,10 +66,7 @@ def filter_by_state(table: Mapping[str, Actor], states: Collection[str]) -> dict
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """How much patience is left.
-
-    Pure: it is told what is seen and when, and says when enough is enough.
-    """
+    """Time and restarts left before the job is given up; pure, fed with observations."""
 
     restarts: int
     stall: float
@@ -85,7 +80,7 @@ class Budget:
     moved: float = 0.0  # when a row was last finished
 
     def judge(self, now: float, rows: int, counts: ReplicaCounts) -> Failed | None:
-        """Take note of one moment; return why the job should end, if it should."""
+        """Record an observation; return the failure that should end the job, if any."""
         self.note(now, rows, counts)
         if self.idle > self.restarts:
             hint = (
@@ -118,7 +113,7 @@ class Budget:
         self.idle += fresh
 
     def judge_start(self, now: float, counts: ReplicaCounts) -> Failed | None:
-        """Return why replicas that are not up yet are not waited for any longer, if so."""
+        """Return the failure of replicas that took too long to start, if any."""
         # Those that are loaded hold their places and wait for the last one: while it queues, no
         # clock of theirs runs.
         if counts.ready + counts.placed < self.least:
@@ -139,18 +134,16 @@ class Budget:
 
 
 class PendingQuery:
-    """Something to ask of Ray, which may never answer: nobody waits longer than `LOOK`, and it is
-    asked once at a time.
-    """
+    """A query to Ray, which may never answer: waits up to `QUERY_TIMEOUT`, one at a time."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self.query = ask
         self.future: Future[Any] | None = None
 
     def __call__(self) -> Any:
-        """Return the answer, maybe to the asking of an earlier call.
+        """Return the answer, possibly to the query of an earlier call.
 
-        Raises TimeoutError, and what asking raises.
+        Raises TimeoutError, and the errors of the query.
         """
         if self.future is None:
             self.future = Future()
@@ -172,9 +165,9 @@ class PendingQuery:
 
 
 class ReplicaMonitor:
-    """A thread that looks every two seconds while rows are worked on.
+    """A thread that checks the replicas every two seconds.
 
-    `verdict` says why the job should end, once it should.
+    `verdict` is the failure that should end the job, once there is one.
     """
 
     current: ReplicaMonitor | None = None  # the one of this process, for whoever can end it
@@ -235,7 +228,7 @@ class ReplicaMonitor:
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
 
     def update(self, counts: ReplicaCounts) -> None:
-        """Tell the progress what is seen, and judge it."""
+        """Report the counts to the progress and judge them."""
         processes = dict(counts.processes or {})
         self.gone += [
             process for name, process in self.processes.items() if processes.get(name) != process
@@ -250,9 +243,7 @@ class ReplicaMonitor:
             self.verdict = failure
 
     def report_state(self, counts: ReplicaCounts) -> None:
-        """Say what the job is doing when that changed; what a waiting job waits for is looked at
-        each time.
-        """
+        """Report the job's state when it changes; refresh the shortage of a waiting job."""
         if counts.ready and (counts.ready >= self.replicas[0] or self.rows):
             state, text = "running", ""
         elif counts.placed and counts.ready + counts.placed >= self.replicas[0]:
@@ -268,7 +259,7 @@ class ReplicaMonitor:
             self.progress.set(state, text)
 
     def describe_wait(self) -> str:
-        """Return what replicas wait for, asked for anew every ten seconds."""
+        """Return the resources that replicas wait for, queried every ten seconds."""
         if time.monotonic() - self.shortage_time > QUERY_TIMEOUT:
             self.shortage, self.shortage_time = (
                 query_or(self.shortage_query, self.shortage),
@@ -277,7 +268,7 @@ class ReplicaMonitor:
         return self.shortage
 
     def last_lines(self) -> list[str]:
-        """Return what the log of the replica that died last says of its end."""
+        """Return the last log lines of the replica that died last."""
         for node, pid in reversed(self.gone):
             lines = query_or(partial(read_log_end, node, pid), [])
             if lines:
@@ -303,7 +294,7 @@ def read_log_end(node: str, pid: int) -> list[str]:
 
 
 def query_or(ask: Callable[[], Any], otherwise: Any) -> Any:
-    """Return an answer, or something else when there is none: what is asked for only explains."""
+    """Return an answer, or a default on any error: the query only adds an explanation."""
     try:
         return ask()
     except Exception:
@@ -311,13 +302,13 @@ def query_or(ask: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def query_shortage(needs: Mapping[str, float], replicas: int) -> str:
-    """Say what replicas lack and who holds it."""
+    """Describe the missing resources and their holders."""
     free, total = query_or(query_resources, ({}, {}))
     return describe_shortage(needs, replicas, free, total, query_or(query_holders, ()))
 
 
 def query_resources() -> tuple[dict[str, float], dict[str, float]]:
-    """Return what the cluster has free, and what it has."""
+    """Return the cluster's free and total resources."""
     import ray
 
     return ray.available_resources(), ray.cluster_resources()
@@ -330,7 +321,7 @@ def describe_shortage(
     total: Mapping[str, float],
     holders: Iterable[str],
 ) -> str:
-    """Put into words what is free, what is needed, and who holds the rest."""
+    """Describe free and required resources and the holders of the rest."""
     wants = {name: amount for name, amount in needs.items() if amount}
     demand = " and ".join(format_amounts(wants)) or "a free process"
     requester = f"each of {replicas} replicas" if replicas > 1 else "one replica"
@@ -346,12 +337,12 @@ def describe_shortage(
 
 
 def format_amounts(resources: Mapping[str, float]) -> list[str]:
-    """Return resources as people say them: `2 GPU`."""
+    """Format resources for display: `2 GPU`."""
     return [f"{amount:g} {name}" for name, amount in resources.items()]
 
 
 def query_holders() -> list[str]:
-    """Return who has resources now: actors and placement groups of other jobs, by what they are."""
+    """Return the other jobs that hold resources through actors, with amounts."""
     import ray
     from ray.util.state import list_actors
 
@@ -375,7 +366,7 @@ def query_holders() -> list[str]:
 
 
 def query_job_names() -> dict[str, str]:
-    """Return what the jobs of the cluster are called, under Ray's own names for them."""
+    """Return submission ids (or entrypoints) by Ray job id."""
     from ray.util.state import list_jobs
 
     jobs = list_jobs(limit=1000, timeout=QUERY_TIMEOUT)

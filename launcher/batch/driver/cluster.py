@@ -1,6 +1,4 @@
-"""The driver's connection to Ray, and how Ray Data is set for a job: quiet, and without a clock of
-its own.
-"""
+"""The driver's connection to Ray, and Ray Data's settings: quiet, without its own timeout."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ PATIENCE = 60.0
 
 
 def connect(*, logs: bool) -> None:
-    """Join the cluster that RAY_ADDRESS names; `logs` sends what replicas print to this job's log.
+    """Join the cluster of RAY_ADDRESS; `logs` forwards the replicas' output to this job's log.
 
     Raises:
-        ConnectionError: No cluster is there. Ray is never started here.
+        ConnectionError: no cluster runs there. Ray is never started from here.
     """
     import ray
 
@@ -60,15 +58,15 @@ def node_address() -> str:
 
 
 def label_log(job: str) -> None:
-    """Write into the log of this process whose engine it is, for `vlaunch logs`."""
+    """Write the batch job's name into this process's log, for `vlaunch logs`."""
     os.write(1, f"vlaunch: an engine of batch job {job}\n".encode())
 
 
 def create_gate(least: int) -> Any:
-    """Return what so many replicas wait at until all of them are loaded, or None for one.
+    """Return a gate at which `least` replicas wait until all are loaded, or None for one.
 
-    The first one would take every row while the others still load. Ray Data can wait itself
-    (`wait_for_min_actors_s`), but then nothing is read meanwhile either.
+    Else the first replica would take every row while the others load. Ray Data's own wait
+    (`wait_for_min_actors_s`) also stops reading.
     """
     import ray
 
@@ -81,10 +79,10 @@ def create_gate(least: int) -> Any:
 
 
 class StartGate:
-    """Opens when so many have arrived, or nobody for `patience` seconds: a node may have died with
-    the others.
+    """Gate that opens after `least` arrivals, or `patience` seconds without one: a node may have
+    died.
 
-    It stays open: a replica that is started again, or comes late, finds it so.
+    It stays open for replicas that restart or arrive late.
     """
 
     def __init__(self, least: int, patience: float = PATIENCE) -> None:

@@ -1,5 +1,5 @@
-"""Types of kept columns: found out from the first rows, then each later value must fit, for a
-Parquet file has one schema.
+"""Types of input columns in answers: inferred from the first rows, then enforced, for a Parquet
+file has one schema.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "": None}
 
 
 def kind_of(value: Any) -> str:
-    """The type of one value; `big` is a whole number that no column holds, `none` fits every
-    type.
-    """
+    """Return the kind of a value; `big` is an integer beyond 64 bits, `none` fits every kind."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -46,9 +44,7 @@ def kind_of(value: Any) -> str:
 
 
 def infer_kind(kinds: Iterable[str]) -> str:
-    """The type that holds all of these: one kind's own, numbers for whole and other numbers, JSON
-    for any other mixture.
-    """
+    """Return the kind that holds all these: numbers for integers and floats, JSON for a mixture."""
     distinct = set(kinds) - {"none"}
     if not distinct or (distinct <= {"any", "text"} and "any" in distinct):
         return "any"
@@ -58,9 +54,8 @@ def infer_kind(kinds: Iterable[str]) -> str:
 
 
 def converter(column: str, target_kind: str, declared: bool) -> Callable[[Any], Any]:
-    """Return what turns a value into one of a type.
-
-    It raises ValueError with the reason for one that does not fit.
+    """Return a function that converts a value to a kind; it raises ValueError for one that does not
+    fit.
     """
     change = {
         "text": as_any if declared else require_type(str),
@@ -151,10 +146,7 @@ def to_json(value: Any) -> str:
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """The same value without NaN and infinities, for which JSON has no word: they become null.
-
-    A copy only if need be.
-    """
+    """Replace NaN and infinities, which JSON lacks, with null; copies only containers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -165,10 +157,10 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def json_default(value: Any) -> Any:
-    """What JSON says for a value that it does not know: numpy's, dates, decimals, bytes (base64).
+    """Return the JSON form of numpy values, dates, decimals, bytes (base64) and the like.
 
     Raises:
-        TypeError: nothing sensible.
+        TypeError: the type has no JSON form.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode()

@@ -1,6 +1,6 @@
 """Result rows as the bytes of a file.
 
-All answer files of a job have one schema; a row that does not fit it is told apart.
+All answer files of a job have one schema; rows that do not fit it are returned separately.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Bytes of a file, the numbers of its rows in order, and the rows that do not fit with the
-    reasons.
-    """
+    """Bytes of a file, its row numbers in order, and the rejected rows with reasons."""
 
     data: bytes
     numbers: list[int]
@@ -40,10 +38,10 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes answers.
+    """Encoder of answer files.
 
-    A Parquet schema that follows from the class's own columns, or from the length of a model's
-    vectors, is learned from the first file, and kept.
+    A Parquet schema that depends on a class's own columns or a model's vector length is learned
+    from the first file and stored.
     """
 
     ending = "jsonl"
@@ -84,7 +82,7 @@ class Encoder:
         return fitting, misfits
 
     def reject_reason(self, encode: Callable[[list[Row]], bytes], row: Row) -> str:
-        """Why a row cannot be written; nothing if it can."""
+        """Return the reason against writing a row; empty if it can be written."""
         try:
             encode([row])
         except Exception as error:  # what a class returned may raise anything
@@ -124,9 +122,7 @@ class Encoder:
         return bytes(sink.getvalue().to_pybytes())
 
     def initial_schema(self) -> Any:
-        """The schema, where it follows from the job alone or an earlier run learned it; else
-        None.
-        """
+        """Return the schema that follows from the job or an earlier run; None if unknown."""
         import pyarrow
 
         if self.job.mode == "predict" or "vector" in self.job.results.values():
@@ -161,8 +157,8 @@ class Encoder:
         return schema
 
     def full_schema(self, fields: list[Any]) -> Any:
-        """The columns in their order: the number, those that are kept, the results; of two of one
-        name the result stays.
+        """Return the columns in order: row number, input columns, results; a result replaces an
+        input column of its name.
         """
         import pyarrow
 
@@ -194,7 +190,7 @@ def vector_field(name: str, row: Row) -> Any:
 
 
 def column_values(field: Any, rows: list[Row], keeps: list[Row]) -> list[Any]:
-    """A column's values, one for each row, in the form in which its type takes them."""
+    """Return a column's values, one per row, converted to its type."""
     if field.name == "row":
         return [row["_row"] for row in rows]
     kind = (field.metadata or {}).get(KIND, b"").decode()
@@ -222,8 +218,8 @@ def arrow_array(field: Any, column: list[Any]) -> Any:
 
 
 def vector_array(kind: Any, vectors: list[Any]) -> Any:
-    """Vectors, each the bytes of its numbers, as Arrow's array; raises ValueError if one is longer
-    or shorter.
+    """Return vectors, as bytes of float32, as an Arrow array; raises ValueError for unequal
+    lengths.
     """
     import pyarrow
 
@@ -238,8 +234,8 @@ def vector_array(kind: Any, vectors: list[Any]) -> Any:
 
 
 def infer_field(name: str, values: list[Any]) -> Any:
-    """The column that holds these values: Arrow's own type for plain values and lists of them, JSON
-    for the rest.
+    """Return the field for these values: an Arrow type for plain values and lists of them, else
+    JSON.
     """
     import pyarrow
 
@@ -276,7 +272,7 @@ def decode_vectors(row: Row, named: list[str]) -> Row:
 
 
 def json_line(values: Row) -> bytes:
-    """One line of JSON; NaN and infinities become null, for which JSON has no words."""
+    """Return a line of JSON, with null for NaN and infinities."""
     try:
         line = json.dumps(values, ensure_ascii=False, allow_nan=False, default=columns.json_default)
     except ValueError:

@@ -1,6 +1,4 @@
-"""Mode `engine`: replicas of vLLM as actors of Ray Data, fed with prompts that are made row by row
-beside them, on CPUs.
-"""
+"""Mode `engine`: vLLM replicas as Ray Data actors, fed with prompts prepared on CPUs."""
 
 from __future__ import annotations
 
@@ -63,18 +61,15 @@ def replica_resources(job: Job) -> dict[str, float]:
 
 
 def concurrency(args: Mapping[str, Any], batch: int) -> int:
-    """Return how many batches one replica should have in hand so that vLLM always has rows to
-    run.
-    """
+    """Return the batches in flight per replica that keep vLLM busy."""
     sequences = int(args.get("max_num_seqs") or SEQUENCES)
     return min(64, max(4, math.ceil(OVERLAP * sequences / batch)))
 
 
 def window_rows(job: Job, batch: int, rows: int, size: float) -> int | None:
-    """Return how many of so many rows, of `size` bytes, are prepared at once, to be put in order as
-    a whole; None for all of them, where they are few and small.
+    """Return the rows prepared and ordered at once, of `size` bytes each; None for all of them.
 
-    Behind a stage that may work on each of them for long the engine must not wait for so many.
+    After a preprocess stage, only a batch: the engine must not wait for slow rows.
     """
     if job.preprocess:
         return batch
@@ -84,11 +79,10 @@ def window_rows(job: Job, batch: int, rows: int, size: float) -> int | None:
 
 
 def prepare_options(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
-    """Return how many processes prepare rows, and what they claim: no CPU, for replicas may have
-    claimed them all.
+    """Return the number of prepare processes and their claims: no CPU, for replicas may hold all.
 
-    Of rows that are prepared all at once Ray Data lets the process do both that reads them, which
-    claims the same: each process takes seconds of a core to start, while engines load.
+    When all rows are prepared at once, Ray Data fuses reading and preparing, given equal claims:
+    each process takes seconds of a core to start, while engines load.
     """
     if at_once is None:
         return {"size": 1, "num_cpus": source.TASK_CPUS, **source.task_resources(job.read.sources)}
@@ -97,7 +91,7 @@ def prepare_options(job: Job, rows: int, at_once: int | None) -> dict[str, Any]:
 
 
 def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: Any) -> Dataset:
-    """Add the stage that makes prompts of blocks, and cuts what it made into batches."""
+    """Add the stage that turns blocks into prompts and cuts them into batches."""
     from ray.data import TaskPoolStrategy
 
     # what travels with each of its tasks must not grow with the job
@@ -113,9 +107,7 @@ def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: 
 
 
 def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Dataset:
-    """Add the stage of replicas, each with several batches in hand, each of which a thread waits
-    for.
-    """
+    """Add the stage of replicas, each with several batches in flight, one thread per batch."""
     from ray.data import ActorPoolStrategy
 
     least, most = job.engine.replicas
@@ -150,8 +142,8 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
 def engine_arguments(job: Job) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`.
 
-    An engine on one GPU is one process beside its actor; one on several has a worker of Ray's for
-    each, wherever its placement group has its bundles.
+    An engine on one GPU is one process beside its actor; with several GPUs it has one Ray worker in
+    each bundle of its placement group.
     """
     gpus = job.engine.tp * job.engine.pp
     return {
@@ -166,9 +158,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
 
 
 def replica_claims(job: Job) -> dict[str, Any]:
-    """Return what a replica claims of the cluster: a GPU and a CPU, or a placement group of so many
-    of both.
-    """
+    """Return a replica's Ray claims: a GPU and a CPU, or a placement group."""
     gpus = job.engine.tp * job.engine.pp
     if gpus == 1:
         return {"num_gpus": 1, "num_cpus": 1}
@@ -179,9 +169,7 @@ def replica_claims(job: Job) -> dict[str, Any]:
 
 
 def create_placement_group(size: int, placement: str) -> dict[str, Any]:
-    """Make the placement group of one replica; its engine finds it, and puts a worker into each
-    bundle.
-    """
+    """Create a replica's placement group; its engine puts a worker into each bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -193,10 +181,7 @@ def create_placement_group(size: int, placement: str) -> dict[str, Any]:
 
 
 class Prepare:
-    """Rows of input → prompts, or the reasons why there are none.
-
-    A row cannot stop the job here.
-    """
+    """Stage from input rows to prompts or errors; a row never stops the job."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -224,9 +209,7 @@ class Prepare:
             return {**prepared, "_stage": "prompt", "_error": lines.excerpt(error_reason(problem))}
 
     def build_request(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return a text, the two texts of a score, or the tokens of a chat (whose template has put
-        the special tokens there already).
-        """
+        """Return a text, the two texts of a score, or a chat's tokens (special tokens included)."""
         prompter, tokenizer = self.tools()
         if self.job.task == "score":
             first, second = prompter.texts(columns)

@@ -1,8 +1,8 @@
-"""Keeps one engine of vLLM busy: requests of several batches are in it at the same time, one thread
-takes its steps, and each output goes to its batch when it ends. Nothing of Ray.
+"""Loop that keeps one vLLM engine busy with requests of several batches; one thread steps it. No
+Ray.
 
-An `AsyncLLM` wakes a coroutine for every row at every step; `LLM.generate` takes no row before all
-are done. This does what `LLM` does between its first request and its last, without a last one.
+`AsyncLLM` wakes a coroutine for every row at every step; `LLM.generate` takes no row before all are
+done. This does the same as `LLM` between its first and last request, without a last one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PULSE = 1.0  # seconds between two looks at whether an engine lives
 
 
 class VllmEngine(Protocol):
-    """What is used of `vllm.LLMEngine`."""
+    """The used part of `vllm.LLMEngine`."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> Any:
-        """Take a request; raise what is wrong with it."""
+        """Add a request; raises for an invalid one."""
 
     def step(self) -> Iterable[Any]:
         """Wait for the next outputs; those that are `finished` are whole."""
 
 
 class PendingCall:
-    """The prompts of one call, whose outputs come in any order."""
+    """Prompts of one call; outputs arrive in any order."""
 
     def __init__(self, prompts: int) -> None:
         self.outputs: list[Any] = [None] * prompts
@@ -51,20 +51,18 @@ class PendingCall:
 
 
 def exit_process() -> None:
-    """End this process, whatever its threads wait for: Ray starts another one, and its rows are
-    handed out again.
-    """
+    """Exit, whatever the threads wait for: Ray restarts the replica and reassigns its rows."""
     os._exit(1)
 
 
 def watch_process(
     alive: Callable[[], bool], end: Callable[[], None] = exit_process
 ) -> threading.Event:
-    """Look from a thread whether an engine lives, and end this process when it does not, until the
-    event that is returned is set.
+    """Watch an engine from a thread, and exit this process when it dies, until the returned event
+    is set.
 
-    Who waits for the next step of an engine whose process was killed waits for ever: vLLM's client
-    takes a note of its end, and tells nobody (0.32, `SyncMPClient` in v1/engine/core_client.py).
+    Waiting for a step of a killed engine would block forever: vLLM's client only records its end
+    (0.32, `SyncMPClient` in v1/engine/core_client.py).
     """
     over = threading.Event()
 
@@ -80,8 +78,8 @@ def watch_process(
 
 
 def is_alive(llm: Any) -> bool:
-    """Tell whether an engine's process lives, as vLLM's client of it has noted; an engine in this
-    process has none.
+    """Return True unless vLLM's client has recorded its engine's death; an in-process engine has
+    none.
     """
     return not getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_dead", False)
 
@@ -95,13 +93,14 @@ class EngineLoop:
     """An engine and its thread.
 
     Args:
-        engine: whose `add_request` and `step` are called by that thread alone.
+        engine: only the loop's thread calls its `add_request` and `step`.
         params: of every request.
-        render: makes what an engine takes of a prompt, in the thread of the caller, so that
-            tokenizing goes on beside the steps; one prompt at a time, as tokenizers want it.
-        tokenizing: `add_request` needs the tokenizer, too, as for words that are forbidden: it and
-            `render` wait for each other.
-        end: is called when the engine cannot go on.
+        render: turns a prompt into engine input, in the caller's thread, so that tokenizing
+            overlaps
+            with steps; one prompt at a time, as tokenizers require.
+        tokenizing: `add_request` uses the tokenizer too (as for forbidden words): it and `render`
+            exclude each other.
+        end: called when the engine has failed.
     """
 
     def __init__(
@@ -125,10 +124,7 @@ class EngineLoop:
         self.thread.start()
 
     def answer(self, prompts: Sequence[Any]) -> list[Any]:
-        """Return each prompt's output, or the exception that it ended with, in their order.
-
-        Many threads may call it at the same time.
-        """
+        """Return each prompt's output or exception, in the order of the prompts; thread-safe."""
         call = PendingCall(len(prompts))
         with self.call_lock:  # one call after the other: what is in order stays so
             for index, prompt in enumerate(prompts):
@@ -146,7 +142,7 @@ class EngineLoop:
         self.incoming.put(None)
 
     def run(self) -> None:
-        """Take steps for as long as there is anything to do, and wait where there is not."""
+        """Step while requests are active, else wait for the next one."""
         try:
             while self.take():
                 for output in self.engine.step():
@@ -159,9 +155,7 @@ class EngineLoop:
             self.end()
 
     def take(self) -> bool:
-        """Hand over what has come, and wait for something when the engine has nothing; return
-        whether to go on.
-        """
+        """Submit queued requests, waiting for one when the engine is idle; return False to stop."""
         while True:
             try:
                 came = self.incoming.get(block=not self.active)
@@ -189,15 +183,15 @@ class EngineLoop:
 
 
 def prompt_counts(output: Any) -> dict[str, int]:
-    """Return how many tokens a prompt has, and how many of them vLLM had in its cache."""
+    """Return a prompt's tokens and its tokens from vLLM's cache."""
     cached = getattr(output, "num_cached_tokens", None)
     return {"prompt_tokens": len(output.prompt_token_ids), CACHED_TOKENS: cached or 0}
 
 
 class NoAnswer(Exception):
-    """Why vLLM gave up a request."""
+    """A request that vLLM aborted."""
 
 
 def is_engine_dead(problem: BaseException) -> bool:
-    """Tell whether an exception means that the engine is gone, not that a request was wrong."""
+    """Return True if an exception means a dead engine, not an invalid request."""
     return type(problem).__name__.startswith("EngineDead")

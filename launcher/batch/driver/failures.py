@@ -1,6 +1,4 @@
-"""What went wrong, in plain words: what Ray, vLLM and users' code raise becomes a message, the
-lines that show it, a hint.
-"""
+"""Failures in plain words: exceptions of Ray, vLLM and user code as message, evidence and hint."""
 
 from __future__ import annotations
 
@@ -215,7 +213,7 @@ FAILURE_PATTERNS = (
 
 
 def explain(problem: BaseException, mode: str) -> Failed:
-    """Return a failure in words for whatever ended the pipeline."""
+    """Return the failure that describes an exception of the pipeline."""
     for raised in exception_chain(problem):
         if isinstance(raised, Failed):
             return raised
@@ -228,7 +226,7 @@ def explain(problem: BaseException, mode: str) -> Failed:
 
 
 def match_failure(text: str, mode: str) -> Failed | None:
-    """Return the failure that a text is known for."""
+    """Return the failure whose pattern matches a text, if any."""
     for failure in FAILURE_PATTERNS:
         match = re.search(failure.pattern, text) if mode in failure.modes else None
         if match:
@@ -242,7 +240,7 @@ def match_failure(text: str, mode: str) -> Failed | None:
 
 
 def describe_unknown(problem: BaseException, text: str) -> Failed:
-    """Return a failure that nobody has put into words: what was raised first is the message."""
+    """Return a failure without a pattern: the first raised exception is the message."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     raised = [match.group(1) for line in lines if (match := RAISED.match(line))]
     last_line = lines[-1].strip() if lines else type(problem).__name__
@@ -258,10 +256,10 @@ def describe_unknown(problem: BaseException, text: str) -> Failed:
 
 
 def root_cause_lines(lines: Sequence[str], address: str = "") -> list[str]:
-    """Return what leads to the exception that the failure of a start is about, and that exception
-    as the last line, behind the process that raised it on the node with this address.
+    """Return the lines up to the exception that caused a failed start, which is the last line.
 
-    Only one that was raised from it on purpose says more than it does.
+    That line names the process and the node at `address`. An exception raised from it on purpose
+    replaces it.
     """
     bare = [LOG_PREFIX.sub("", line) for line in lines]
     raised = cause.find_exception(lines)
@@ -283,7 +281,7 @@ def root_cause_lines(lines: Sequence[str], address: str = "") -> list[str]:
 
 
 def find_evidence(text: str, matched: str) -> str:
-    """Return the line that gave it away, with those below it that say more."""
+    """Return the matched line and the two below it."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     first = matched.splitlines()[0] if matched else ""
     at = next((index for index, line in enumerate(lines) if first and first in line), None)
@@ -304,6 +302,6 @@ def exception_chain(problem: BaseException) -> list[BaseException]:
 
 
 def exception_text(problem: BaseException) -> str:
-    """Return what an exception says, with its name; Ray's own say the remote traceback."""
+    """Return an exception's name and text; Ray's own contain the remote traceback."""
     text = str(problem)
     return text if "Traceback" in text else f"{type(problem).__name__}: {text}"

@@ -1,6 +1,4 @@
-"""What is asked of a model that generates, and what is made of its outputs: the same in replicas
-and in ranks.
-"""
+"""Sampling parameters and answers of generating models, for replicas and ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ PLAIN = ("PromptError", "NoAnswer", "VLLMValidationError")
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
-    """Make vLLM's sampling parameters, once, before the model is loaded: what is wrong in them is
-    wrong for every row.
+    """Create vLLM's sampling parameters before the model loads: an error would affect every row.
 
     Raises:
-        Failed: vLLM does not take them.
+        Failed: vLLM rejects them.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -46,10 +43,10 @@ def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
 
 
 def answer_columns(output: Any) -> dict[str, Any]:
-    """Return what vLLM answered; a request that it gave up has no answer, however much there is.
+    """Return an output's columns.
 
     Raises:
-        NoAnswer: It gave this one up.
+        NoAnswer: vLLM aborted the request, even after partial text.
     """
     first = output.outputs[0]
     ended = str(first.finish_reason or "")
@@ -64,7 +61,7 @@ def answer_columns(output: Any) -> dict[str, Any]:
 
 
 def error_reason(problem: BaseException) -> str:
-    """Return what to write into an error row for this exception."""
+    """Return an error row's reason for this exception."""
     if isinstance(problem, UnicodeEncodeError):
         return "the prompt holds half of a surrogate pair, which is not text"
     name, text = type(problem).__name__, str(problem).strip()

@@ -25,7 +25,7 @@ def to_runs(numbers: Iterable[int]) -> list[Run]:
 
 
 def count_numbers(runs: Iterable[Run]) -> int:
-    """How many numbers are in some intervals."""
+    """Return how many numbers are in these intervals."""
     return sum(last - first + 1 for first, last in runs)
 
 
@@ -42,7 +42,7 @@ class Intervals:
         return zip(self.firsts, self.lasts, strict=True)
 
     def __len__(self) -> int:
-        """How many intervals there are, not numbers."""
+        """Return the number of intervals, not of numbers."""
         return len(self.firsts)
 
     def __contains__(self, number: int) -> bool:
@@ -59,7 +59,7 @@ class Intervals:
         self.lasts[low:high] = [last]
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether any of these numbers is in the set."""
+        """Return True if any of these numbers is in the set."""
         low = bisect_left(self.lasts, first)
         return low < len(self.firsts) and self.firsts[low] <= last
 

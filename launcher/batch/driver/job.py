@@ -1,8 +1,8 @@
-"""A batch job as its driver is told of it: the shape of `job.json`, said once.
+"""Shape of a batch job in `job.json`, shared by launcher and driver.
 
-The launcher fills these classes in and writes them (`to_json`), and takes from them what a job file
-leaves out; the driver reads them again (`read`). The order of the fields is that of the file. Also
-the two ways in which a job can be impossible.
+The launcher fills these classes, writes them (`to_json`) and takes a job file's defaults from them;
+the driver reads them (`read_job`). Fields keep the file's order. Also the two ways in which a job
+fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CACHED_TOKENS = "_cached"
 
 
 class Failed(Exception):
-    """The job cannot go on: what happened, the lines that show it, and what to do."""
+    """A failure that ends the job: message, evidence lines and hint."""
 
     def __init__(self, message: str, evidence: str = "", hint: str = "") -> None:
         # all three: exceptions travel between processes by their arguments
@@ -82,10 +82,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a row becomes a prompt: exactly one of the first four.
+    """Source of a row's prompt: exactly one of the first four fields.
 
-    `pair` are the templates of two texts that are compared. `chat_args` go to the model's chat
-    template.
+    `pair` are the templates of two compared texts. `chat_args` go to the model's chat template.
     """
 
     column: str | None = None
@@ -97,9 +96,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """vLLM: `args` are its engine arguments by their Python names; `replicas` is the least and the
-    most of them; `placement` is Ray's word for how a replica's GPUs lie on the nodes; `order` of
-    `prefix`: rows whose prompts begin alike are asked one after the other, and long ones early.
+    """Settings of vLLM.
+
+    `args` are engine arguments by their Python names; `replicas` is (least, most); `placement` is
+    Ray's placement strategy; `order` of `prefix` groups prompts by prefix, long ones first.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -148,9 +148,7 @@ class Predict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocess:
-    """A Python function of the user's, called on batches before inference, as a stage of its own on
-    CPUs.
-    """
+    """A Python function of the user's, called on batches in a CPU stage before inference."""
 
     target: str
     num_cpus: float = 1.0
@@ -181,10 +179,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job. It works in the folder `work` and writes to `out`.
+    """A batch job that works in the folder `work` and writes to `out`.
 
-    `identity` is what its answers follow from, `digest` the SHA-256 of that. `keep` of None keeps
-    every column; a type of None is found out from the first rows.
+    `identity` determines its answers, `digest` is its SHA-256. `keep` of None keeps every column; a
+    type of None is inferred from the first rows.
     """
 
     name: str
@@ -211,7 +209,7 @@ class Job:
 
     @property
     def results(self) -> Mapping[str, str]:
-        """The columns that a row of answers has besides the kept ones, of a model."""
+        """Result columns of the task, by type."""
         return RESULT_COLUMNS[self.task]
 
     @property
@@ -227,7 +225,7 @@ def read_job(work: str) -> Job:
     """Read WORK/job.json.
 
     Raises:
-        Refused: there is none, or this version does not understand it.
+        Refused: the file is missing or of another version.
     """
     path = os.path.join(work, "job.json")
     try:
@@ -256,15 +254,13 @@ def read_job(work: str) -> Job:
 
 
 def parse_job(content: Mapping[str, Any]) -> Job:
-    """Make a job of what `job.json` holds; keys that this version does not know are left out."""
+    """Parse the content of `job.json`, ignoring unknown keys."""
     parsed: Job = from_json(Job, content)
     return parsed
 
 
 def to_json(job: Job) -> dict[str, Any]:
-    """Return what `job.json` holds, of which `read` makes the same job; what a subclass adds stays
-    out of it.
-    """
+    """Return the content of `job.json`, without a subclass's fields."""
     return {"version": VERSION, **to_fields(job, Job)}
 
 
@@ -279,12 +275,12 @@ def to_fields(value: Any, shape: Any) -> dict[str, Any]:
 
 
 def json_key(attribute: dataclasses.Field[Any]) -> str:
-    """Return what a field is called in `job.json`."""
+    """Return a field's key in `job.json`."""
     return str(attribute.metadata.get("key", attribute.name))
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Make a value of the type `kind` of what JSON has in its place."""
+    """Convert a JSON value to the type `kind`."""
     if dataclasses.is_dataclass(kind):
         kinds = typing.get_type_hints(kind)
         fields = [
@@ -316,7 +312,7 @@ def to_plain(value: Any) -> Any:
 
 
 def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two identities of a job, a line each."""
+    """Return the differences between two identities of a job, one per line."""
     return [
         f"{key}: {brief_value(before, key)} → {brief_value(now, key)}"
         for key in sorted({*before, *now})

@@ -1,8 +1,7 @@
-"""Which rows are accounted for: what earlier runs committed, what this one did, and what is left.
+"""Ledger of finished rows: committed by earlier runs and this one; the rest is pending.
 
-A file of answers or errors counts from the moment at which it has its name. What it holds is said
-in its ledger entry, which is written before; so an entry without its file is that of a crash, and
-its rows are still to be done.
+A file of answers or errors counts once it has its final name. Its ledger entry is written before;
+so an entry without its file is left from a crash, and its rows are pending.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RESTART_HINT = "start over with `--discard-results`, which deletes what this job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What is committed in one file."""
+    """Contents of one committed file."""
 
     number: int
     part: str
@@ -40,9 +39,9 @@ class LedgerEntry:
 
 
 class Ledger:
-    """Row numbers that are answered or failed, each once.
+    """Row numbers with an answer or error row.
 
-    `done` and `errors` count them, over all runs.
+    `done` and `errors` count them over all runs.
     """
 
     def __init__(self, out: Location, rows: int) -> None:
@@ -56,15 +55,13 @@ class Ledger:
         return self.accounted.missing(split.first, split.last)
 
     def all_pending(self, manifest: Manifest) -> dict[int, list[Run]]:
-        """What `run(job, manifest, pending, progress)` takes: splits with rows left, by their
-        index.
-        """
+        """Return the pending rows by split index, as a mode's `run` takes them."""
         return {
             split.index: pending for split in manifest.splits if (pending := self.pending(split))
         }
 
     def add(self, kind: str, rows: Iterable[int]) -> list[int]:
-        """Account for rows (`rows` or `errors`); return the new ones in the order given."""
+        """Account for rows (`rows` or `errors`); return the new ones in their order."""
         numbers = list(rows)
         runs = to_runs(sorted(numbers))
         if self.are_pending(runs) and count_numbers(runs) == len(numbers) and are_disjoint(runs):
@@ -80,7 +77,7 @@ class Ledger:
         return new
 
     def are_pending(self, runs: Iterable[Run]) -> bool:
-        """Whether all of these are rows of the job that are not accounted for."""
+        """Return True if all of these are pending rows of the job."""
         return all(
             first >= 0 and last < self.rows and not self.accounted.overlaps(first, last)
             for first, last in runs
@@ -93,9 +90,7 @@ class Ledger:
         return True
 
     def move_to_errors(self, count: int) -> None:
-        """So many rows that were answers are errors after all: they could not be written as
-        answers.
-        """
+        """Count rows as errors that were counted as answers but could not be written."""
         self.done -= count
         self.errors += count
 
@@ -121,10 +116,10 @@ class Ledger:
         appear()
 
     def count_entry(self, entry: LedgerEntry) -> None:
-        """Count what an earlier run committed.
+        """Count an entry of an earlier run.
 
         Raises:
-            Refused: some of it is counted already, or is no row of this job.
+            Refused: some of its rows are already counted, or not rows of this job.
         """
         for first, last in entry.rows:
             if self.accounted.overlaps(first, last) or not 0 <= first <= last < self.rows:
@@ -142,19 +137,18 @@ class Ledger:
 
 
 def are_disjoint(runs: list[Run]) -> bool:
-    """Whether intervals of sorted numbers came of numbers that differ."""
+    """Return True if intervals of sorted numbers have no number twice."""
     return all(run[1] < following[0] for run, following in pairwise(runs))
 
 
 def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
-    """Claim the output folder, put right what a crash left, and read what is committed.
+    """Claim the output folder, clean up after a crash and read the committed entries.
 
     Args:
         retry_errors: delete the error files first: their rows are pending again.
 
     Raises:
-        Refused: the folder holds something else, or was begun by a job of another identity or
-            input.
+        Refused: the folder holds other files, or belongs to another identity or input.
     """
     out = open_location(job.out)
     try:
@@ -206,11 +200,7 @@ def delete_errors(out: Location) -> None:
 
 
 def refuse_unlisted_files(out: Location, present: Iterable[str], listed: set[str]) -> None:
-    """See that all files of answers and errors that are there have entries.
-
-    Raises:
-        Refused: some have none.
-    """
+    """Raise Refused if a file of answers or errors has no ledger entry."""
     unknown = sorted(
         name for name in present if name not in listed and PART.fullmatch(name.partition("/")[2])
     )
@@ -223,10 +213,10 @@ def refuse_unlisted_files(out: Location, present: Iterable[str], listed: set[str
 
 
 def claim_output(job: Job, manifest: Manifest, out: Location) -> None:
-    """Make the output folder this job's, or see that it is.
+    """Mark the output folder as this job's, or verify its mark.
 
     Raises:
-        Refused: it is not, or it was begun with other settings or another input.
+        Refused: it belongs to another job, or to other settings or another input.
     """
     shown = mask_secrets(out.address)
     mark = out.child("ledger").child("job.json")
@@ -278,11 +268,7 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
 
 
 def refuse_foreign_files(out: Location, shown: str) -> None:
-    """See that a folder without a mark is empty.
-
-    Raises:
-        Refused: it is not.
-    """
+    """Raise Refused unless a folder without a mark is empty."""
     if names := foreign_files(out):
         evidence = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
         raise Refused(
@@ -293,9 +279,7 @@ def refuse_foreign_files(out: Location, shown: str) -> None:
 
 
 def foreign_files(out: Location) -> list[str]:
-    """What lies in a folder without a mark; the empty folders that a crash leaves before the mark
-    is written are nothing.
-    """
+    """Return the files in a folder without a mark; empty folders, left by a crash, do not count."""
     own = (*KINDS, "ledger")
     inside = [
         f"{folder}/{name}"
@@ -366,7 +350,7 @@ def remove_hidden_files(out: Location) -> None:
 
 
 def erase_output(job: Job) -> None:
-    """Delete what this job wrote to its output folder, its mark last; nothing else.
+    """Delete only this job's files in its output folder, the mark last.
 
     Raises:
         Refused: the folder is not this job's.

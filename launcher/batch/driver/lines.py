@@ -1,5 +1,5 @@
-"""Lines of a file, or of a part of it, as bytes and in blocks: a line of any length costs no more
-memory than the limit.
+"""Lines of a file or a part of it, read in blocks: memory stays below the limit for any line
+length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LongLine:
-    """A line over the limit: how it begins, and its length."""
+    """A line over the limit: its beginning and its length."""
 
     head: bytes
     length: int
@@ -31,11 +31,11 @@ def compression_codec(path: str) -> str | None:
 
 
 def read_blocks(place: Location, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a file, decompressed by its ending, or those from `start` to `end` of a
-    plain one.
+    """Yield a file's bytes, decompressed by its suffix; of a plain file, those from `start` to
+    `end`.
 
     Raises:
-        OSError: it cannot be read, or is not compressed as its ending says.
+        OSError: it cannot be read, or is not compressed as its suffix says.
     """
     size = BLOCK if place.local else FAR_BLOCK
     codec = compression_codec(place.address)
@@ -61,9 +61,7 @@ def strip_bom(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | LongLine]:
-    """Yield lines without their newline; a last one without a newline counts, an empty rest does
-    not.
-    """
+    """Yield lines without newlines, including a last one without; no empty last line."""
     rest = b""
     for part in parts:
         following = part
@@ -81,9 +79,7 @@ def split_lines(parts: Iterator[bytes], limit: int) -> Iterator[bytes | LongLine
 
 
 def skip_line(start: bytes, parts: Iterator[bytes]) -> tuple[LongLine, bytes]:
-    """Read past the end of a long line, keeping only its beginning; return it and what follows in
-    the last block.
-    """
+    """Read past the end of a long line; return its beginning and the rest of the last block."""
     head, length = start[:EXCERPT_LENGTH], len(start)
     for part in parts:
         newline = part.find(b"\n")
@@ -94,7 +90,7 @@ def skip_line(start: bytes, parts: Iterator[bytes]) -> tuple[LongLine, bytes]:
 
 
 def excerpt(raw: Any) -> str:
-    """A row as an error row shows it: cut, and with escapes for what is not UTF-8."""
+    """Return a row as shown in an error row: cut, with escapes for invalid UTF-8."""
     if isinstance(raw, bytes):
         return raw[:EXCERPT_LENGTH].decode("utf-8", "backslashreplace")[:EXCERPT_LENGTH]
     return str(raw)[:EXCERPT_LENGTH].encode("utf-8", "backslashreplace").decode()[:EXCERPT_LENGTH]

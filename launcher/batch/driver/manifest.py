@@ -1,7 +1,4 @@
-"""What a survey found: the files, where they are cut, and the types of kept columns.
-
-Stored as WORK/manifest.json.
-"""
+"""Manifest of the input: files, splits and column types; stored as WORK/manifest.json."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """An input file. `columns` is a CSV's header, `delimiter` what separates its cells."""
+    """An input file. `columns` is a CSV's header, `delimiter` its cell separator."""
 
     path: str
     rows: int
@@ -26,11 +23,11 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Rows `first` to `last` of the job: bytes `start` to `end` of a file, or the row group `start`
-    of a Parquet file.
+    """Rows `first` to `last` of the job: bytes `start` to `end` of a file, or Parquet row group
+    `start`.
 
-    `file` counts in `Manifest.files`. A compressed file and a row group are one split however
-    large: read it as a stream.
+    `file` is an index into `Manifest.files`. A compressed file or a row group is one split of any
+    size: read it as a stream.
     """
 
     index: int
@@ -49,7 +46,8 @@ class Split:
 class Manifest:
     """The input of a job.
 
-    `types` says how kept columns are stored: text, any, integer, number, boolean, json, binary.
+    `types` are the stored types of input columns: text, any, integer, number, boolean, json,
+    binary.
     """
 
     files: tuple[File, ...]
@@ -61,9 +59,7 @@ class Manifest:
 
     @property
     def row_bytes(self) -> float:
-        """How many bytes of its file a row takes on average; fewer than in memory where the file is
-        compressed.
-        """
+        """Mean bytes per row in the files; compressed files take more in memory."""
         return sum(file.bytes for file in self.files) / max(self.rows, 1)
 
     def fingerprint(self) -> str:
@@ -81,7 +77,7 @@ def dump_manifest(manifest: Manifest, identity: Mapping[str, Any]) -> bytes:
 
 
 def load_manifest(data: bytes) -> tuple[Manifest, dict[str, Any]]:
-    """Read a manifest and the identity of the job that it was made for."""
+    """Parse a manifest and the identity of its job."""
     payload = json.loads(data.decode("utf-8", "surrogateescape"))
     files = tuple(
         File(**{**entry, "columns": tuple(entry["columns"])}) for entry in payload["files"]

@@ -1,10 +1,9 @@
-"""The order in which rows are asked, where the job leaves it to us: those whose prompts begin alike
-come together, and long ones early. Row numbers and the output know nothing of it.
+"""Order of prompts for an engine: shared prefixes together, long ones first. Output order is
+unaffected.
 
-vLLM keeps what it computed of a prompt for the next one that begins alike, for as long as there is
-room (`docs/design/prefix_caching.md` of vLLM); it asks in the order in which it is given prompts,
-and does not sort them itself (vllm-project/vllm#12080 and #13762, which would have). A long prompt
-that comes last is waited for by an engine that has nothing else to do.
+vLLM's prefix cache serves the next prompt with the same beginning while space lasts
+(`docs/design/prefix_caching.md` of vLLM), but it does not sort prompts (vllm-project/vllm#12080,
+#13762). A long prompt at the end leaves the engine idle otherwise.
 """
 
 from __future__ import annotations
@@ -33,23 +32,17 @@ R = TypeVar("R")
 
 
 def window_rows(order: Order, batch: int, size: float) -> int:
-    """Return how many rows, of `size` bytes each on average, are put in order at once, before
-    they are cut into batches.
-    """
+    """Return the rows, of `size` bytes on average, that are ordered together before batching."""
     return max(min(WINDOW, int(BYTES / max(size, 1))), batch) if order == "prefix" else batch
 
 
 def prompt_key(row: Mapping[str, Any]) -> bytes:
-    """Return a prepared row's prompt as it is compared with others: its tokens, or its text; empty
-    for a row that has none.
-    """
+    """Return a prepared row's sort key: its prompt's tokens or text; empty without a prompt."""
     return bytes(row["_tokens"]) + f"{row['_prompt']}{row['_second']}".encode()
 
 
 def query_order(prompts: Sequence[bytes]) -> list[int]:
-    """Return the places of prompts in the order in which to ask them: those that begin alike one
-    after the other, and of what parts the longest first.
-    """
+    """Return prompt indices in query order: shared prefixes together, the longest group first."""
     return arrange(prompts, sorted(range(len(prompts)), key=prompts.__getitem__), PARTINGS)
 
 
@@ -64,7 +57,7 @@ def arrange(prompts: Sequence[bytes], places: list[int], partings: int) -> list[
 
 
 def common_prefix(first: bytes, second: bytes) -> int:
-    """Return how many bytes two texts have in common from their begin on."""
+    """Return the length of the common prefix of two byte strings."""
     lengths = range(1, min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
@@ -75,16 +68,16 @@ def ask_in_order(
     order: Order,
     compared: Callable[[P], bytes],
 ) -> list[R]:
-    """Ask prompts in the order that the job says; return the answers in the order of the prompts.
+    """Query prompts in the job's order; return answers in the order of the prompts.
 
     Args:
-        ask: is given prompts and returns an answer for each, in their order.
-        prompts: in the order of the input.
+        ask: takes prompts and returns an answer for each, in their order.
+        prompts: in input order.
         order: the job's.
-        compared: makes of a prompt what is compared with others.
+        compared: returns a prompt's sort key.
 
     Raises:
-        ValueError: There are not as many answers as prompts.
+        ValueError: the numbers of answers and prompts differ.
     """
     if order == "given":
         return list(ask(list(prompts)))

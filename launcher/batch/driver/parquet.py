@@ -1,6 +1,4 @@
-"""Rows of a Parquet file, a row group at a time and in small batches; what cannot be decoded is the
-error of those rows.
-"""
+"""Rows of a Parquet file, by row group and in small batches; undecodable rows become errors."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ BATCH = 8 << 20  # bytes of a batch, about
 
 
 def row_groups(place: Location) -> tuple[list[int], list[str]]:
-    """Rows of each row group, and the names of the columns.
+    """Return the row count of each row group, and the column names.
 
     Raises:
-        OSError, ValueError: this is not a Parquet file.
+        OSError, ValueError: not a Parquet file.
     """
     import pyarrow.parquet
 
@@ -31,10 +29,10 @@ def row_groups(place: Location) -> tuple[list[int], list[str]]:
 def read_rows(
     place: Location, group: int, count: int, row_bytes: int
 ) -> Iterator[dict[str, Any] | str]:
-    """Yield the rows of a row group as dicts, or the reason why a row cannot be read.
+    """Yield a row group's rows as dicts, or the reason against reading one.
 
     Raises:
-        OSError: the file cannot be read, on a filesystem that may be so for a while.
+        OSError: the file cannot be read; possibly temporary.
     """
     import pyarrow
     import pyarrow.parquet
@@ -83,9 +81,7 @@ def batch_rows(batch: Any, row_bytes: int) -> Iterator[dict[str, Any] | str]:
 
 
 def decode_row(row: Any) -> dict[str, Any] | str:
-    """One row, or why Python has no values for it: text that is not UTF-8, a date after the year
-    9999.
-    """
+    """Return one row, or the reason against it: text that is not UTF-8, a date after year 9999."""
     try:
         return dict(row.to_pylist()[0])
     except (ValueError, OverflowError, TypeError, KeyError) as error:
@@ -96,9 +92,7 @@ def decode_row(row: Any) -> dict[str, Any] | str:
 
 
 def cast_to_microseconds(batch: Any) -> Any:
-    """Python's times have no nanoseconds; without this a whole column of them needs another
-    library.
-    """
+    """Cast nanosecond columns to microseconds: Python's times are no finer."""
     import pyarrow
 
     types = pyarrow.types

@@ -1,6 +1,4 @@
-"""Files by path or address: listing, reading, and writing whole, on a local disk or through
-pyarrow's filesystems.
-"""
+"""Files by path or address: listing, reading and atomic writing through pyarrow's filesystems."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file: its path or address (as `opened` takes it), its size, and a mark that changes when
-    the file does.
+    """A file: path or address (for `open_location`), size, and a mark that changes with its
+    content.
     """
 
     path: str
@@ -30,9 +28,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A file or folder: pyarrow's filesystem and the path inside it; `where` is the path or address
-    it was opened by.
-    """
+    """A file or folder on a pyarrow filesystem; `where` is the path or address it was opened by."""
 
     filesystem: Any
     path: str
@@ -44,7 +40,7 @@ class Location:
         return Location(filesystem=self.filesystem, path=path, address=where, local=self.local)
 
     def stat(self) -> StoredFile | None:
-        """Return the file that is there, or None."""
+        """Return the file at this location, or None."""
         info = self.filesystem.get_file_info(self.path)
         return stored_file(info, self.address) if info.is_file else None
 
@@ -70,11 +66,10 @@ class Location:
             return bytes(file.read())
 
     def stage_file(self, data: bytes, aside: Location | None = None) -> Callable[[], None]:
-        """Bring a whole file as far as it goes unseen; the function that is returned makes it
-        appear, whole, under its name.
+        """Write a file invisibly; the returned function makes it appear, complete, under its name.
 
-        On disks that is a hidden file (in the folder `aside`, where nobody looks for data) and a
-        rename; an object store shows an object only when it is complete.
+        On disks by renaming a hidden file (in the folder `aside`, outside the data); an object
+        store shows only complete objects.
         """
         folder, _, name = self.path.rpartition("/")
         hidden = f"{aside.path if aside else folder}/.{name}.new"
@@ -159,10 +154,7 @@ def open_location(where: str) -> Location:
 
 @functools.lru_cache(maxsize=64)
 def connect_filesystem(address: str) -> tuple[Any, str]:
-    """Pyarrow's filesystem for a bucket or host, and the path in it at which the address begins.
-
-    Kept: connecting is slow.
-    """
+    """Return the filesystem of an address and the path in it; cached: connecting is slow."""
     from pyarrow import fs
 
     filesystem_and_path: tuple[Any, str] = fs.FileSystem.from_uri(address)
@@ -170,11 +162,11 @@ def connect_filesystem(address: str) -> tuple[Any, str]:
 
 
 def list_files(where: str) -> list[StoredFile]:
-    """The files of a path, an address, a folder (recursively) or a glob, sorted; hidden ones and
-    `_…` are left out.
+    """Return the sorted files of a path, address, folder (recursive) or glob, without hidden and
+    `_…` names.
 
     Raises:
-        Refused: there is none.
+        Refused: no file matches.
     """
     try:
         place = open_location(where)
@@ -277,7 +269,7 @@ def mask_secrets(text: str) -> str:
 
 
 def brief_error(error: BaseException) -> str:
-    """The first lines of what a library says: pyarrow lists every folder it looked in."""
+    """Return the first lines of an error: pyarrow lists every folder it searched."""
     return mask_secrets("\n".join(str(error).splitlines()[:5])[:1000])
 
 

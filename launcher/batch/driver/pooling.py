@@ -1,4 +1,4 @@
-"""What a replica makes of a pooling model's outputs: a vector of a text, a score of two texts."""
+"""Outputs of pooling models: a vector per text, a score per pair of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pooling_params() -> PoolingParams:
-    """Make vLLM's parameters of a request for a vector; all else is the model's own default, as of
+    """Create vLLM's parameters for a vector; the rest are the model's defaults, as in
     `/v1/embeddings`.
     """
     from vllm import PoolingParams
@@ -36,18 +36,18 @@ def embedding_columns(output: Any) -> dict[str, Any]:
 
 
 def check_output(output: Any) -> None:
-    """Raise NoAnswer with the reason for which vLLM gave a request up, if it did."""
+    """Raise NoAnswer with vLLM's reason for aborting a request, if it did."""
     if output.error is not None:
         raise NoAnswer(f"vLLM ended this request: {output.error.message}")
 
 
 class Scorer:
-    """`LLM.score`, for one batch at a time: how two texts are compared, by one prompt or by two
-    vectors, follows from the model, and is vLLM's to know.
+    """Wrapper of `LLM.score` for one batch at a time; vLLM chooses one prompt or two vectors by
+    model.
 
     Args:
         llm: a `vllm.LLM`.
-        end: is called when the engine cannot go on.
+        end: called when the engine has failed.
     """
 
     def __init__(self, llm: LLM, end: Callable[[], None] = exit_process) -> None:
@@ -55,9 +55,7 @@ class Scorer:
         self.lock = threading.Lock()
 
     def answer(self, prompts: Sequence[Mapping[str, str]]) -> list[batches.Answer]:
-        """Return each pair's columns, or the reason why it has none; a batch that vLLM refuses is
-        halved down to the pairs at fault.
-        """
+        """Return each pair's columns or error; a batch that vLLM rejects is bisected."""
         with self.lock:
             return batches.bisect_failures(prompts, self.score_prompts, [])
 
@@ -77,7 +75,7 @@ class Scorer:
 
 
 def score_columns(output: Any) -> batches.Answer:
-    """Return the columns of one output of `LLM.score`, or the reason why it has none."""
+    """Return an output's columns, or the reason for none."""
     try:
         check_output(output)
     except NoAnswer as problem:

@@ -1,6 +1,4 @@
-"""Why a rank of a data-parallel run ended: read from what Ray says of its process, and from the end
-of its log.
-"""
+"""Cause of a rank's end, from Ray's report on its process and the end of its log."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ PEER_LOST = re.compile(
 
 
 def first_failed(lost: Mapping[int, BaseException], logs: Mapping[int, Sequence[str]]) -> int:
-    """Return the rank that failed first, as far as can be told: one that is gone explains those
-    that lost it.
-    """
+    """Return the rank that most likely failed first: a dead rank explains those that lost it."""
     return min(
         lost,
         key=lambda rank: (
@@ -35,7 +31,7 @@ def first_failed(lost: Mapping[int, BaseException], logs: Mapping[int, Sequence[
 
 
 def is_process_gone(problem: BaseException) -> bool:
-    """Tell whether an exception means that the rank's process or node is gone."""
+    """Return True if an exception means that the rank's process or node died."""
     import ray
 
     return isinstance(
@@ -49,7 +45,7 @@ def is_process_gone(problem: BaseException) -> bool:
 
 
 def describe_exception(problem: BaseException) -> str:
-    """Return an exception of Ray's as one line: the cause in the rank, or how its process ended."""
+    """Return a Ray exception as one line: the cause in the rank, or its process's exit."""
     inner = getattr(problem, "cause", None)
     if isinstance(inner, BaseException):
         problem = inner
@@ -61,9 +57,7 @@ def describe_exception(problem: BaseException) -> str:
 
 
 def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
-    """Say how a rank failed, as far as Ray and its log tell: Ray does not learn the status of a
-    process that was killed.
-    """
+    """Describe a rank's failure by Ray and log: Ray does not see a killed process's status."""
     text = describe_exception(problem)
     if not is_process_gone(problem):
         return (log_cause(lines) if points_to_log(text) else "") or text
@@ -77,31 +71,27 @@ def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
 
 
 def points_to_log(text: str) -> bool:
-    """True for what a rank says of an engine whose processes told it only that they are gone; why
-    is in the log.
-    """
+    """Return True if an engine only reports that its processes died; the log has the cause."""
     return text.startswith("EngineDead") or "ngine core" in text
 
 
 def log_cause(lines: Sequence[str]) -> str:
-    """Return what a rank's log says of its engine's end, or nothing."""
+    """Return the cause of an engine's end from a rank's log, or nothing."""
     return first_match(CRASH, lines) or cause.root_cause(lines) or first_match(WORKER_DIED, lines)
 
 
 def first_match(patterns: Sequence[re.Pattern[str]], lines: Sequence[str]) -> str:
-    """Return what the first pattern that is in the log finds there, or nothing."""
+    """Return the first group that any pattern matches in the log, or nothing."""
     return next(filter(None, (last_match(pattern, lines) for pattern in patterns)), "")
 
 
 def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
-    """Return what a pattern's group is in the last line that has it, or nothing."""
+    """Return a pattern's group in the last matching line, or nothing."""
     return next((match[1] for line in reversed(lines) if (match := pattern.search(line))), "")
 
 
 def log_evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """Return the end of a log, without what only places the lines of a traceback, and what else is
-    known.
-    """
+    """Return the end of a log, without the source lines of tracebacks, and `notes`."""
     messages = [line for line in lines if not TRACE_LINE.search(line)]
     return "\n".join([*(line[:300] for line in messages[-LINES:]), *notes])
 

@@ -1,6 +1,4 @@
-"""Mode `predict`, and `preprocess` of any mode: the user's Python as stages of actors, called on
-batches of rows.
-"""
+"""Mode `predict`, and `preprocess` of any mode: user code as actor stages over batches."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def run(
 
 
 def add_preprocess_stage(data: Dataset, job: jobs.Job) -> Dataset:
-    """Put the user's function, if there is one, in front of inference, as a stage of its own, so
-    that both work at the same time.
-    """
+    """Add the user's function, if any, as a stage that runs beside inference."""
     options = job.preprocess
     if options is None:
         return data
@@ -110,7 +106,7 @@ def to_result(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class Replica:
-    """One copy of the user's class. What its constructor raises ends the job."""
+    """One instance of the user's class. An exception in its constructor ends the job."""
 
     def __init__(
         self, code: dict[str, bytes], target: str, args: dict[str, Any], gate: Any = None
@@ -131,15 +127,13 @@ class Replica:
 
 
 class Preprocess:
-    """The user's function: batch in, batch out, a row for each row."""
+    """The user's function: a batch to a batch with the same rows."""
 
     def __init__(self, code: dict[str, bytes], target: str) -> None:
         self.call = load_target(code, target)
 
     def __call__(self, table: Any) -> Any:
-        """Return the block with the rows' new columns; a row that the function fails on carries its
-        reason from here.
-        """
+        """Return the block with the rows' new columns; a row that fails carries its reason."""
         rows = table.to_pylist()
         answered = answer_rows(rows, self.call, [])
         return source.to_block(
@@ -150,7 +144,7 @@ class Preprocess:
 def answer_rows(
     rows: Sequence[Mapping[str, Any]], code: Callable[[Any], Any], notes: list[str]
 ) -> list[batches.Answer]:
-    """Return each row's answer, or the reason why it has none; reasons from earlier stages stay."""
+    """Return each row's answer or reason; reasons of earlier stages stay."""
 
     def call(part: Sequence[batches.Row]) -> list[batches.Answer]:
         return batches.to_answers(code(batches.to_columns(part)), len(part))
@@ -165,7 +159,7 @@ def answer_rows(
 
 
 def with_answer(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
-    """Return a row with its answer; what is needed only for an error row stays behind."""
+    """Return a row with its answer, without the columns that only error rows need."""
     passed_on = {name: row[name] for name in CARRIED}
     if isinstance(answer, dict):
         return {**passed_on, "_raw": "", "_out": pickle.dumps(answer)}
@@ -179,7 +173,7 @@ def with_answer(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any
 
 
 def with_columns(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
-    """Return a row with what the function made of its columns."""
+    """Return a row with the function's result in place of its columns."""
     row = {**row, "_raw": raw_input(row)}  # of the input: the columns are others from here on
     if isinstance(answer, dict):
         return {**row, "_data": pickle.dumps(answer)}
@@ -187,14 +181,12 @@ def with_columns(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, An
 
 
 def raw_input(row: Mapping[str, Any]) -> str:
-    """Return what an error row shows of its input."""
+    """Return a row's input as shown in an error row."""
     return row["_raw"] or (source.input_excerpt(row["_data"]) if row["_data"] else "")
 
 
 def pack_code(work: str) -> dict[str, bytes]:
-    """Return the files below WORK/code by their relative names: they travel with the replica, so no
-    storage is shared.
-    """
+    """Return the files below WORK/code by relative name; they travel with the replica."""
     root = os.path.join(work, "code")
     packed = {}
     for folder, _, names in sorted(os.walk(root)):
@@ -218,11 +210,11 @@ def unpack_code(code: dict[str, bytes]) -> str:
 
 
 def load_target(code: dict[str, bytes], target: str) -> Any:
-    """Import `module:Name` from packed files; a file that was shipped wins over an installed module
-    of its name.
+    """Import `module:Name` from packed files; a shipped file takes precedence over an installed
+    module.
 
     Raises:
-        ImportError: The module, something it imports, or the name in it is not there.
+        ImportError: the module, one of its imports, or the name is missing.
     """
     name, _, attribute = target.partition(":")
     root = unpack_code(code)

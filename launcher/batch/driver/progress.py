@@ -1,5 +1,5 @@
-"""Progress of a job: counters, rates and what it is doing. The driver writes it once a second, as
-`progress.json`; the launcher reads it.
+"""Progress of a job: counters, rates and state. The driver writes `progress.json` every second; the
+launcher reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTROL = re.compile(
 
 @dataclass(kw_only=True)
 class JobFailure:
-    """The error that ended a driver, in its own words."""
+    """The error that ended a driver, as it reported it."""
 
     message: str
     evidence: str = ""
@@ -80,16 +80,14 @@ class Progress:
         return self.done + self.errors
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `progress.json` holds of it."""
+        """Return the content of `progress.json`."""
         fields = to_fields(self, Progress)
         replicas = {name: fields.pop(name) for name in ("ready", "wanted")}
         return {"version": VERSION, **fields, "replicas": replicas}
 
 
 def parse_progress(raw: object) -> Progress:
-    """Read progress as a driver of any version wrote it: a value that makes no sense is left at its
-    default.
-    """
+    """Parse progress of a driver of any version; invalid values become defaults."""
     fields = raw if isinstance(raw, dict) else {}
     replicas, error, warnings = (fields.get(key) for key in ("replicas", "error", "warnings"))
     replicas = replicas if isinstance(replicas, dict) else {}
@@ -109,7 +107,7 @@ def parse_progress(raw: object) -> Progress:
 
 
 def coerce(kind: Any, value: Any) -> Any:
-    """Return a value of the given type within bounds, else the empty value of that type."""
+    """Return a value of the given type within bounds, else that type's empty value."""
     if options := typing.get_args(kind):
         return None if value is None else coerce(options[0], value)
     if kind is str:
@@ -128,9 +126,7 @@ def to_text(value: object) -> str:
 
 
 def to_plain(text: object, limit: int = TEXT) -> str:
-    """Text that a terminal shows as it is: no control characters but line ends and tabs, and not
-    too long.
-    """
+    """Return text safe for a terminal: no control characters except line ends and tabs, bounded."""
     shown = CONTROL.sub("", str(text)).encode("utf-8", "backslashreplace").decode()
     if len(shown) <= limit:
         return shown
@@ -140,10 +136,10 @@ def to_plain(text: object, limit: int = TEXT) -> str:
 
 
 class Tracker(Progress):
-    """The progress of a job while it runs; thread-safe.
+    """Progress of a running job; thread-safe.
 
-    Use it as a context manager: inside, a thread writes the file each second; `set`, `fail` write
-    at once.
+    A context manager with a thread that writes the file every second; `set` and `fail` write at
+    once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -175,7 +171,7 @@ class Tracker(Progress):
         self.write()
 
     def set(self, state: str, text: str = "") -> None:
-        """Say what the job is doing; writes the file."""
+        """Set the job's state; writes the file."""
         with self.lock:
             if self.over:
                 return  # how it ended stays: threads of a pipeline that was given up still speak
@@ -190,7 +186,7 @@ class Tracker(Progress):
             self.text = to_plain(text)
 
     def begin(self, rows: int, done: int, errors: int) -> None:
-        """Say how many rows there are and how many earlier runs accounted for."""
+        """Set the total rows and those accounted for by earlier runs."""
         with self.lock:
             self.rows, self.done, self.errors, self.before = rows, done, errors, done + errors
             self.done_before, self.errors_before = done, errors
@@ -222,7 +218,7 @@ class Tracker(Progress):
             self.ready, self.wanted = ready, target_count
 
     def restarted(self, restarts: int) -> None:
-        """Set how many restarts there were so far."""
+        """Set the number of restarts."""
         with self.lock:
             self.restarts = restarts
 
@@ -267,7 +263,7 @@ class Tracker(Progress):
             return round(rate, 3), round((self.tokens_out - tokens) / seconds, 3), eta
 
     def shown(self) -> dict[str, Any]:
-        """Return what the file says."""
+        """Return the content of the file."""
         with self.lock:
             self.rows_per_second, self.tokens_per_second, self.eta = self.rates()
             self.updated = round(time.time(), 3)
@@ -275,9 +271,9 @@ class Tracker(Progress):
             return {**self.to_json(), "pid": os.getpid(), "lost": self.lost, "added": added}
 
     def write(self) -> None:
-        """Write the file whole.
+        """Write the file atomically.
 
-        A disk that is full must not end the job from here: the sink says so better.
+        A full disk must not end the job from here: the sink reports it better.
         """
         with self.lock:
             hidden = f"{self.path}.new"
@@ -299,9 +295,7 @@ class Tracker(Progress):
 
 
 def lost_runs(path: str) -> list[dict[str, Any]]:
-    """Runs that ended without a word, by the progress that the last of them left: a killed driver
-    writes no summary.
-    """
+    """Return earlier runs that exited without a summary, from their last progress."""
     try:
         with open(path, encoding="utf-8") as file:
             raw = json.load(file)

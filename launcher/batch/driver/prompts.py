@@ -24,7 +24,7 @@ VALUE_LABELS = {
 
 
 class PromptError(Exception):
-    """Why a row has no prompt."""
+    """A row without a valid prompt."""
 
 
 class Prompter:
@@ -104,14 +104,13 @@ class Prompter:
         return value
 
     def chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-        """Put messages through the model's chat template, with the job's `chat_args`, ready for an
+        """Render messages with the model's chat template and the job's `chat_args`, ready for an
         answer.
 
-        The text holds the template's own special tokens: tokenise it with
-        `add_special_tokens=False`.
+        The text includes special tokens: tokenize it with `add_special_tokens=False`.
 
         Raises:
-            PromptError: the template refuses these messages.
+            PromptError: the template rejects these messages.
         """
         options = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
         try:
@@ -123,7 +122,7 @@ class Prompter:
 
 
 class Template:
-    """A compiled template, and what it says of a row that does not fit it."""
+    """A compiled template that explains the rows it does not fit."""
 
     def __init__(self, environment: Any, where: str, source: str) -> None:
         import jinja2
@@ -162,7 +161,7 @@ class Template:
 
 
 def undefined_reason(error: str) -> str:
-    """Say what a template missed in jinja2's words: 'title' is undefined."""
+    """Describe a jinja2 error: 'title' is undefined."""
     undefined = re.fullmatch(r"'(.+)' is undefined", error)
     if undefined:
         return f"the template names `{undefined[1]}`, which this row lacks"
@@ -179,9 +178,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def sandbox() -> Any:
-    """An environment in which templates cannot run code, change values or load files, nor pad and
-    repeat without end.
-    """
+    """Return an environment whose templates cannot run code, load files or create huge texts."""
     import jinja2
     import jinja2.sandbox
 
@@ -219,9 +216,7 @@ def sandbox() -> Any:
 
 
 def check_format(text: Any) -> None:
-    """Refuse a format that makes a huge text: a width of five digits, or one that comes from a
-    value.
-    """
+    """Reject a format of huge width: five digits, or taken from a value."""
     if isinstance(text, str) and re.search(r"%[^a-zA-Z%]*(\d{5}|\*)", text):
         raise OverflowError("a width in the format is too large")
 

@@ -1,6 +1,4 @@
-"""One rank of a data-parallel run: a Ray actor on its node that holds one vLLM engine and answers
-slices of rows.
-"""
+"""One rank of a data-parallel run: a Ray actor on its node with one vLLM engine."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """How a rank loads: environment variables that vLLM reads, and arguments of `vllm.LLM`."""
+    """Settings of a rank: vLLM's environment variables and arguments of `vllm.LLM`."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +61,7 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAnswer:
-    """What became of one row: output columns, or an error and the stage it happened in."""
+    """Result of one row: output columns, or an error and its stage."""
 
     row: int
     error: str = ""
@@ -74,8 +72,7 @@ class RowAnswer:
 class Rank:
     """The actor.
 
-    `together` says that the ranks meet in every step of their models: none may do more steps than
-    another.
+    `together`: the ranks synchronize in every step of the model, so all must take the same steps.
     """
 
     def __init__(self, job: Job, together: bool) -> None:
@@ -93,10 +90,7 @@ class Rank:
         return RankProcess(pid=os.getpid(), log=log_paths()[0])
 
     def load(self, setting: RankSettings) -> None:
-        """Load the model.
-
-        What another run left of the variables in this environment does not count.
-        """
+        """Load the model, ignoring vLLM variables that another run left in this environment."""
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]
         os.environ.update(setting.environment)
@@ -110,7 +104,7 @@ class Rank:
         self.tokenizer = self.llm.get_tokenizer()
 
     def answer(self, rows: Sequence[tuple[int, bytes]]) -> list[RowAnswer]:
-        """Answer rows (their numbers and pickled columns), each exactly once and in their order."""
+        """Answer rows (numbers and pickled columns), each exactly once and in order."""
         token_ids: list[list[int]] = []
         answers: list[RowAnswer] = []
         for row, data in rows:
@@ -127,13 +121,12 @@ class Rank:
         ]
 
     def encode_prompt(self, columns: Mapping[str, Any]) -> list[int]:
-        """Make a row's prompt.
+        """Return a row's prompt as token ids.
 
-        Everything that vLLM would refuse is refused here: it takes a batch as a whole or not at
-        all.
+        Checks everything that vLLM would reject: it takes a batch as a whole or not at all.
 
         Raises:
-            PromptError: this row has no prompt, or one that the model cannot take.
+            PromptError: the row has no prompt, or one that the model cannot take.
             UnicodeEncodeError: it is not text.
         """
         prompt = self.prompter(columns)
@@ -157,14 +150,12 @@ class Rank:
         return ids
 
     def step(self, token_ids: list[list[int]]) -> list[Any]:
-        """Generate in step with the other ranks: exactly once in each round, never without a
-        prompt.
+        """Generate in step with the other ranks: exactly once per round, never without a prompt.
 
         An engine without a request takes no steps, and the others would wait for it in their next
-        collective for ever. Engines also agree now and then whether any has something left: one
-        that was still being given its prompts, and had finished the first of them, would go on
-        alone. So engines pause together, which is when all have finished the round before, take all
-        prompts, and go on together. There is no second try.
+        collective forever. Engines also agree at intervals if any has work left: one that had
+        finished its first prompts while still receiving others would continue alone. So all engines
+        pause after a round, take all prompts, and resume together. There is no second try.
         """
         from vllm import SamplingParams
 
@@ -184,9 +175,7 @@ class Rank:
         return outputs if token_ids else []
 
     def generate_alone(self, token_ids: list[list[int]]) -> list[Any]:
-        """Generate; when vLLM refuses the batch, ask row by row, so that only the row it means is
-        an error.
-        """
+        """Generate; if vLLM rejects the batch, row by row, so that only the invalid row fails."""
         if not token_ids:
             return []
         try:

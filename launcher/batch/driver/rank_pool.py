@@ -1,6 +1,4 @@
-"""The ranks of a data-parallel run as processes: where they start, what they have in hand, how they
-end, and their logs.
-"""
+"""Processes of a data-parallel run's ranks: start, tasks, end and logs."""
 
 from __future__ import annotations
 
@@ -60,11 +58,10 @@ class RankTask:
 class RankPool:
     """All ranks.
 
-    As a context manager: they start inside, and no process of theirs is left behind it.
+    A context manager that leaves no process behind.
 
-    A rank does its work in the order given, so only its first task is looked at; its time runs from
-    when it became the first. Every failure is a failure of the job: raises Failed, naming the rank,
-    with the end of its log.
+    A rank works in order, so only its first task is checked; its time runs from when it became the
+    first. Every failure ends the job: raises Failed, naming the rank, with the end of its log.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class RankPool:
         self.end()
 
     def start(self, settings: Sequence[RankSettings], text: str) -> None:
-        """Start the ranks on their nodes and load the model; `text` says what they are."""
+        """Start the ranks and load the model; `text` describes them."""
         import ray
 
         self.locate()
@@ -126,8 +123,8 @@ class RankPool:
         self.nodes = self.nodes or [self.node(slot) for slot in self.slots]
 
     def port(self, first: int) -> int:
-        """Return where the ranks can meet: `first`, or the next port on the first rank's node that
-        nobody listens on.
+        """Return the ranks' rendezvous port: `first`, or the next free one on the first rank's
+        node.
         """
         import ray
 
@@ -156,7 +153,7 @@ class RankPool:
         return alive[slot.ip]
 
     def submit(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
-        """Let a rank answer rows (their numbers and pickled columns), after what it has in hand."""
+        """Queue rows (numbers and pickled columns) on a rank."""
         parallel = self.job.data_parallel
         assert parallel is not None  # noqa: S101 - the mode says so
         doing = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
@@ -181,17 +178,15 @@ class RankPool:
 
     @property
     def busy(self) -> bool:
-        """Whether any rank has something to do."""
+        """True if any rank has a task."""
         return any(self.tasks.values())
 
     def load(self, rank: int) -> int:
-        """Return how much a rank has in hand."""
+        """Return a rank's number of queued tasks."""
         return len(self.tasks[rank])
 
     def finished(self) -> list[tuple[int, Any, Any]]:
-        """Wait until a rank has finished something; return rank, tag and result of each that
-        has.
-        """
+        """Wait until a rank finishes a task; return rank, tag and result of all finished ones."""
         first = {rank: tasks[0] for rank, tasks in self.tasks.items() if tasks}
         ready = finished_refs(list(first.values()))
         results, lost = [], {}
@@ -227,7 +222,7 @@ class RankPool:
             raise Failed(message, log_evidence(self.log(late[0]), notes), task.hint)
 
     def result(self, task: RankTask) -> Any:
-        """Return what a finished task returned or raised."""
+        """Return a finished task's result or exception."""
         import ray
 
         try:
@@ -277,7 +272,7 @@ class RankPool:
         raise Failed(message, log_evidence(end, notes), hint) from problem
 
     def other_failures(self, lost: dict[int, BaseException]) -> dict[int, BaseException]:
-        """Return what other ranks fail with within `GRACE` seconds."""
+        """Return the failures of other ranks within `GRACE` seconds."""
         import ray
 
         others = {
@@ -293,7 +288,7 @@ class RankPool:
         }
 
     def log(self, rank: int) -> list[str]:
-        """Return the last lines of a rank's log, or why there are none."""
+        """Return the last lines of a rank's log, or the reason for none."""
         import ray
 
         if rank not in self.processes or not self.processes[rank].log:
@@ -323,9 +318,7 @@ class RankPool:
         return ray.remote(function).options(**options).remote(*args)
 
     def end(self) -> None:
-        """End all ranks at once, and wait until their engines' processes are gone: a run after this
-        one needs their devices.
-        """
+        """Kill all ranks, and wait for their engines' processes: the next run needs the devices."""
         import ray
 
         for actor in self.actors:
@@ -371,12 +364,10 @@ def node_affinity(node: str) -> Any:
 
 
 def free_port(first: int) -> int:
-    """Return the first of `PORTS` ports in a row that nobody listens on.
+    """Return the first of `PORT_COUNT` consecutive free ports; runs on the first rank's node.
 
-    Runs on the first rank's node.
-
-    vLLM takes the next port when one is taken, but only in the rank that listens: the others would
-    wait at the first for ever.
+    vLLM takes the next port when one is in use, but only in the listening rank: the others would
+    wait at the first forever.
     """
     import socket
 
@@ -395,7 +386,7 @@ def free_port(first: int) -> int:
 
 
 def kill_group(group: int, seconds: float) -> list[str]:
-    """End what is left of a rank's process group; return a line when some of it does not go.
+    """Kill a rank's remaining process group; return a line if some survive.
 
     Runs on the rank's node.
     """
@@ -415,7 +406,7 @@ def kill_group(group: int, seconds: float) -> list[str]:
 
 
 def group_members(group: int) -> list[int]:
-    """Return the processes of a group that still run; what is only not reaped yet holds nothing."""
+    """Return the running processes of a group; zombies hold nothing."""
     import os
 
     pids = []

@@ -1,10 +1,10 @@
-"""Mode `data-parallel`: one engine per rank over the nodes, together for a mixture of experts,
-apart for a dense model.
+"""Mode `data-parallel`: one engine per rank; in step for a mixture of experts, independent for a
+dense model.
 
-Every row is answered exactly once because this process alone deals rows out: it takes each pending
-row from the input once, gives it to one rank or to none (error rows), keeps it until that rank has
-answered for exactly the rows it was given, and passes it on once, in input order. A rank that fails
-ends the run, so no row is given to a second one; the rest stays pending.
+Every row is answered exactly once because only this process assigns rows: it takes a pending row
+once, gives it to one rank or none (error rows), holds it until that rank has answered exactly its
+rows, and yields it once, in input order. A failed rank ends the run, so no row goes to a second
+rank; the rest stays pending.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Slice:
-    """Neighbouring rows of one rank, and what became of those that were not errors before."""
+    """Consecutive rows for one rank, and their answers."""
 
     rows: list[Row]
     answers: dict[int, RowAnswer] = field(default_factory=dict)
@@ -57,8 +57,7 @@ class Slice:
 def run(
     job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
 ) -> Iterator[list[Row]]:
-    """Yield answered and failed rows, in blocks and in input order, until every pending row came
-    by.
+    """Yield answered and failed rows, in blocks and in input order.
 
     Raises:
         Refused: the ranks do not fit on the nodes, a template is wrong, the model's configuration
@@ -98,7 +97,7 @@ def run(
 
 
 def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
-    """Hand ranks to nodes in their order, as many to each as have `each` accelerators there.
+    """Assign ranks to nodes in order, as many as fit with `gpus` each.
 
     Raises:
         Refused: they do not fit.
@@ -118,7 +117,7 @@ def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
 
 
 def read_configuration(job: Job) -> Mapping[str, Any]:
-    """Read the model's configuration, of a folder or of what the hub's cache has.
+    """Read the model's configuration, from a folder or the hub's cache.
 
     Raises:
         Refused: it cannot be read.
@@ -146,9 +145,7 @@ def read_configuration(job: Job) -> Mapping[str, Any]:
 
 
 def count_experts(config: Mapping[str, Any]) -> int:
-    """Return how many experts a model's configuration, or that of the language model in it, speaks
-    of; 0 for a dense model.
-    """
+    """Return the experts in a model's configuration, nested ones included; 0 for a dense model."""
     counts = [config.get(name) for name in EXPERT_KEYS] + block_experts(config.get("block_configs"))
     inner = [
         value
@@ -159,7 +156,7 @@ def count_experts(config: Mapping[str, Any]) -> int:
 
 
 def block_experts(blocks: Any) -> list[Any]:
-    """Return what the configurations of a model's blocks give as numbers of experts."""
+    """Return the expert counts in the configurations of a model's blocks."""
     if not isinstance(blocks, list):
         return []
     return [
@@ -170,19 +167,17 @@ def block_experts(blocks: Any) -> list[Any]:
 
 
 def largest_count(count: Any) -> int:
-    """Return a number of experts, or the largest where there is one for each layer; 0 for anything
-    else.
-    """
+    """Return a count, or the largest of a list per layer; 0 for anything else."""
     if isinstance(count, list) and count:
         count = max(count)
     return count if isinstance(count, int) else 0
 
 
 def rank_settings(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> RankSettings:
-    """Return how a rank loads; `meet` is the first one's address and port.
+    """Return a rank's settings; `meet` is the address and port of the first rank.
 
-    vLLM refuses its data-parallel variables for dense models, so those are engines of their own.
-    The local rank is always 0: Ray shows each rank only the devices that are its own.
+    vLLM rejects its data-parallel variables for dense models, so those are independent engines. The
+    local rank is always 0: Ray shows each rank only its own devices.
     """
     parallel, tp, pp = job.data_parallel, job.engine.tp, job.engine.pp
     assert parallel is not None  # noqa: S101 - the mode says so
@@ -209,7 +204,7 @@ def rank_settings(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool)
 
 
 def describe_ranks(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
-    """Say what the model made of the ranks."""
+    """Describe the layout of the ranks."""
     parallel = job.data_parallel
     assert parallel is not None  # noqa: S101 - the mode says so
     rank_count = parallel.size
@@ -253,12 +248,12 @@ def cut_slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
 
 
 def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
-    """Run rounds: a slice for each rank, and one call of every rank's engine in every round, if
-    only with a placeholder.
+    """Run rounds: one slice per rank, one call of every engine per round, if only with a
+    placeholder.
 
-    The ranks of a mixture of experts exchange tokens in every step of their models. One that sat a
-    round out, or did one more, would leave the others waiting: all of them are called in the same
-    rounds, in the same order, and no call is repeated.
+    The ranks of a mixture of experts exchange tokens in every step. One that skipped a round, or
+    did one more, would block the others: all are called in the same rounds, in the same order, and
+    no call is repeated.
     """
     cut = cut_slices(rows, size)
     parts = take_round(cut, ranks)
@@ -274,9 +269,7 @@ def run_in_step(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> I
 
 
 def start_round(parts: list[Slice], pool: RankPool, ranks: int) -> None:
-    """Give every rank its part of a round, an empty one where there is none; no rank at all when no
-    row needs an answer.
-    """
+    """Submit a round to every rank, empty slices included; to none when no row needs an answer."""
     if any(part.pending for part in parts):
         for rank in range(ranks):
             part = parts[rank] if rank < len(parts) else Slice(rows=[])
@@ -289,10 +282,9 @@ def take_round(cut: Iterator[Slice], ranks: int) -> list[Slice]:
 
 
 def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Iterator[list[Row]]:
-    """Hand the next slice to whichever rank has least in hand; yield slices in their order.
+    """Submit the next slice to the least loaded rank; yield slices in order.
 
-    A slow rank holds back what others finished after its slice, at most `AHEAD` slices of each, and
-    takes fewer of the next.
+    A slow rank delays the others by at most `MAX_AHEAD` slices each, and takes fewer of the next.
     """
     cut = cut_slices(rows, size)
     window: deque[Slice] = deque()
@@ -319,16 +311,16 @@ def hand_out(part: Slice, pool: RankPool, rank: int) -> None:
 
 
 def settle_finished(pool: RankPool) -> None:
-    """Wait until a rank has finished a slice, and take the answers of each that has."""
+    """Wait until a rank finishes a slice, and store the answers of all finished ones."""
     for rank, part, answers in pool.finished():
         settle(part, answers, rank)
 
 
 def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
-    """Take a rank's answers to a slice.
+    """Store a rank's answers to a slice.
 
     Raises:
-        Failed: they are not for the rows that it was asked for, each once and in order.
+        Failed: they are not for its rows, each once and in order.
     """
     numbers = [row for row, _ in part.pending]
     if [answer.row for answer in answers] != numbers:
@@ -346,9 +338,7 @@ def merge_answers(part: Slice) -> list[Row]:
 
 
 def to_result(row: Row, answer: RowAnswer | None) -> Row:
-    """Return one row: answered, failed in its rank, or bad from the beginning (no rank was
-    asked).
-    """
+    """Return a row as answered, failed in its rank, or invalid from the start."""
     carried = {"_row": row["_row"], "_keep": row["_keep"]}
     if answer is None:
         return {**carried, "_error": row["_error"], "_stage": row["_stage"], "_raw": row["_raw"]}

@@ -1,8 +1,8 @@
-"""What is used of Ray that Ray calls its own, in this one place: what a new Ray may break.
+"""Private parts of Ray, in one place: a new Ray may break them.
 
-`USED` names all of it, as read and run with Ray 2.60. Everything else of the driver keeps to what
-Ray documents, and of vLLM nothing is used but `vllm.LLM` and what its sampling parameters are made
-of. Imports are late: the launcher and the tests have no Ray.
+`USED` lists them, as read and run with Ray 2.60. The rest of the driver uses documented Ray, and of
+vLLM only `vllm.LLM` and its sampling parameters. Imports are late: the launcher and the tests have
+no Ray.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ WORKER_LOGGER = "ray._private.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """A row of Ray's table of actors.
+    """A row of Ray's actor table.
 
-    `node` is empty for an actor that has no place yet; `death` is why Ray says that it died.
+    `node` is empty for an unplaced actor; `death` is Ray's reason for its death.
     """
 
     name: str
@@ -45,9 +45,7 @@ class Actor:
 
 
 def log_paths() -> tuple[str, str]:
-    """Return the files in which Ray keeps what this process prints, stdout's first: between them
-    and the process is a pipe.
-    """
+    """Return the files of this process's stdout and stderr; Ray writes them through a pipe."""
     import ray
 
     worker = ray._private.worker.global_worker
@@ -77,7 +75,7 @@ def parse_actor(row: Mapping[str, Any]) -> Actor:
 
 
 def death_reason(cause: Any) -> str:
-    """Return why Ray says that an actor died, as one line."""
+    """Return Ray's reason for an actor's death, as one line."""
     for name in ("actor_died_error_context", "creation_task_failure_context", "oom_context"):
         context = getattr(cause, name, None)
         if context is not None and context.ByteSize():
@@ -90,8 +88,9 @@ def death_reason(cause: Any) -> str:
 
 
 def set_claims(dataset: Any, compute: Any, **claims: Any) -> None:
-    """Set what the tasks of a dataset's last step claim, for a step that has no arguments for it,
-    such as `repartition`, which would claim a whole CPU to cut a block.
+    """Set the claims of a dataset's last step, which lacks arguments for them.
+
+    For `repartition`, which would claim a whole CPU to cut a block.
     """
     last = dataset._logical_plan.dag
     remote_args = getattr(last, "ray_remote_args", None)

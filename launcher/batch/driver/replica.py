@@ -1,6 +1,4 @@
-"""One replica of mode `engine`: an actor that holds one engine of vLLM and answers blocks of
-prepared rows, several at the same time.
-"""
+"""Replica of mode `engine`: an actor with a vLLM engine that answers several blocks at once."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ TOKENIZED = ("bad_words", "structured_outputs")
 class Replica:
     """One vLLM engine.
 
-    `arguments` are those of `vllm.LLM`, `job` is the name of the batch job. What its constructor
-    raises ends the job.
+    `arguments` are those of `vllm.LLM`, `job` is the batch job's name. An exception in its
+    constructor ends the job.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Replica:
         return source.to_block([{**nothing, **row} for row in done], tuple(results))
 
     def ask_engine(self, rows: list[dict[str, Any]]) -> list[Any]:
-        """Let the engine answer prepared rows; return an output, or an exception, for each."""
+        """Answer prepared rows; return an output or an exception for each."""
         return list(self.engine.answer([vllm_prompt(row) for row in rows]))
 
     def __del__(self) -> None:
@@ -92,8 +90,8 @@ EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vec
 
 
 def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a prepared row's prompt as vLLM takes it: tokens where it has them, else text; the
-    second text of a pair beside it.
+    """Return a prepared row's prompt for vLLM: tokens if present, else text; a pair has a second
+    text.
     """
     if row["_second"]:
         return {"prompt": row["_prompt"], "second": row["_second"]}
@@ -103,9 +101,9 @@ def vllm_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def render_prompt(llm: Any, prompt: Any) -> Any:
-    """Return what an engine takes of a prompt: its tokens, of which there are not too many.
+    """Return the engine's input for a prompt: token ids, checked for length.
 
-    For models that encode before they decode, the engine makes two prompts of one itself.
+    Encoder-decoder engines split a prompt into two themselves.
     """
     return prompt if llm.model_config.is_encoder_decoder else llm.renderer.render_cmpl([prompt])[0]
 
@@ -113,9 +111,7 @@ def render_prompt(llm: Any, prompt: Any) -> Any:
 def with_output(
     row: Mapping[str, Any], output: Any, columns: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a row with what vLLM made of it: the columns of an output, or why there are none; what
-    is needed only for an error row stays behind.
-    """
+    """Return a row with its output columns or error, without columns that only error rows need."""
     carried = {name: row[name] for name in CARRIED}
     try:
         if isinstance(output, Exception):
@@ -138,16 +134,14 @@ COLUMN_BUILDERS: Mapping[Task, Callable[[Any], dict[str, Any]]] = {
 
 
 class NotStarted(Exception):
-    """What the log of a replica says of an engine that did not start.
+    """An engine that did not start, with the lines of its log.
 
     Ray passes on only the text of such an exception.
     """
 
 
 def log_sizes() -> dict[str, int]:
-    """Return the files with what this process and its children print, with their lengths; vLLM's
-    log comes first, on stdout.
-    """
+    """Return this process's log files and their sizes; stdout, with vLLM's log, comes first."""
     return {path: os.path.getsize(path) for path in log_paths() if os.path.isfile(path)}
 
 
@@ -161,9 +155,7 @@ def await_output(path: str, seconds: float = 2.0) -> None:
 
 
 def start_failure(problem: BaseException, before: Mapping[str, int]) -> list[str]:
-    """Return what an engine's own processes said, since the logs were so long, of what `problem`
-    only points to; or nothing.
-    """
+    """Return the engine processes' log lines since `before` that `problem` refers to."""
     if not failures.POINTER.search(str(problem)):
         return []
     try:
@@ -181,7 +173,7 @@ def start_failure(problem: BaseException, before: Mapping[str, int]) -> list[str
 
 @contextmanager
 def explain_start() -> Iterator[None]:
-    """Say why an engine does not start in its own words, where its logs have them."""
+    """Replace the exception of a failed engine start with the cause from its logs, if any."""
     before = log_sizes()
     try:
         yield

@@ -19,12 +19,12 @@ DIGITS = 4300  # Python's own limit; its 3.10 may have none, and takes quadratic
 
 
 class BadRow(Exception):
-    """Why a row cannot be read."""
+    """A row that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A row of a file: how to get its columns (raises when it is bad), and how it looks."""
+    """A row of a file: a function that returns its columns (or raises), and its raw form."""
 
     columns: Callable[[], dict[str, Any]]
     raw: Any
@@ -33,14 +33,14 @@ class InputRow:
 def read_split(
     job: Job, manifest: Manifest, split: Split, pending: list[tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the pending rows of a split in order, as dicts with `_row`, `_error`, `_stage`, `_raw`,
+    """Yield a split's pending rows in order, as dicts with `_row`, `_error`, `_stage`, `_raw`,
     `_keep` and `_data`.
 
     Args:
-        pending: first and last numbers of the rows that are wanted; the others are passed over.
+        pending: first and last numbers of the pending rows; others are skipped.
 
     Raises:
-        Failed: the file is gone, is not what it was at the survey, or cannot be read.
+        Failed: the file is gone, changed since the survey, or cannot be read.
     """
     packer = Packer(job, manifest)
     file = manifest.files[split.file]
@@ -60,7 +60,7 @@ def read_split(
 
 
 def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
-    """The rows of a split; every way in which a file can fail to be read is one exception."""
+    """Yield the rows of a split; any error in reading the file becomes Failed."""
     shown = mask_secrets(file.path)
     try:
         place = open_location(file.path)
@@ -93,9 +93,7 @@ def changed_error(file: File, evidence: str) -> Failed:
 
 
 class Packer:
-    """Makes result rows of a file's rows: kept columns are brought to their types, all are pickled
-    for the stages.
-    """
+    """Converter from a file's rows to pickled result rows with typed input columns."""
 
     def __init__(self, job: Job, manifest: Manifest) -> None:
         self.all = job.keep is None
@@ -132,7 +130,7 @@ class Packer:
         }
 
     def keep(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The kept columns, as their types have them; `data` itself when nothing differs."""
+        """Return the columns to keep, converted to types; `data` itself if nothing differs."""
         selected = data if self.all else {name: data.get(name) for name in self.column_names}
         fitted = {name: fit(data[name]) for name, fit in self.converters.items() if name in data}
         if all(fitted[name] is data[name] for name in fitted):
@@ -141,7 +139,7 @@ class Packer:
 
 
 def pickle_columns(keep: dict[str, Any]) -> bytes:
-    """Kept columns as they travel: nothing where there are none."""
+    """Pickle columns; empty when there are none."""
     return pickle.dumps(keep, pickle.HIGHEST_PROTOCOL) if keep else b""
 
 

@@ -1,4 +1,4 @@
-"""The only writer: gathers result rows and commits them as whole files, each row once."""
+"""The only writer: buffers result rows and commits them as complete files, each row once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def estimate_bytes(rows: list[Row]) -> int:
 
 
 class Sink:
-    """Buffers rows and commits a file when there are `rows_per_file`, or 64 MB, or after `seconds`.
+    """Buffer that commits a file after `rows_per_file` rows, 64 MB, or `seconds`.
 
     Raises:
         Failed: from any method: no space left, the folder cannot be written, or more error rows
@@ -76,9 +76,9 @@ class Sink:
         self.check()
 
     def add(self, rows: list[Row]) -> int:
-        """Take result rows; duplicates are dropped.
+        """Add result rows, without duplicates; return the number of new ones.
 
-        Return how many were new. Counts them (and tokens) in the progress.
+        Counts them (and tokens) in the progress.
         """
         if self.broken:
             raise self.broken
@@ -91,8 +91,8 @@ class Sink:
         return len(good) + len(bad)
 
     def count_tokens(self, answers: list[Row]) -> tuple[int, int, int]:
-        """Tokens of prompts, of answers, and of prompts as far as vLLM had them in its cache;
-        columns of a class may have these names, and count nothing.
+        """Return tokens of prompts, answers and cached prompts; 0 in mode `predict`, whose columns
+        may have the same names.
         """
         if self.job.mode == "predict":
             return 0, 0, 0
@@ -101,7 +101,7 @@ class Sink:
         return read, written, sum(row.get(CACHED_TOKENS) or 0 for row in answers)
 
     def buffer_rows(self, kind: str, rows: list[Row]) -> None:
-        """Keep rows for their file, and commit the files that are full."""
+        """Buffer rows, and commit the files that are full."""
         if not rows:
             return
         buffer = self.buffers[kind]
@@ -112,7 +112,7 @@ class Sink:
             self.commit(kind, len(buffer.rows))
 
     def tick(self) -> None:
-        """Commit what has waited for `write.seconds`; call it about once a second."""
+        """Commit rows older than `write.seconds`; call it about once a second."""
         now = time.monotonic()
         if any(
             buffer.rows and now - buffer.since >= self.job.write.seconds
@@ -139,7 +139,7 @@ class Sink:
         self.broken = Failed("the output is closed")
 
     def select_new(self, kind: str, rows: list[Row]) -> list[Row]:
-        """Those rows that were not accounted for."""
+        """Return the rows that were not accounted for."""
         numbers = self.ledger.add(kind, [row["_row"] for row in rows])
         if len(numbers) == len(rows):
             return rows
@@ -152,10 +152,10 @@ class Sink:
         return first
 
     def commit(self, kind: str, count: int) -> None:
-        """Commit so many rows of a buffer as one file.
+        """Commit the first `count` rows of a buffer as one file.
 
-        They leave the buffer first: were this to end in between, they would be done again by the
-        next run, never written twice.
+        They leave the buffer first: after an interruption the next run repeats them, and none is
+        written twice.
         """
         with self.explain_errors(), defer_signals():
             rows = self.buffers[kind].take(count)
@@ -177,7 +177,7 @@ class Sink:
                 )
 
     def move_to_errors(self, misfits: list[tuple[Row, str]]) -> None:
-        """Answers that cannot be written become error rows."""
+        """Turn answers that cannot be written into error rows."""
         self.ledger.move_to_errors(len(misfits))
         self.progress.count(-len(misfits), len(misfits))
         rows = [
@@ -192,11 +192,7 @@ class Sink:
         self.buffers["errors"].add(rows)
 
     def check(self) -> None:
-        """See that there are not too many error rows.
-
-        Raises:
-            Failed: there are.
-        """
+        """Raise Failed when there are too many error rows."""
         limit = self.job.limits.errors
         if limit is None or self.ledger.errors <= limit:
             return
@@ -210,10 +206,10 @@ class Sink:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """What a filesystem raises is said in words; after it, this sink writes nothing more.
+        """Explain a filesystem's errors; after one, this sink writes nothing more.
 
-        A file whose commit failed may exist all the same (an answer of an object store may be
-        lost): to try again here could write its rows twice. The next run looks.
+        A file whose commit failed may exist all the same (an object store's answer may be lost): a
+        retry here could write rows twice. The next run checks.
         """
         try:
             yield
@@ -231,7 +227,7 @@ class Sink:
 
 
 def explain_error(error: OSError, folder: str) -> Failed:
-    """Say what a filesystem's error means for the job."""
+    """Return the failure that explains a filesystem's error."""
     again = "then run `vlaunch batch` again, which goes on where it stopped"
     if error.errno in DISK_FULL or "No space left" in str(error) or "quota" in str(error).lower():
         return Failed(
@@ -267,7 +263,7 @@ def answer_excerpt(row: Row) -> str:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let a signal that asks to stop wait until a file is committed."""
+    """Defer SIGTERM and SIGINT until a file is committed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,4 @@
-"""Ray Data's view of the input: read tasks over the splits that still have rows to do, in blocks of
-one batch each.
-"""
+"""Ray Data source of the input: read tasks over splits with pending rows, in batch-sized blocks."""
 
 from __future__ import annotations
 
@@ -46,37 +44,33 @@ S = TypeVar("S")
 
 
 def count_rows(pending: Mapping[int, RowRuns]) -> int:
-    """Return how many rows are still to be done."""
+    """Return the number of pending rows."""
     return sum(map(count_numbers, pending.values()))
 
 
 def batch_rows(requested: int, pending: int, replicas: int) -> int:
-    """Return the rows of one batch: what was asked for, less when there would not be two batches
-    for each replica.
-    """
+    """Return the batch size: as requested, or less to give every replica two batches."""
     return max(1, min(requested, math.ceil(pending / (2 * max(1, replicas)))))
 
 
 def batches_in_flight(requested: int, batch: int, rows: int, replicas: int) -> int:
-    """Return how many batches one replica may hold: never more than its share, or the first one up
-    would take them all.
-    """
+    """Return the batches a replica may hold: at most its share, or the first one up takes all."""
     share = math.ceil(math.ceil(rows / batch) / max(1, replicas))
     return max(1, min(requested, share))
 
 
 def worker_count(rows: int) -> int:
-    """Return how many processes read so many rows, cut them, or prepare them for one replica."""
+    """Return the processes that read, cut or prepare this many rows for one replica."""
     return 1 if rows <= FEW_ROWS else WORKERS
 
 
 def rows_per_task(rows: int, batch: int | None) -> int:
-    """Return how many rows a read task should have, of so many in all."""
+    """Return the rows of a read task, of `rows` in all."""
     return max(TASK_ROWS, math.ceil(rows / MAX_TASKS)) if batch else rows
 
 
 def group_splits(splits: Iterable[S], sizes: Iterable[int], least: int) -> Iterator[list[S]]:
-    """Put neighbouring splits together until a read task has so many rows."""
+    """Group consecutive splits into read tasks of at least `least` rows."""
     task: list[S] = []
     row_count = 0
     for split, size in zip(splits, sizes, strict=True):
@@ -145,16 +139,12 @@ def create_dataset(
 
 
 def task_resources(sources: Iterable[str]) -> dict[str, Any]:
-    """Return where read tasks may run: paths are those of the head, if only one of the sources is a
-    path.
-    """
+    """Return the resources that pin read tasks to the head if any source is a path."""
     return {} if all("://" in source for source in sources) else {"resources": HEAD_RESOURCES}
 
 
 def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
-    """Return the manifest with only these splits and their files: what travels with a read task
-    must not grow with the job.
-    """
+    """Return the manifest with only these splits and their files: a read task must stay small."""
     places = {file: place for place, file in enumerate(sorted({split.file for split in splits}))}
     return dataclasses.replace(
         manifest,
@@ -164,9 +154,7 @@ def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
 
 
 def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, RowRuns]) -> Iterator[Any]:
-    """Yield the pending rows of this (thin) manifest's splits in blocks: a split can be a whole
-    compressed file.
-    """
+    """Yield a thin manifest's pending rows in blocks: a split may be a whole compressed file."""
     for split in manifest.splits:
         rows: list[dict[str, Any]] = []
         size = 0
@@ -194,10 +182,9 @@ def input_excerpt(data: bytes) -> str:
 
 
 def to_block(rows: Sequence[Mapping[str, Any]], extra_columns: Sequence[str] = ("_data",)) -> Any:
-    """Return rows as an Arrow table whose schema does not depend on them: what users' columns hold
-    travels pickled.
+    """Return rows as an Arrow table of fixed schema: users' columns travel pickled.
 
-    `more` are the columns behind those that every row has: text, unless `KINDS` says otherwise.
+    `extra_columns` follow the columns of every row: text, unless `COLUMN_KINDS` says otherwise.
     """
     import pyarrow as pa
 

@@ -1,5 +1,4 @@
-"""What a job came to: `summary.json`, in the work folder after every run and beside the answers
-when the job is done.
+"""Summary of a job, `summary.json`: in the work folder after every run, with the answers when done.
 
 Rates and seconds are those of the last run, counts and tokens those of all.
 """
@@ -23,9 +22,7 @@ from .progress import TOKENS, Tracker
 def write_summary(
     job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
 ) -> dict[str, Any]:
-    """Write the summary of a job whose run ended in `state` (done, failed, stopped, refused) and
-    return it.
-    """
+    """Write and return the summary of a run that ended in `state` (done, failed, …)."""
     place = open_location(os.path.join(job.work, "summary.json"))
     before = read_earlier(place)
     seconds = time.monotonic() - progress.start_time
@@ -64,7 +61,7 @@ def write_summary(
 
 
 def seconds_after_start(moment: float | None, progress: Tracker) -> float | None:
-    """Return the seconds from the begin of the run to this moment of it."""
+    """Return the seconds from the run's start to this moment."""
     return None if moment is None else round(moment - progress.start_time, 3)
 
 

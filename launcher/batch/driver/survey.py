@@ -1,6 +1,4 @@
-"""Before the first row: which files there are, how many rows they hold, where to cut them, and the
-types of kept columns.
-"""
+"""Survey of the input before the first row: files, row counts, splits and column types."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ Cut = tuple[int, int, int]  # start, end, rows
 
 
 def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
-    """Look at every file, or read what an earlier run found; `say` is told what is being looked at.
+    """Survey every file, or load the earlier run's manifest; `say` receives the progress.
 
     Raises:
         Refused: no such file, not of this format, or the input or the job changed since the earlier
@@ -45,9 +43,9 @@ def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
 
 
 def list_inputs(job: Job) -> list[StoredFile]:
-    """The input files, source by source, each once.
+    """Return the input files in source order, each once.
 
-    Those that were shipped are known by their digest: when they came here says nothing.
+    Shipped files are identified by digest, so their modification time is ignored.
     """
     by_path = {file.path: file for source in job.read.sources for file in list_files(source)}
     shipped = os.path.join(job.work, "input") + "/"
@@ -58,10 +56,10 @@ def list_inputs(job: Job) -> list[StoredFile]:
 
 
 def load_confirmed(job: Job, place: Location, listed: list[StoredFile]) -> Manifest:
-    """The manifest of an earlier run, if it still holds.
+    """Return an earlier run's manifest.
 
     Raises:
-        Refused: it does not.
+        Refused: the input or the job has changed.
     """
     try:
         manifest, identity = load_manifest(place.read())
@@ -87,7 +85,7 @@ def load_confirmed(job: Job, place: Location, listed: list[StoredFile]) -> Manif
 
 
 def file_differences(before: Iterable[File], listed: Iterable[StoredFile]) -> list[str]:
-    """What became of the files of an earlier run: a line for each that is not as it was, sorted."""
+    """Return the changes to an earlier run's files, one per line, sorted."""
     then, now = {file.path: file for file in before}, {file.path: file for file in listed}
     report = [f"{mask_secrets(path)} is gone" for path in then if path not in now]
     report += [f"{mask_secrets(path)} is new" for path in now if path not in then]
@@ -98,7 +96,7 @@ def file_differences(before: Iterable[File], listed: Iterable[StoredFile]) -> li
 
 
 def describe_change(then: File, now: StoredFile) -> str:
-    """How a file changed; nothing if it did not."""
+    """Return a description of a file's change; empty if unchanged."""
     if then.bytes != now.bytes:
         return f"{then.bytes} bytes then, {now.bytes} now"
     return "written again since" if then.mark != now.mark else ""
@@ -273,9 +271,9 @@ def cut_records(
 
 
 def infer_columns(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Names of the columns, and the types of the kept ones, by the first good rows.
+    """Return the column names and the types of columns to keep, from the first good rows.
 
-    JSON lines need none but the declared.
+    JSON lines need only the declared types.
     """
     kinds: dict[str, set[str]] = {}
     for row in sample_rows(job, manifest):
@@ -290,7 +288,7 @@ def infer_columns(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mappin
 
 
 def sample_rows(job: Job, manifest: Manifest) -> Iterator[Mapping[str, Any]]:
-    """The columns of the first good rows, at most `SAMPLE`."""
+    """Yield the columns of the first good rows, at most `SAMPLE`."""
     import pickle
 
     bare = replace(job, keep={})

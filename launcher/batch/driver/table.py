@@ -1,6 +1,4 @@
-"""Records of a CSV file and their sizes: a quoted newline does not end a record, a broken record
-does not end the file.
-"""
+"""Records of a CSV file and their sizes; quoted newlines and broken records do not end the file."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ DELIMITERS = (",", ";", "\t")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: its cells, or what is wrong with it; `size` bytes of the file, `raw` is how it
-    looks there.
-    """
+    """A record: cells or an error, `size` in bytes, and `raw` as in the file."""
 
     cells: list[str]
     error: str
@@ -26,10 +22,10 @@ class Record:
 
 
 class Cursor:
-    """Hands lines to `csv.reader` and remembers what the present record took; a line that is none
-    raises `csv.Error`.
+    """Line iterator for `csv.reader` that tracks the current record; an invalid line raises
+    `csv.Error`.
 
-    An iterator with its own state and not a generator: it must go on after it raised.
+    A class and not a generator: it must continue after it raised.
     """
 
     def __init__(self, parts: Iterator[bytes | LongLine], limit: int) -> None:
@@ -37,7 +33,7 @@ class Cursor:
         self.begin()
 
     def begin(self) -> None:
-        """A new record begins."""
+        """Start a new record."""
         self.size, self.head, self.error, self.quotes = 0, b"", "", 0
 
     def __iter__(self) -> Cursor:
@@ -102,7 +98,7 @@ def csv_reason(message: str, quotes: int) -> str:
 
 
 def header_names(first: Record, delimiter: str) -> tuple[str, ...]:
-    """Names of columns; one without a name is called by its place.
+    """Return the column names; an unnamed one is called by its position.
 
     Raises:
         ValueError: this cannot be a header.
@@ -117,9 +113,7 @@ def header_names(first: Record, delimiter: str) -> tuple[str, ...]:
 
 
 def guess_delimiter(path: str, line: bytes) -> str:
-    """What separates cells: a tab by the file's ending, else the first of `,` `;` and tab that the
-    header has.
-    """
+    """Return the cell separator: a tab by suffix, else the first of `,` `;` tab in the header."""
     name = path.partition("?")[0].lower()
     if any(name.endswith(ending) for ending in (".tsv", ".tsv.gz", ".tsv.zst")):
         return "\t"
