@@ -35,16 +35,16 @@ class Authority:
 
     def certificate(self, days: float = 100.0) -> bytes:
         """Return the CA's own certificate."""
-        made = self._builder("the CA", self.key.public_key(), days).add_extension(
+        created = self._builder("the CA", self.key.public_key(), days).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        return made.sign(self.key, hashes.SHA256()).public_bytes(_PEM)
+        return created.sign(self.key, hashes.SHA256()).public_bytes(_PEM)
 
     def issue(self, node: str, ip: str = "127.0.0.1", days: float = 100.0) -> bytes:
         """Return a node's certificate and key; one that ended some days ago has negative days."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ipaddress.ip_address(ip)), x509.DNSName(node)]
-        made = (
+        created = (
             self._builder(node, key.public_key(), days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(
@@ -57,7 +57,7 @@ class Authority:
         private = key.private_bytes(
             _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return made.sign(self.key, hashes.SHA256()).public_bytes(_PEM) + private
+        return created.sign(self.key, hashes.SHA256()).public_bytes(_PEM) + private
 
     def deliver(self, folder: Path, node: str, ip: str = "127.0.0.1", days: float = 100.0) -> None:
         """Write the files of a node, each replaced whole."""

@@ -54,12 +54,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock for all that the keeper does."""
-    made = Clock()
+    created = Clock()
     for module in (keeper, monitor, needs, reservation):
         monkeypatch.setattr(module, "Background", Now)
     monkeypatch.setattr(state, "container_id", lambda: "first")
     monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records
-    return made
+    return created
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def make(tmp_path: Path, clock: Clock) -> Make:
 def ready(make: Make) -> Make:
     """Put a server on a stage, and let it answer."""
 
-    def answered(want: Desired = TWO, *more: str) -> Stage:
-        stage = make(want, *more)
+    def answered(want: Desired = TWO, *args: str) -> Stage:
+        stage = make(want, *args)
         stage.until("ready")
         stage.run(10)
         return stage

@@ -86,7 +86,7 @@ class Node:
 
     def report(self) -> dict[str, Any]:
         """Return what an agent says."""
-        said: dict[str, Any] = {
+        payload: dict[str, Any] = {
             "state": self.state,
             "last": self.last,
             "prepared": self.prepared,
@@ -94,17 +94,17 @@ class Node:
             **self.idle,
         }
         if self.waits:
-            said["waits"] = self.waits
+            payload["waits"] = self.waits
         if self.ranks:
-            said["ranks"] = self.ranks
+            payload["ranks"] = self.ranks
         if self.state == "running":
-            said |= {
+            payload |= {
                 "pid": 100,
                 "evidence": self.evidence,
                 "cause": "",
             }
         if self.number:
-            said["inspection"] = {
+            payload["inspection"] = {
                 "number": self.number,
                 "at": self.sampled,
                 "bytes": {"eth0": [0, 0]},
@@ -113,7 +113,7 @@ class Node:
                     for pid, (rank, frames) in enumerate(self.stacks.items(), start=41)
                 ],
             }
-        return {**said, **self.more} if self.state == "running" else said
+        return {**payload, **self.more} if self.state == "running" else payload
 
 
 class Lead:
@@ -181,7 +181,7 @@ class Engine:
 class Stage:
     """A server that is kept in a folder, on nodes that are all there at first."""
 
-    def __init__(self, folder: Path, clock: Clock, want: Desired, *more: str) -> None:
+    def __init__(self, folder: Path, clock: Clock, want: Desired, *args: str) -> None:
         self.folder, self.clock, self.lead, self.engine = folder, clock, Lead(), Engine()
         self.answered = self.steps = 0
         self.asking = self.failing = 0.0
@@ -190,7 +190,7 @@ class Stage:
         self.told: list[tuple[str, str]] = []  # each state, with what was being done
         self.mute: set[str] = set()  # nodes whose API has never answered
         for node in dict.fromkeys(
-            (HEAD, *(each.node for each in want.processes), *want.places, *more)
+            (HEAD, *(process.node for process in want.processes), *want.places, *args)
         ):
             self.lead.nodes[node] = Node()
         self.want(want)
@@ -213,9 +213,9 @@ class Stage:
     @property
     def seen(self) -> Observed:
         """What the record says."""
-        found = state.read_status("chat", str(self.folder))
-        assert found is not None
-        return found
+        status = state.read_status("chat", str(self.folder))
+        assert status is not None
+        return status
 
     @property
     def orders(self) -> dict[str, Order]:
@@ -225,14 +225,14 @@ class Stage:
     @property
     def phases(self) -> dict[str, str]:
         """What each node is to do."""
-        return {node: each.phase for node, each in self.orders.items()}
+        return {node: item.phase for node, item in self.orders.items()}
 
     @property
     def history(self) -> list[str]:
         """Which servers have answered."""
         file = self.folder / "chat" / "history.json"
         return (
-            [each["desired"]["id"] for each in json.loads(file.read_text())]
+            [load["desired"]["id"] for load in json.loads(file.read_text())]
             if file.exists()
             else []
         )
@@ -245,19 +245,21 @@ class Stage:
     def step(self, seconds: float = 0.5) -> None:
         """Let some time pass, and everybody look once."""
         self.clock.now += seconds
-        for node, each in self.lead.nodes.items():
+        for node, item in self.lead.nodes.items():
             if node not in self.lead.away:
-                each.obey(self.orders.get(node), self.clock.now)
+                item.obey(self.orders.get(node), self.clock.now)
         self._serve(seconds)
         self.lead.reports |= {
-            node: records.parse_record(ServerReport, self._report(node, each), "report")
-            for node, each in self.lead.nodes.items()
+            node: records.parse_record(ServerReport, self._report(node, item), "report")
+            for node, item in self.lead.nodes.items()
             if self.lead.is_fresh(node)
         }
         self.keeper.tick()
-        seen = self.keeper.status
-        if seen is not None and (not self.told or self.told[-1] != (seen.state, seen.doing)):
-            self.told.append((seen.state, seen.doing))
+        observed = self.keeper.status
+        if observed is not None and (
+            not self.told or self.told[-1] != (observed.state, observed.doing)
+        ):
+            self.told.append((observed.state, observed.doing))
 
     def run(self, seconds: float, step: float = 0.5) -> None:
         """Let so much time pass."""
@@ -274,8 +276,8 @@ class Stage:
 
     def _serve(self, seconds: float) -> None:
         """Let the engine do what it does, if all of its processes run."""
-        nodes = [self.lead.nodes[each.node] for each in self.wanted.processes]
-        alive = all(each.state == "running" for each in nodes)
+        nodes = [self.lead.nodes[process.node] for process in self.wanted.processes]
+        alive = all(node.state == "running" for node in nodes)
         began = self.began.setdefault(nodes[0].last, self.clock.now)
         failing = self.failing + seconds if self.engine.failing else 0.0
         self.failing = failing
@@ -291,15 +293,15 @@ class Stage:
         self.waits = {key: self.waits.get(key, 0.0) + seconds for key in self.engine.mute}
 
     def _report(self, name: str, node: Node) -> dict[str, Any]:
-        said = node.report()
+        report = node.report()
         generation = self.began.get(node.last)
-        apis = {each.node: each for each in self.wanted.apis}
+        apis = {api.node: api for api in self.wanted.apis}
         if name in apis and node.state == "running" and generation is not None:
             behind = self.wanted.replicas_behind(apis[name])
-            said["probe"] = {**self.probe(*map(str, behind)), **said.get("probe", {})}
+            report["probe"] = {**self.probe(*map(str, behind)), **report.get("probe", {})}
             if self.clock.now - generation < self.engine.takes or name in self.mute:
-                said["probe"]["answers"] = {}
-        return said
+                report["probe"]["answers"] = {}
+        return report
 
     def probe(self, *replicas: str) -> dict[str, Any]:
         """Return what is known of an API, and of replicas behind it."""
@@ -311,7 +313,7 @@ class Stage:
         mute = {*waits, *self.engine.mute}
         came |= {key: [1, 0.1 + sum(waits.values())] for key in keys if key in mute}
         first = {"model": "m", "refused": engine.refused, "seconds": 0.1, "replicas": []}
-        said: dict[str, Any] = {
+        payload: dict[str, Any] = {
             "answers": came if self.answered else {},
             "asking": {**({"": self.asking} if self.asking else {}), **waits},
             "seconds": 0.1,
@@ -323,8 +325,8 @@ class Stage:
         }
         if engine.counts:
             progress = dict.fromkeys(keys, str(self.steps)) | dict.fromkeys(mute & {*keys}, "-")
-            said |= {"counted": 0.1, "progress": progress}
-            said["counters"] = {
+            payload |= {"counted": 0.1, "progress": progress}
+            payload["counters"] = {
                 "progress": [],
                 "running": engine.open,
                 "waiting": 1 if self.asking else 0,
@@ -332,7 +334,7 @@ class Stage:
                 "failed": engine.failed,
                 "held": engine.held,
             }
-        return said
+        return payload
 
 
 class Now:

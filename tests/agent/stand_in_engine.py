@@ -64,7 +64,7 @@ def serve() -> None:
                 "num_requests_running": 2,
                 "num_requests_waiting": 1,
             }
-            said = {
+            payload = {
                 "/health": (503 if there("dead") else 200, ""),
                 "/v1/models": (200, json.dumps({"data": [{"id": "m"}]})),
                 "/metrics": (
@@ -76,7 +76,7 @@ def serve() -> None:
                 ),
                 "/is_sleeping": (200, json.dumps({"is_sleeping": there("asleep")})),
             }
-            self._say(*said.get(self.path, (404, "")))
+            self._say(*payload.get(self.path, (404, "")))
 
         def do_POST(self) -> None:
             """A completion."""

@@ -17,16 +17,18 @@ RECORDED: dict[str, dict[str, tuple[int, Any]]] = json.loads((FIXTURES / "tasks.
 pytestmark = pytest.mark.usefixtures("folders")
 
 
-def complete(server: Server, **more: Any) -> Any:
-    return answer.request_first_answer(QueryTarget(api=server.port, dashboard=server.port, **more))
+def complete(server: Server, **fields: Any) -> Any:
+    return answer.request_first_answer(
+        QueryTarget(api=server.port, dashboard=server.port, **fields)
+    )
 
 
 def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text and fingerprint; the key travels in the header, and proxies are ignored."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    said = complete(server)
+    reply = complete(server)
 
-    assert (said.text, said.fingerprint, said.model) == ("Hi", "vllm-0.32.0-pp2-x", "m")
+    assert (reply.text, reply.fingerprint, reply.model) == ("Hi", "vllm-0.32.0-pp2-x", "m")
     post = server.asked[-1]
     assert post[:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
     assert post[3]["messages"] == [{"role": "user", "content": "Say hello."}]
@@ -44,9 +46,9 @@ def test_every_replica_is_asked(server: Server) -> None:
     prove the answer.
     """
     server.replicas = Replicas()
-    said = complete(server, engines=2)
+    reply = complete(server, engines=2)
 
-    assert len(said.replicas) == 2
+    assert len(reply.replicas) == 2
     assert server.replicas.finished == [9, 8]
     assert {call[2] for call in server.asked} == {"Bearer api-key"}
 
@@ -70,9 +72,9 @@ def test_without_counters_answers_have_to_do(server: Server) -> None:
 def test_a_replica_that_refuses(server: Server) -> None:
     """Its words come along, and the others' answers stand."""
     server.replicas = Replicas(refusing={1: (500, "EngineDeadError")})
-    said = complete(server, engines=2)
+    reply = complete(server, engines=2)
 
-    assert (said.status, said.error) == (500, "replica 1 gave no answer: EngineDeadError")
+    assert (reply.status, reply.error) == (500, "replica 1 gave no answer: EngineDeadError")
 
 
 def test_a_model_without_a_chat_template(server: Server) -> None:
@@ -85,9 +87,9 @@ def test_a_model_without_a_chat_template(server: Server) -> None:
         "choices": [{"text": "and then"}],
         "usage": {"completion_tokens": 2},
     }
-    said = complete(server)
+    reply = complete(server)
 
-    assert (said.task, said.text) == ("completion", "and then")
+    assert (reply.task, reply.text) == ("completion", "and then")
 
 
 @pytest.mark.parametrize(
@@ -102,19 +104,19 @@ def test_a_refusal_is_an_answer(
 ) -> None:
     """Its status and words come back."""
     server.answers[path] = answer
-    said = complete(server)
+    reply = complete(server)
 
-    assert (said.status, said.error) == (status, answer[1])
+    assert (reply.status, reply.error) == (status, answer[1])
 
 
 def test_no_answer_in_time(server: Server) -> None:
     """There is no status."""
     release: list[object] = []
     server.answers["/v1/chat/completions"] = lambda _: api.wait_until(lambda: release, 10) or ""
-    said = complete(server, timeout=1.0)
+    reply = complete(server, timeout=1.0)
     release.append(1)
 
-    assert (said.status, said.error) == (0, "timed out")
+    assert (reply.status, reply.error) == (0, "timed out")
 
 
 NOT_FOUND = (404, '{"detail":"Not Found"}')
@@ -137,10 +139,10 @@ def asked(server: Server) -> list[str]:
 def test_what_real_models_do_is_found_out(server: Server, model: str, task: str, came: str) -> None:
     """By what each route of vLLM's CPU build said of each."""
     del server.answers["/v1/chat/completions"]
-    server.answers |= {path: tuple(said) for path, said in RECORDED[model].items()}
-    said = complete(server)
-    assert said.task == task
-    assert said.came.startswith(came)
+    server.answers |= {path: tuple(reply) for path, reply in RECORDED[model].items()}
+    reply = complete(server)
+    assert reply.task == task
+    assert reply.came.startswith(came)
 
 
 def test_one_way_that_is_broken_is_not_all(server: Server) -> None:
@@ -162,11 +164,11 @@ def test_what_a_model_that_embeds_has_against_it(server: Server, status: int) ->
     server.answers["/v1/embeddings"] = (
         (status, "no") if status else lambda _: api.wait_until(lambda: release, 30) or ""
     )
-    said = complete(server, timeout=60 if status else 2)
+    reply = complete(server, timeout=60 if status else 2)
     release.append(1)
 
-    assert (said.status, said.task) == (status, "embedding")
-    assert said.error in ("no", "timed out")
+    assert (reply.status, reply.task) == (status, "embedding")
+    assert reply.error in ("no", "timed out")
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
@@ -174,28 +176,28 @@ def test_silence_proves_nothing_of_a_model_that_transcribes(server: Server, stat
     """Whatever it says to it: `/health` has to do, and what it said is told."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/audio/transcriptions"] = (status, "too quiet")
-    said = complete(server)
+    reply = complete(server)
 
-    assert said.task == "health"
-    assert said.refused == f"/v1/audio/transcriptions: {status} too quiet"
-    assert said.came == "an answer of `/health` alone"
+    assert reply.task == "health"
+    assert reply.refused == f"/v1/audio/transcriptions: {status} too quiet"
+    assert reply.came == "an answer of `/health` alone"
 
 
 def test_speech_is_asked_for_in_a_form(server: Server) -> None:
     """Whose transcription may be empty."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/audio/transcriptions"] = {"text": ""}
-    said = complete(server)
+    reply = complete(server)
 
-    assert (said.task, said.came) == ("transcription", "a transcription")
+    assert (reply.task, reply.came) == ("transcription", "a transcription")
     assert b"silence.wav" in server.asked[-1][3]
 
 
 def test_a_server_without_any_route_we_know(server: Server) -> None:
     """Is asked how it is, and nothing else; that it says so itself is told."""
     del server.answers["/v1/chat/completions"]
-    said = complete(server)
-    assert (said.task, said.refused) == ("health", "it has no route that we know")
+    reply = complete(server)
+    assert (reply.task, reply.refused) == ("health", "it has no route that we know")
 
     server.answers["/health"] = (503, "")
     assert complete(server).status == 503
@@ -205,10 +207,10 @@ def test_an_answer_that_is_none(server: Server) -> None:
     """Though its status is 200."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/embeddings"] = {"data": []}
-    said = complete(server)
+    reply = complete(server)
 
-    assert said.status == 200
-    assert said.error == 'no answer of /v1/embeddings: {"data": []}'
+    assert reply.status == 200
+    assert reply.error == 'no answer of /v1/embeddings: {"data": []}'
 
 
 def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
@@ -218,9 +220,9 @@ def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
     server.answers["/metrics"] = Replicas().metrics()
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
-    said = complete(server, engines=2)
+    reply = complete(server, engines=2)
 
-    assert len(said.replicas) == 2
+    assert len(reply.replicas) == 2
     assert asked(server).count("/v1/embeddings") == 3
 
 
@@ -229,8 +231,8 @@ def test_a_model_that_gives_a_vector_a_token_and_ranks_nothing(server: Server) -
     whose `/rerank` is left out.)
     """
     del server.answers["/v1/chat/completions"]
-    server.answers |= {path: tuple(said) for path, said in RECORDED["tiny-colbert"].items()}
+    server.answers |= {path: tuple(reply) for path, reply in RECORDED["tiny-colbert"].items()}
     del server.answers["/rerank"]
-    said = complete(server)
+    reply = complete(server)
 
-    assert (said.task, said.came) == ("pooling", "a pooled output of 6 values")
+    assert (reply.task, reply.came) == ("pooling", "a pooled output of 6 values")

@@ -16,17 +16,17 @@ METRICS = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2.metrics").r
 pytestmark = pytest.mark.usefixtures("folders")
 
 
-def where(server: Server, **more: Any) -> QueryTarget:
-    return QueryTarget(api=server.port, dashboard=server.port, **more)
+def where(server: Server, **fields: Any) -> QueryTarget:
+    return QueryTarget(api=server.port, dashboard=server.port, **fields)
 
 
 def test_the_counters_of_a_real_server() -> None:
     """Recorded after seven requests; the sum of all replicas, and 5xx of those who asked."""
-    found = api.parse_counters(METRICS)
-    assert found is not None
+    result = api.parse_counters(METRICS)
+    assert result is not None
 
-    assert (found.running, found.waiting, found.tokens, found.failed) == (0, 0, 53.0, 0.0)
-    assert found.held == {
+    assert (result.running, result.waiting, result.tokens, result.failed) == (0, 0, 53.0, 0.0)
+    assert result.held == {
         "kv_cache_size_tokens": "65536",
         "kv_cache_max_concurrency": "128.0",
         "num_gpu_blocks": "512",
@@ -43,7 +43,7 @@ def test_what_progress_is() -> None:
     """Tokens and requests that ended; aborted ones are our own canaries, and what waits is no work
     that was done.
     """
-    found = api.parse_counters(METRICS)
+    result = api.parse_counters(METRICS)
     waiting = api.parse_counters(
         re.sub(r"(?m)^(vllm:num_requests_waiting\{.*) 0.0$", r"\1 9.0", METRICS)
     )
@@ -51,10 +51,10 @@ def test_what_progress_is() -> None:
         re.sub(r'(?m)^(.*finished_reason="abort".*) 0.0$', r"\1 4.0", METRICS)
     )
     working = api.parse_counters(METRICS.replace("} 53.0", "} 54.0"))
-    assert found and waiting and aborted and working
+    assert result and waiting and aborted and working
 
     assert waiting.waiting == 9
-    assert found.progress == waiting.progress == aborted.progress != working.progress
+    assert result.progress == waiting.progress == aborted.progress != working.progress
 
 
 def test_progress_of_one_replica() -> None:
@@ -62,10 +62,10 @@ def test_progress_of_one_replica() -> None:
     two = api.parse_counters(
         METRICS + METRICS.replace('engine="0"', 'engine="1"').replace("} 53.0", "} 99.0")
     )
-    one = api.parse_counters(METRICS)
-    assert two and one
+    first = api.parse_counters(METRICS)
+    assert two and first
 
-    assert two.progress_of(0) == one.progress
+    assert two.progress_of(0) == first.progress
     assert two.progress_of(1) != two.progress_of(0)
     assert two.progress_of(None) == two.progress
 
@@ -88,12 +88,12 @@ def test_a_server_that_counts_nothing(text: str) -> None:
 
 def test_capacity_of_replicas_is_added_up() -> None:
     """vLLM prints tokens and concurrency of one replica in each line, and the sum of all blocks."""
-    found = api.parse_capacity(Replicas(finished=[7, 7, 7]).metrics())
+    result = api.parse_capacity(Replicas(finished=[7, 7, 7]).metrics())
 
     assert (
-        found["kv_cache_size_tokens"],
-        found["kv_cache_max_concurrency"],
-        found["num_gpu_blocks"],
+        result["kv_cache_size_tokens"],
+        result["kv_cache_max_concurrency"],
+        result["num_gpu_blocks"],
     ) == (
         "98304",
         "192.0",
@@ -104,9 +104,9 @@ def test_capacity_of_replicas_is_added_up() -> None:
 
 def test_nobody_listens() -> None:
     """Status 0, with the reason."""
-    status, said = api.query_api(QueryTarget(api=1), "/health")
+    status, text = api.query_api(QueryTarget(api=1), "/health")
 
-    assert (status, "refused" in said) == (0, True)
+    assert (status, "refused" in text) == (0, True)
 
 
 def test_a_secret_that_is_not_there(server: Server, folders: Path) -> None:

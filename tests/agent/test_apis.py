@@ -18,9 +18,9 @@ APART = wanted.hybrid("gpu1", "gpu2")
 @pytest.fixture
 def eyes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the head looks at itself, where it hears nothing."""
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(apis, "Probe", lambda *words: asked.append(words) or Eye({}))
-    return asked
+    requests: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(apis, "Probe", lambda *words: requests.append(words) or Eye({}))
+    return requests
 
 
 def test_a_server_is_ready_when_each_endpoint_has_answered(make: Make) -> None:
@@ -57,7 +57,7 @@ def test_a_process_that_ends_is_named_and_all_start_again(ready: Make, node: str
     assert (fault.node, f"vLLM's process on {node} was killed" in fault.what) == (node, True)
 
     stage.until("ready")
-    assert [stage.lead.nodes[each].last for each in ("gpu1", "gpu2")] == [2, 2]
+    assert [stage.lead.nodes[item].last for item in ("gpu1", "gpu2")] == [2, 2]
 
 
 def test_an_api_that_says_that_it_is_dead_is_named(ready: Make) -> None:

@@ -119,10 +119,10 @@ def test_loads(model: str, name: str) -> None:
     assert blame._spins(gpu) or name not in SPINS
 
 
-@pytest.mark.parametrize("lacking", ["memory", "power_w", "limit_w", "utilization"])
-def test_unknown_load(lacking: str) -> None:
+@pytest.mark.parametrize("text", ["memory", "power_w", "limit_w", "utilization"])
+def test_unknown_load(text: str) -> None:
     """A GPU that does not report a figure is not taken for one that spins."""
-    spinning: dict[str, float | None] = {**LOADS["H100"]["cycles"], "limit_w": LIMIT, lacking: None}
+    spinning: dict[str, float | None] = {**LOADS["H100"]["cycles"], "limit_w": LIMIT, text: None}
 
     assert not blame._spins(spinning)
     assert not blame._computes(spinning)

@@ -61,11 +61,11 @@ def test_the_root_of_recorded_failures(log: str, root: str) -> None:
     It is the same from the whole log, as the launcher reads it, and from the telling lines, which
     is what the agent keeps.
     """
-    whole, told = lines(log), [line for line in lines(log) if cause.is_relevant(line)]
+    whole, messages = lines(log), [line for line in lines(log) if cause.is_relevant(line)]
 
     assert cause.root_cause(whole).startswith(root)
     assert bool(cause.root_cause(whole)) == bool(root)
-    assert cause.root_cause(told) == cause.root_cause(whole)
+    assert cause.root_cause(messages) == cause.root_cause(whole)
 
 
 @pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*_ok.log")))
@@ -76,7 +76,7 @@ def test_a_healthy_start_has_no_cause(log: str) -> None:
 
 def test_the_last_line_is_not_the_cause() -> None:
     """It reports what happened before it, as `EngineDeadError` does."""
-    said = [
+    messages = [
         (
             "(Worker_TP0 pid=7) ERROR 11-20 17:45:22 [x.py:1] torch.OutOfMemoryError: CUDA out of"
             " memory. Tried 2 GiB"
@@ -91,12 +91,12 @@ def test_the_last_line_is_not_the_cause() -> None:
         ),
     ]
 
-    assert cause.root_cause(said).startswith("torch.OutOfMemoryError: CUDA out of memory")
-    assert cause.root_cause(said[1:]) == ""
+    assert cause.root_cause(messages).startswith("torch.OutOfMemoryError: CUDA out of memory")
+    assert cause.root_cause(messages[1:]) == ""
 
 
 @pytest.mark.parametrize(
-    ("line", "tells"),
+    ("line", "expected"),
     [
         (
             (
@@ -119,36 +119,39 @@ def test_the_last_line_is_not_the_cause() -> None:
         ("Loading weights took 3.2 s", False),
     ],
 )
-def test_lines_that_tell(line: str, tells: bool) -> None:
+def test_lines_that_tell(line: str, expected: bool) -> None:
     """What vLLM warns about is what it goes on after."""
-    assert cause.is_relevant(line) == tells
+    assert cause.is_relevant(line) == expected
 
 
 def test_a_report_may_have_to_do() -> None:
     """Where there is nothing else, and somebody asks for it."""
-    said = ["RuntimeError: Engine core initialization failed. See root cause above."]
+    messages = ["RuntimeError: Engine core initialization failed. See root cause above."]
 
-    assert (cause.root_cause(said), cause.root_cause(said, reports=True)) == ("", said[0])
-    assert cause.root_cause([*said, "ValueError: x"], reports=True) == "ValueError: x"
+    assert (cause.root_cause(messages), cause.root_cause(messages, reports=True)) == (
+        "",
+        messages[0],
+    )
+    assert cause.root_cause([*messages, "ValueError: x"], reports=True) == "ValueError: x"
 
 
 def test_a_worker_is_nearer_to_the_cause() -> None:
     """Its lines reach the driver's log late."""
-    said = [
+    messages = [
         "(EngineCore pid=5) RuntimeError: Worker failed",
         "(Worker_TP1 pid=9) ValueError: bad head size",
         "KeyError: 'x'",
     ]
 
-    assert cause.root_cause(said) == "ValueError: bad head size"
-    assert cause.root_cause(said[:1] + said[2:]) == "RuntimeError: Worker failed"
+    assert cause.root_cause(messages) == "ValueError: bad head size"
+    assert cause.root_cause(messages[:1] + messages[2:]) == "RuntimeError: Worker failed"
 
 
 def test_colours_and_length() -> None:
     """Ray colours what it passes on; a cause is for one line of a table."""
-    said = "\x1b[36m(RayWorkerWrapper pid=1)\x1b[0m ValueError: " + "x" * 9000
+    text = "\x1b[36m(RayWorkerWrapper pid=1)\x1b[0m ValueError: " + "x" * 9000
 
-    assert cause.root_cause([said]) == f"ValueError: {'x' * 9000}"[: cause.LONGEST]
+    assert cause.root_cause([text]) == f"ValueError: {'x' * 9000}"[: cause.LONGEST]
 
 
 def test_nothing_is_no_cause() -> None:
@@ -183,20 +186,21 @@ REMOTE = (
 
 def test_pydantic_names_the_field() -> None:
     """Its last line is a link, which says nothing; the line with the name is kept, too."""
-    told = [
+    events = [
         line
         for before, line in zip(("", *INVALID), INVALID, strict=False)
         if cause.is_relevant(line, before)
     ]
 
-    assert told == list(INVALID[:3])
+    assert events == list(INVALID[:3])
     assert (
-        cause.root_cause(told) == "gpu_memory_utilization: Input should be less than or equal to 1"
+        cause.root_cause(events)
+        == "gpu_memory_utilization: Input should be less than or equal to 1"
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "process", "address"),
+    ("messages", "process", "address"),
     [
         (REMOTE, "RayWorkerProc pid=711", "10.61.0.12"),
         (REMOTE[3:], "EngineCore pid=5", ""),
@@ -208,9 +212,9 @@ def test_pydantic_names_the_field() -> None:
         (["KeyError: 1"], "", ""),
     ],
 )
-def test_the_process_that_raised_it(said: list[str], process: str, address: str) -> None:
+def test_the_process_that_raised_it(messages: list[str], process: str, address: str) -> None:
     """By its name in vLLM's prefix, or in the head of the traceback that Ray passes on."""
-    raised = cause.find_exception(said)
+    raised = cause.find_exception(messages)
 
     assert raised is not None
     assert (raised.process, raised.address) == (process, address)
@@ -225,7 +229,15 @@ def test_the_process_that_raised_it(said: list[str], process: str, address: str)
 )
 def test_the_innermost_of_a_chain(between: str) -> None:
     """Python prints it first; vLLM's pointer to what stands above is none."""
-    said = ["ValueError: the root", "", between, "", "RuntimeError: Worker failed with error 'x'"]
+    messages = [
+        "ValueError: the root",
+        "",
+        between,
+        "",
+        "RuntimeError: Worker failed with error 'x'",
+    ]
 
-    assert cause.root_cause(said) == "ValueError: the root"
-    assert cause.root_cause(["WARNING 11-24 11:15:42 [x.py:1] KeyError: 1", *said]) == said[0]
+    assert cause.root_cause(messages) == "ValueError: the root"
+    assert (
+        cause.root_cause(["WARNING 11-24 11:15:42 [x.py:1] KeyError: 1", *messages]) == messages[0]
+    )

@@ -17,18 +17,18 @@ from tests.agent.authority import Authority
 def test_a_context_accepts_the_cluster_only(tmp_path: Path, server: bool) -> None:
     """In the newest TLS, and never a client without a certificate."""
     Authority().deliver(tmp_path, "gpu1")
-    made = Certificates(server=server, folder=str(tmp_path))
-    context = made.context()
+    created = Certificates(server=server, folder=str(tmp_path))
+    context = created.context()
 
     assert context is not None
     assert {context.minimum_version, context.maximum_version} == {ssl.TLSVersion.TLSv1_3}
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, not server)
     assert len(context.get_ca_certs()) == 1
-    assert made.context() is context
+    assert created.context() is context
     Authority().deliver(tmp_path, "gpu1")
-    assert (renewed := made.context()) not in (context, None)
+    assert (renewed := created.context()) not in (context, None)
     (tmp_path / "AGENT_CERTIFICATE").chmod(0o640)  # of an image whose user is not root
-    assert made.context() not in (renewed, None)
+    assert created.context() not in (renewed, None)
 
 
 ENCRYPTED = ec.generate_private_key(ec.SECP256R1()).private_bytes(
@@ -61,25 +61,25 @@ def test_files_that_cannot_be_used(
     """The cause is printed once, the last good ones go on, and new ones are taken."""
     authority = Authority()
     authority.deliver(tmp_path, "gpu1")
-    made = Certificates(server=True, folder=str(tmp_path))
-    good = made.context()
+    created = Certificates(server=True, folder=str(tmp_path))
+    good = created.context()
     (tmp_path / file).unlink()
     if data is not None:
         (tmp_path / file).write_bytes(data)
     fresh = Certificates(server=True, folder=str(tmp_path))
     for _ in range(3):
-        assert (made.context(), fresh.context()) == (good, None)
+        assert (created.context(), fresh.context()) == (good, None)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(why in line and line.endswith("run `vlaunch up`") for line in lines)
 
     authority.deliver(tmp_path, "gpu1")
-    assert made.context() not in (good, None)
+    assert created.context() not in (good, None)
     assert fresh.context() is not None
 
 
 @pytest.mark.parametrize(
-    ("certificate", "found"),
+    ("certificate", "expected"),
     [
         ({"subject": ((("organizationName", "demo"),), (("commonName", "gpu1"),))}, "gpu1"),
         ({"subject": ((("commonName", "gpu1"), ("commonName", "gpu2")),)}, ""),
@@ -88,9 +88,9 @@ def test_files_that_cannot_be_used(
         (None, ""),
     ],
 )
-def test_the_node_that_a_certificate_names(certificate: object, found: str) -> None:
+def test_the_node_that_a_certificate_names(certificate: object, expected: str) -> None:
     """It is the common name, if there is only one."""
-    assert common_name(certificate) == found  # type: ignore[arg-type]
+    assert common_name(certificate) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

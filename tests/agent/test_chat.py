@@ -70,13 +70,13 @@ def test_chat_streams(server: Server, start: Any) -> None:
         {"choices": []},
     ]
     stream = (
-        "".join(f"data: {json.dumps(each)}\n\n" for each in pieces) + ": ping\n\ndata: [DONE]\n\n"
+        "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + ": ping\n\ndata: [DONE]\n\n"
     )
     server.answers["/v1/chat/completions"] = stream
     with start() as process:
-        said = answers(process)
+        replies = answers(process)
 
-    assert (process.returncode, "".join(each["text"] for each in said)) == (0, "Hi")
+    assert (process.returncode, "".join(item["text"] for item in replies)) == (0, "Hi")
     verb, path, token, body = server.asked[-1]
     assert (verb, path, token) == ("POST", "/v1/chat/completions", "Bearer api-key")
     assert (body["stream"], body["max_tokens"]) == (True, 8)
@@ -88,9 +88,9 @@ def test_chat_with_a_base_model(server: Server, start: Any) -> None:
     server.answers["/v1/chat/completions"] = (400, "no chat template")
     server.answers["/v1/completions"] = 'data: {"choices": [{"text": "and"}]}\n\ndata: [DONE]\n\n'
     with start() as process:
-        said = answers(process)
+        replies = answers(process)
 
-    assert [each["text"] for each in said] == ["and"]
+    assert [item["text"] for item in replies] == ["and"]
     assert server.asked[-1][3]["prompt"] == "hello"
 
 
@@ -100,9 +100,9 @@ def test_chat_with_a_model_that_embeds(server: Server, start: Any) -> None:
     del server.answers["/v1/chat/completions"]
     server.answers["/v1/embeddings"] = {"data": [{"embedding": [0.5]}]}
     with start() as process:
-        (said,) = answers(process)
+        (reply,) = answers(process)
 
-    assert (said["status"], said["task"], said["model"]) == (404, "embedding", "m")
+    assert (reply["status"], reply["task"], reply["model"]) == (404, "embedding", "m")
 
 
 @pytest.mark.processes
@@ -111,9 +111,9 @@ def test_chat_refused(server: Server, start: Any, port: int | None, status: int)
     """An error is one object with its status; 0 when nobody listens."""
     server.answers["/v1/chat/completions"] = (400, "too long")
     with start(port) as process:
-        (said,) = answers(process)
+        (reply,) = answers(process)
 
-    assert said["status"] == status
+    assert reply["status"] == status
 
 
 @pytest.mark.processes
@@ -121,17 +121,17 @@ def test_chat_ends_when_nobody_listens(server: Server, start: Any) -> None:
     """The end of its input is how a launcher that was cancelled looks; the connection to vLLM ends
     with it.
     """
-    asked, release = threading.Event(), threading.Event()
+    requests, release = threading.Event(), threading.Event()
 
     def never(_: object) -> str:
-        asked.set()
+        requests.set()
         release.wait(30)
         return ""
 
     server.answers["/v1/chat/completions"] = never
     with start() as process:
         try:
-            assert asked.wait(20)
+            assert requests.wait(20)
             assert process.poll() is None
             process.stdin.close()
             assert process.wait(timeout=10) == 1

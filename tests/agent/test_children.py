@@ -43,10 +43,10 @@ def test_a_short_program() -> None:
 
 def test_orphans_are_reaped(first_process: None) -> None:
     """Nobody else waits for them, and zombies fill the table of processes."""
-    made = subprocess.run(
+    created = subprocess.run(
         [sys.executable, "-S", "-c", ORPHAN], capture_output=True, check=True, text=True
     )
-    pid = int(made.stdout)
+    pid = int(created.stdout)
 
     def gone() -> bool:
         children.reap()

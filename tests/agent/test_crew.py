@@ -55,7 +55,7 @@ class Head:
         self.lead = Leader("gpu1", Node())  # type: ignore[arg-type]
         self.connections: dict[str, Connection] = {}
 
-    def post(self, name: str = "gpu2", number: int = 1, **more: Any) -> ReportReply:
+    def post(self, name: str = "gpu2", number: int = 1, **fields: Any) -> ReportReply:
         """Report over a node's connection."""
         report = {
             "node": name,
@@ -64,7 +64,7 @@ class Head:
             "head_boot": self.lead.boot,
             "done": 0,
             "servers": SERVERS,
-            **more,
+            **fields,
         }
         connection = self.connections.setdefault(name, Connection())
         return self.lead.exchange(
@@ -75,9 +75,9 @@ class Head:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock for all that the head's agent does."""
-    made = Clock()
-    monkeypatch.setattr(crew, "time", made)
-    return made
+    created = Clock()
+    monkeypatch.setattr(crew, "time", created)
+    return created
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "why"),
+    ("extra", "why"),
     [
         ({"number": 5}, "gpu2 sent report 5 after report 5"),
         ({"number": 4}, "gpu2 sent report 4 after report 5"),
@@ -136,14 +136,14 @@ def test_the_first_answer_tells_only_who_leads(head: Head) -> None:
     ],
 )
 def test_what_is_refused_changes_nothing(
-    head: Head, clock: Clock, more: dict[str, Any], why: str
+    head: Head, clock: Clock, extra: dict[str, Any], why: str
 ) -> None:
     """Reports that are sent again or in another order, to another head, or of another node."""
     head.post(boot="b0", number=9)
     head.post(number=5)
     clock.now += 3.0
     with pytest.raises(ReportRejected, match=why):
-        head.post(**{"number": 6, "servers": {}, "done": 1, **more})
+        head.post(**{"number": 6, "servers": {}, "done": 1, **extra})
 
     assert (head.lead.report_ages()["gpu2"], head.lead.is_connected("gpu3")) == (3.0, False)
     assert (head.lead.report("gpu2", "chat"), head.lead.boot_of("gpu2")) == (CHAT, "b1")
@@ -298,9 +298,9 @@ def test_whatever_is_reported(clock: Clock, chance: mutate.Chance) -> None:
     head.post("gpu3")
     good = {"node": "gpu2", "boot": "b", "number": 1, "done": 0, "servers": SERVERS}
     for number in range(1, 5):
-        said = mutate.text({**good, "number": number, "head_boot": head.lead.boot}, chance)
+        text = mutate.text({**good, "number": number, "head_boot": head.lead.boot}, chance)
         try:
-            report = records.parse_record(AgentReport, said.encode(errors="replace"), "report")
+            report = records.parse_record(AgentReport, text.encode(errors="replace"), "report")
             head.lead.exchange("gpu2", report, Connection())
         except (ValueError, ReportRejected):
             pass

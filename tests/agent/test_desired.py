@@ -49,30 +49,30 @@ def test_a_server_survives_its_file(server: Desired) -> None:
 
 def test_the_api_is_on_the_first_process_node() -> None:
     """Wherever the others run; where none of them is headless, each has one."""
-    assert (FULL.api_node, [each.node for each in FULL.apis]) == ("gpu1", ["gpu1"])
-    assert [each.node for each in wanted.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
+    assert (FULL.api_node, [api.node for api in FULL.apis]) == ("gpu1", ["gpu1"])
+    assert [api.node for api in wanted.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
 
 
 def test_the_replicas_behind_an_api() -> None:
     """All of them where it is the only one; a server of one replica has no numbers."""
     assert FULL.replicas_behind(FULL.processes[0]) == range(3)
     apart = wanted.hybrid("gpu1", "gpu2")
-    assert [apart.replicas_behind(each) for each in apart.apis] == [range(1), range(1, 2)]
+    assert [apart.replicas_behind(api) for api in apart.apis] == [range(1), range(1, 2)]
     assert not wanted.TWO.replicas_behind(wanted.TWO.processes[0])
 
 
 @pytest.mark.parametrize("name", sorted(plain(FULL)))
 def test_a_server_without_a_field_is_none(name: str) -> None:
     """A half of one must not be started."""
-    said = plain(FULL)
-    del said[name]
+    text = plain(FULL)
+    del text[name]
 
     with pytest.raises(ValueError, match="this is no server"):
-        desired.parse_spec(said)
+        desired.parse_spec(text)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "text"),
     [
         ({"version": 1}, "version 1 of a server is not known here"),
         ({"processes": []}, "without a process"),
@@ -85,9 +85,9 @@ def test_a_server_without_a_field_is_none(name: str) -> None:
         ({"asked": 10**30}, "a number is too large"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], words: str) -> None:
+def test_what_is_refused(change: dict[str, Any], text: str) -> None:
     """With words that say why: another version's file is the one that people meet."""
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=text) as refused:
         desired.parse_spec({**plain(FULL), **change})
     assert len(str(refused.value).splitlines()) == 1
 
@@ -107,19 +107,19 @@ def test_what_is_nearly_a_server(chance: mutate.Chance) -> None:
     again.
     """
     try:
-        found = desired.parse_spec(mutate.value(plain(chance.choice(SERVERS)), chance))
+        result = desired.parse_spec(mutate.value(plain(chance.choice(SERVERS)), chance))
     except ValueError:
         return
 
     assert all(
-        isinstance(getattr(found.policy, name), float)
+        isinstance(getattr(result.policy, name), float)
         for name in ("canary", "stuck", "window", "grace", "pause")
     )
     assert {
-        type(each) for each in (found.port, found.replicas, found.tp, *found.places.values())
+        type(item) for item in (result.port, result.replicas, result.tp, *result.places.values())
     } <= {int}
     assert {
-        type(word)
-        for each in found.processes
-        for word in (each.node, *each.argv, *each.env.values())
+        type(label)
+        for process in result.processes
+        for label in (process.node, *process.argv, *process.env.values())
     } <= {str}

@@ -39,7 +39,7 @@ def test_gpus_are_read(smi: Smi) -> None:
     """One a line; what is no line of it is left out."""
     smi(GPUS + "some warning of the driver\n")
 
-    assert [(each.index, each.used) for each in gpu.query_gpus()] == [(0, 2.0), (1, 70000.0)]
+    assert [(item.index, item.used) for item in gpu.query_gpus()] == [(0, 2.0), (1, 70000.0)]
 
 
 def test_memory_that_is_held_names_who_holds_it(smi: Smi) -> None:
@@ -162,7 +162,7 @@ def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
     hidden = "cpu_cores_count 0\ndrm_render_minor 135\n"
     files(sys__class__kfd__kfd__topology__nodes__8__properties=hidden)
 
-    assert [(each.index, each.total, each.used) for each in gpu.query_gpus()] == [
+    assert [(item.index, item.total, item.used) for item in gpu.query_gpus()] == [
         (0, 192 * 1024.0, 1024.0),
         (1, 192 * 1024.0, 150 * 1024.0),
     ]
@@ -182,7 +182,7 @@ def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         "Failed to initialize NVML: Unknown Error",
         "Failed to initialize NVML: GPU access blocked by the operating system",
@@ -190,11 +190,11 @@ def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
     ],
 )
 @pytest.mark.parametrize("code", [0, 255])
-def test_a_container_that_has_lost_its_gpus(smi: Smi, words: str, code: int) -> None:
+def test_a_container_that_has_lost_its_gpus(smi: Smi, text: str, code: int) -> None:
     """It must be started anew, which is told from a driver that is not there at all."""
-    smi(f"{words}\n", code=code)
+    smi(f"{text}\n", code=code)
 
-    with pytest.raises(gpu.GpuLost, match=words.partition(":")[0]):
+    with pytest.raises(gpu.GpuLost, match=text.partition(":")[0]):
         gpu.free_gpus(0.9, None, 1)
 
 

@@ -20,8 +20,8 @@ from tests.agent.wanted import AWAY, RAY, TWO
 from tests.hostile import mutate
 
 
-def policy(**more: Any) -> Any:
-    return dataclasses.replace(wanted.POLICY, **more)
+def policy(**fields: Any) -> Any:
+    return dataclasses.replace(wanted.POLICY, **fields)
 
 
 # ---- the first start -----------------------------------------------------------------------------
@@ -30,13 +30,18 @@ def policy(**more: Any) -> Any:
 def test_a_server_starts_and_answers(make: Make) -> None:
     """From what is wanted to the first answer; what has answered is remembered."""
     stage = make()
-    seen = stage.until("ready")
+    status = stage.until("ready")
 
     assert [state for state, _ in stage.told] == sorted(
-        {each for each, _ in stage.told}, key=("waiting starting ready").find
+        {item for item, _ in stage.told}, key=("waiting starting ready").find
     )
-    assert (seen.generation, seen.faults, seen.restarts_left, seen.doing) == (1, [], None, "")
-    assert seen.first_start is not None and 3 <= seen.first_start <= 4
+    assert (status.generation, status.faults, status.restarts_left, status.doing) == (
+        1,
+        [],
+        None,
+        "",
+    )
+    assert status.first_start is not None and 3 <= status.first_start <= 4
     assert stage.history == ["abcd1234"]
 
 
@@ -64,7 +69,7 @@ def _held(stage: Stage) -> object:
 
 
 @pytest.mark.parametrize(
-    ("each", "more", "ranks"),
+    ("item", "extra", "ranks"),
     [
         (1, {}, [["PP0"], ["PP1"]]),
         (1, {"tp": 2}, [["TP0"], ["TP1"]]),
@@ -73,17 +78,17 @@ def _held(stage: Stage) -> object:
     ],
 )
 def test_what_each_node_holds(
-    ready: Make, each: int, more: dict[str, int], ranks: list[list[str]]
+    ready: Make, item: int, extra: dict[str, int], ranks: list[list[str]]
 ) -> None:
     """The ranks in their order, by the names that vLLM gives them; of replicas, the whole of
     each.
     """
     processes = tuple(
-        wanted.process(f"gpu{at + 1}", replicas=(at if "replicas" in more else 0, 1))
+        wanted.process(f"gpu{at + 1}", replicas=(at if "replicas" in extra else 0, 1))
         for at in range(2)
     )
     stage = ready(
-        wanted.mp("gpu1", "gpu2", processes=processes, places={"gpu1": each, "gpu2": each}, **more)
+        wanted.mp("gpu1", "gpu2", processes=processes, places={"gpu1": item, "gpu2": item}, **extra)
     )
 
     assert stage.seen.ranks == {"gpu1": ranks[0], "gpu2": ranks[1]}
@@ -102,7 +107,7 @@ def test_what_is_ordered(make: Make) -> None:
             phases.append(stage.phases)
 
     assert phases == [dict.fromkeys(("gpu1", "gpu2"), phase) for phase in (PREPARE, RUN, KEEP)]
-    assert {each.generation for each in stage.orders.values()} == {1}
+    assert {order.generation for order in stage.orders.values()} == {1}
 
 
 def test_a_first_start_has_no_deadline(make: Make) -> None:
@@ -128,11 +133,11 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
         "ValueError: the model `m0del` does not exist",
         "some lines",
     )
-    seen = stage.until("failed")
+    status = stage.until("failed")
     stage.run(3600, step=10)
 
     assert (
-        seen.doing
+        status.doing
         == "it never answered: vLLM's process on gpu2 ended with exit code 1: ValueError: the model"
         " `m0del` does not exist"
     )
@@ -142,7 +147,7 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
         {},
         [],
     )
-    assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
+    assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
     stage.want(dataclasses.replace(TWO, asked=2.0))
     stage.until("ready")
     assert (stage.seen.generation, stage.seen.faults) == (2, [])
@@ -160,8 +165,8 @@ def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
     (stage.folder / "chat" / "observed.json").unlink()
     stage.lead.nodes["gpu1"] = Node()
     stage.boot()
-    seen = stage.until("ready")
-    assert (seen.generation, stage.lead.nodes["gpu2"].last) == (3, 3)
+    status = stage.until("ready")
+    assert (status.generation, stage.lead.nodes["gpu2"].last) == (3, 3)
 
 
 # ---- faults and restarts -------------------------------------------------------------------------
@@ -171,16 +176,16 @@ def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
     """What is left of the engine ends first; then a pause, then all of it again."""
     stage = ready()
     stage.kill("gpu2", evidence="some lines")
-    seen = stage.until("pausing")
-    (fault,) = seen.faults
-    assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
+    status = stage.until("pausing")
+    (fault,) = status.faults
+    assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
     assert (fault.what, fault.node, fault.rank, fault.evidence) == (
         f"vLLM's process on gpu2 {KILLED}",
         "gpu2",
         "1",
         "some lines",
     )
-    assert seen.next_start == pytest.approx(fault.at + 5.0)
+    assert status.next_start == pytest.approx(fault.at + 5.0)
 
     stage.until("ready")
     (fault,) = stage.seen.faults
@@ -255,7 +260,7 @@ def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
     assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0, 600.0]
     assert stage.seen.state in ("stopping", "pausing")
     stage.until("ready", within=700)
-    assert all(each.ready_again_after is not None for each in stage.seen.faults)
+    assert all(fault.ready_again_after is not None for fault in stage.seen.faults)
     assert stage.seen.faults[0].ready_again_after > stage.seen.faults[-1].ready_again_after  # type: ignore[operator]
 
 
@@ -279,12 +284,14 @@ def test_a_cap_of_restarts(ready: Make) -> None:
     assert stage.seen.restarts_left == 2
     stage.kill("gpu2")
     starts(stage, 2)
-    seen = stage.until("gave-up")
+    status = stage.until("gave-up")
     stage.run(100)
 
-    assert (seen.restarts_left, seen.generation, stage.orders) == (0, 3, {})
-    assert seen.doing == f"no restart is left of 2; the last fault: vLLM's process on gpu2 {KILLED}"
-    assert (stage.seen.state, {each.state for each in stage.lead.nodes.values()}) == (
+    assert (status.restarts_left, status.generation, stage.orders) == (0, 3, {})
+    assert (
+        status.doing == f"no restart is left of 2; the last fault: vLLM's process on gpu2 {KILLED}"
+    )
+    assert (stage.seen.state, {node.state for node in stage.lead.nodes.values()}) == (
         "gave-up",
         {"idle"},
     )
@@ -313,9 +320,9 @@ def test_without_supervision_nothing_is_ended_or_started_again(ready: Make) -> N
     assert (stage.seen.verdict, stage.seen.still > 900) == ("quiet", True)
 
     stage.kill("gpu2")
-    seen = stage.until("failed")
+    status = stage.until("failed")
     stage.run(1000, step=5)
-    assert (seen.doing, len(seen.faults)) == (f"vLLM's process on gpu2 {KILLED}", 1)
+    assert (status.doing, len(status.faults)) == (f"vLLM's process on gpu2 {KILLED}", 1)
     assert (stage.seen.state, stage.seen.generation, stage.orders) == ("failed", 1, {})
 
 
@@ -349,7 +356,7 @@ def test_stop(ready: Make) -> None:
     assert (stage.seen.state, stage.seen.doing, stage.orders) == ("stopping", "it was stopped", {})
 
     assert stage.until("stopped").faults == []
-    assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
+    assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
     assert stage.history == ["abcd1234"]
 
 
@@ -373,7 +380,7 @@ def test_stop_at_any_time(make: Make, when: str) -> None:
     stage.run(20)
 
     assert stage.seen.state == "stopped"
-    assert {each.state for each in stage.lead.nodes.values()} == {"idle"}
+    assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
 
 
 def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
@@ -426,8 +433,8 @@ def test_another_server_takes_its_place(ready: Make) -> None:
     )
     assert stage.lead.nodes["gpu1"].last == 2
 
-    seen = stage.until("ready")
-    assert (seen.id, seen.model, seen.generation, seen.faults) == ("other", "n", 3, [])
+    status = stage.until("ready")
+    assert (status.id, status.model, status.generation, status.faults) == ("other", "n", 3, [])
     assert stage.history == ["other", "abcd1234"]
 
 
@@ -501,8 +508,8 @@ def test_a_head_that_was_restarted(ready: Make) -> None:
     stage.run(60)
     reboot(stage)
     stage.until("starting", within=5)
-    seen = stage.until("ready")
-    (fault,) = seen.faults
+    status = stage.until("ready")
+    (fault,) = status.faults
 
     assert (fault.what, fault.node, fault.pause, fault.lost) == (
         "the head's container was restarted",
@@ -510,7 +517,7 @@ def test_a_head_that_was_restarted(ready: Make) -> None:
         0.0,
         None,
     )
-    assert (seen.generation, stage.lead.nodes["gpu2"].last) == (2, 2)
+    assert (status.generation, stage.lead.nodes["gpu2"].last) == (2, 2)
 
 
 def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
@@ -547,23 +554,28 @@ def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) 
     stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=0)))
     monkeypatch.setattr(state, "container_id", lambda: "second")
     reboot(stage)
-    seen = stage.until("ready")
-    assert (seen.generation, seen.faults, seen.restarts, seen.container) == (2, [], [], "second")
+    status = stage.until("ready")
+    assert (status.generation, status.faults, status.restarts, status.container) == (
+        2,
+        [],
+        [],
+        "second",
+    )
 
     reboot(stage)
     assert stage.until("failed").doing == "the head's container was restarted"
 
 
-@pytest.mark.parametrize("known", ["before", "now"])
+@pytest.mark.parametrize("text", ["before", "now"])
 def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
-    ready: Make, monkeypatch: pytest.MonkeyPatch, known: str
+    ready: Make, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Counts as one that was restarted: else one that crashes for ever would be served on for
     ever.
     """
-    monkeypatch.setattr(state, "container_id", lambda: "x" if known == "before" else "")
+    monkeypatch.setattr(state, "container_id", lambda: "x" if text == "before" else "")
     stage = ready()
-    monkeypatch.setattr(state, "container_id", lambda: "" if known == "before" else "x")
+    monkeypatch.setattr(state, "container_id", lambda: "" if text == "before" else "x")
     reboot(stage)
     stage.until("ready")
 
@@ -575,9 +587,9 @@ def test_a_head_that_restarts_during_the_first_start(make: Make) -> None:
     stage = make()
     stage.until("starting")
     reboot(stage)
-    seen = stage.until("ready")
+    status = stage.until("ready")
 
-    assert (seen.generation, seen.faults) == (2, [])
+    assert (status.generation, status.faults) == (2, [])
 
 
 @pytest.mark.parametrize("when", ["pausing", "stopping", "waiting"])
@@ -700,7 +712,7 @@ def test_faults_that_are_kept_are_bounded(ready: Make) -> None:
     starts(stage, 30)
 
     assert (len(stage.seen.faults), stage.seen.fault_count) == (20, 31)
-    assert all(len(each.evidence) <= 4000 for each in stage.seen.faults)
+    assert all(len(fault.evidence) <= 4000 for fault in stage.seen.faults)
 
 
 def test_the_record_is_never_old(ready: Make) -> None:

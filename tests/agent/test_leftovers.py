@@ -21,11 +21,11 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "left")
     os.utime(tmp_path / "folder", (1, 1))
     with (tmp_path / "mapped").open("r+b") as file:
-        held = mmap.mmap(file.fileno(), 4096)
-    with held, (tmp_path / "opened").open("rb"):
+        holding = mmap.mmap(file.fileno(), 4096)
+    with holding, (tmp_path / "opened").open("rb"):
         leftovers.remove_leftovers(str(tmp_path))
 
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "folder",
         "link",
         "mapped",
@@ -33,7 +33,7 @@ def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
         "young",
     ]
     leftovers.remove_leftovers(str(tmp_path))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "link", "young"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "young"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Cluster:
         for node in nodes:
             (self.folder / "state" / node).mkdir(parents=True, exist_ok=True)
             (authority or self.authority).deliver(self.folder / "secrets" / node, node)
-            words = [
+            parts = [
                 "--node",
                 node,
                 "--head",
@@ -88,7 +88,7 @@ class Cluster:
                 "--port",
                 str(self.ports.get(node, self.port)),
             ]
-            words += ["--lead", "--metrics-port", "0"] if node == "gpu1" else []
+            parts += ["--lead", "--metrics-port", "0"] if node == "gpu1" else []
             with (self.folder / f"log-{node}").open("ab") as log:
                 self.agents[node] = subprocess.Popen(
                     [
@@ -97,7 +97,7 @@ class Cluster:
                         "-c",
                         MAIN,
                         str(self.folder / "lib"),
-                        *words,
+                        *parts,
                         *(("--", *ray) if ray else ()),
                     ],
                     stdout=log,
@@ -113,7 +113,12 @@ class Cluster:
                 )
 
     def wanted(
-        self, name: str, *nodes: str, policy: Policy = QUICK, be: tuple[str, ...] = (), **more: Any
+        self,
+        name: str,
+        *nodes: str,
+        policy: Policy = QUICK,
+        be: tuple[str, ...] = (),
+        **fields: Any,
     ) -> tuple[Server, dict[str, Any]]:
         """Return a server with one process on each node; its engines are as the words say."""
         server = Server(self, name, nodes)
@@ -135,14 +140,14 @@ class Cluster:
                 "port": server.port,
                 "asked": float(self.asked),
                 "policy": policy,
-                **more,
+                **fields,
             },
         )
         return server, want.as_json()
 
-    def serve(self, name: str, *nodes: str, **more: Any) -> Server:
+    def serve(self, name: str, *nodes: str, **fields: Any) -> Server:
         """Want a server."""
-        server, want = self.wanted(name, *nodes, **more)
+        server, want = self.wanted(name, *nodes, **fields)
         file = self.folder / "state" / "gpu1" / name / "desired.json"
         state.write_json(str(file), want, durable=False)
         return server
@@ -166,11 +171,11 @@ class Cluster:
 
     def end(self) -> None:
         """End everything that is left."""
-        for each in self.agents.values():
-            if each.poll() is None:
-                each.send_signal(signal.SIGCONT)
-                each.kill()
-                each.wait()
+        for item in self.agents.values():
+            if item.poll() is None:
+                item.send_signal(signal.SIGCONT)
+                item.kill()
+                item.wait()
         numbers = [
             int(pid)
             for path in self.folder.glob("engines/*/engine?")
@@ -195,12 +200,12 @@ class Server:
         self.folder = cluster.folder / "engines" / name
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def be(self, *words: str, no: tuple[str, ...] = ()) -> None:
+    def be(self, *args: str, no: tuple[str, ...] = ()) -> None:
         """Be something from now on, and something else no more."""
-        for word in words:
-            (self.folder / word).touch()
-        for word in no:
-            (self.folder / word).unlink()
+        for label in args:
+            (self.folder / label).touch()
+        for label in no:
+            (self.folder / label).unlink()
 
     @property
     def seen(self) -> Observed:
@@ -226,8 +231,8 @@ class Server:
         """Wait for a state, and for one living process of each rank, all of that generation."""
 
         def holds() -> bool:
-            seen = self.seen
-            if seen.state not in states or (generation and seen.generation != generation):
+            status = self.seen
+            if status.state not in states or (generation and status.generation != generation):
                 return False
             return "ready" not in states or len(self.pids()) == len(self.nodes)
 
@@ -255,9 +260,9 @@ class Server:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Agents that end with the test."""
-    made = Cluster(tmp_path)
-    yield made
-    made.end()
+    created = Cluster(tmp_path)
+    yield created
+    created.end()
 
 
 # ---- from a start to a stop ----------------------------------------------------------------------
@@ -273,8 +278,8 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     assert server.pids() == []
 
     cluster.start("gpu2")
-    seen = server.is_("ready", generation=1)
-    assert (seen.faults, seen.restarts_left) == ([], None)
+    status = server.is_("ready", generation=1)
+    assert (status.faults, status.restarts_left) == ([], None)
     assert (
         "the engine of rank 1 runs"
         in (cluster.folder / "state" / "gpu2" / "chat" / "engine.log").read_text()
@@ -289,8 +294,8 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
 def ask_servers(cluster: Cluster) -> servers.ServersState:
     """Query the head's agent as the launcher does."""
     argv = [
-        str(cluster.folder / "gpu1.sock") if word == state.SOCKET else word
-        for word in agent_queries.servers()
+        str(cluster.folder / "gpu1.sock") if label == state.SOCKET else label
+        for label in agent_queries.servers()
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -301,22 +306,22 @@ def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
     """What the keeper sees comes back, with the agents that it hears."""
     cluster.start("gpu1", "gpu2")
     cluster.serve("chat", "gpu1", "gpu2").is_("ready")
-    kept = ask_servers(cluster)
-    (server,) = kept.servers
+    saved = ask_servers(cluster)
+    (server,) = saved.servers
 
-    assert servers.server_health(server, kept.agent) == ("answering", "")
+    assert servers.server_health(server, saved.agent) == ("answering", "")
     assert server.observed is not None
     assert isinstance(server.observed.first_answer, FirstAnswer)
-    assert (set(kept.members), kept.agent < 5) == ({"gpu1", "gpu2"}, True)
+    assert (set(saved.members), saved.agent < 5) == ({"gpu1", "gpu2"}, True)
 
 
 def test_a_first_start_that_fails(cluster: Cluster) -> None:
     """It is said at once, with the cause; the agent goes on, and the next wish is tried."""
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", be=("typo",))
-    seen = server.is_("failed")
+    status = server.is_("failed")
     assert (
-        seen.doing
+        status.doing
         == "it never answered: vLLM ended with exit code 1: ValueError: the model `m0del` does not"
         " exist"
     )
@@ -348,8 +353,8 @@ def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
     server = cluster.serve("chat", "gpu1", "gpu2", be=("brittle", "child"))
     server.is_("ready", generation=1)
     server.hit(1)
-    seen = server.is_("ready", generation=2)
-    (fault,) = seen.faults
+    status = server.is_("ready", generation=2)
+    (fault,) = status.faults
 
     assert (fault.node, fault.rank) == ("gpu2", "1")
     assert (
@@ -358,9 +363,9 @@ def test_a_killed_rank_names_its_node(cluster: Cluster) -> None:
     )
     assert list(fault.phases) == ["stopped", "whole", "started"]
     children = [
-        int(word)
+        int(part)
         for rank in (0, 1)
-        for word in (server.folder / f"child{rank}").read_text().split()
+        for part in (server.folder / f"child{rank}").read_text().split()
     ]
     assert [lives(pid) for pid in children] == [False, True, False, True]
 
@@ -420,9 +425,9 @@ def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
     server.be("dead")
     until(lambda: server.seen.faults != [], "it is noticed", cluster.logs)
     server.be(no=("dead",))
-    seen = server.is_("ready")
+    status = server.is_("ready")
 
-    assert seen.faults[0].what == "the engine says that it is dead"
+    assert status.faults[0].what == "the engine says that it is dead"
 
 
 # ---- agents and connections ----------------------------------------------------------------------
@@ -450,23 +455,23 @@ class Wire:
                 continue
             far.settimeout(None)
             self.ends += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+            for first, other in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=(first, other), daemon=True).start()
 
-    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+    def _pass(self, first: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
+            while data := first.recv(1 << 16):
                 other.sendall(data)
-        for each in (one, other):
+        for item in (first, other):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                item.shutdown(socket.SHUT_RDWR)
 
     def set(self, *, cut: bool) -> None:
         """Cut it, or mend it."""
         self.cut = cut
-        for each in self.ends if cut else ():
+        for item in self.ends if cut else ():
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                item.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Wire:
         return self
@@ -475,8 +480,8 @@ class Wire:
         self.set(cut=True)
         with contextlib.suppress(OSError):
             self.server.shutdown(socket.SHUT_RDWR)
-        for each in (self.server, *self.ends):
-            each.close()
+        for item in (self.server, *self.ends):
+            item.close()
 
 
 def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
@@ -618,14 +623,14 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     server.is_("ready", generation=1)
     cluster.start("gpu3", authority=Authority())
     silent = [socket.create_connection(("127.0.0.1", cluster.port), 5) for _ in range(70)]
-    for said in (b"\x00\xff\n", b"{}\n", b"x" * (10 << 20), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+    for text in (b"\x00\xff\n", b"{}\n", b"x" * (10 << 20), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", cluster.port), 5) as stranger:
             with contextlib.suppress(ConnectionError):
-                stranger.sendall(said)
-            assert over(stranger), said[:40]
-    for each in silent:
-        assert over(each)
-        each.close()
+                stranger.sendall(text)
+            assert over(stranger), text[:40]
+    for item in silent:
+        assert over(item)
+        item.close()
     cluster.says("gpu3", "the certificate is not accepted")
     server.answers()
 
@@ -656,15 +661,15 @@ def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
 
 def zombies(pid: int) -> list[str]:
     """Return a process's children that wait to be reaped."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            words = path.read_text().rpartition(")")[2].split()
+            argv = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if words[0] == "Z" and words[1] == str(pid):
-            found.append(path.parent.name)
-    return found
+        if argv[0] == "Z" and argv[1] == str(pid):
+            results.append(path.parent.name)
+    return results
 
 
 def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> None:
@@ -677,7 +682,7 @@ def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> N
         server.is_("ready", generation=generation)
     until(lambda: not zombies(cluster.agents["gpu1"].pid), "they are reaped", cluster.logs)
 
-    assert [each.what for each in server.seen.faults] == ["vLLM was killed by SIGSEGV"] * 2
+    assert [fault.what for fault in server.seen.faults] == ["vLLM was killed by SIGSEGV"] * 2
     assert len((server.folder / "orphans").read_text().split()) == 3
 
 
@@ -694,7 +699,7 @@ def test_the_signal_to_end_ends_everything(cluster: Cluster) -> None:
 
     assert [cluster.agents[node].wait(PATIENCE) for node in ("gpu1", "gpu2")] == [143, 143]
     assert (server.pids(), [lives(pid) for pid in children]) == ([], [False, False])
-    assert server.seen.faults == [] or {each.node for each in server.seen.faults} <= {"gpu2"}
+    assert server.seen.faults == [] or {fault.node for fault in server.seen.faults} <= {"gpu2"}
     assert (cluster.folder / "state" / "gpu1" / "chat" / "desired.json").exists()
 
 
@@ -726,11 +731,11 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
     pids = server.pids()
-    first, left = [int(word) for word in marks.read_text().split()]
+    first, remaining = [int(part) for part in marks.read_text().split()]
     os.kill(first, signal.SIGKILL)
     until(lambda: len(marks.read_text().split()) == 4, "it is started again", cluster.logs)
     server.answers()
-    assert (server.pids(), server.seen.faults, lives(left)) == (pids, [], False)
+    assert (server.pids(), server.seen.faults, lives(remaining)) == (pids, [], False)
 
     cluster.agents["gpu1"].terminate()
     assert cluster.agents["gpu1"].wait(PATIENCE) == 143

@@ -78,20 +78,22 @@ class World:
         if not (self.folder / node).exists():
             self.authority.deliver(self.folder / node, node)
         own = Certificates(server=False, folder=str(self.folder / node))
-        made: Any = Node()
+        created: Any = Node()
         address = "127.0.0.1", port or self.port
-        self.followers.append(Member(node, made, *address, own, self.woken.set))
+        self.followers.append(Member(node, created, *address, own, self.woken.set))
         self.followers[-1].start()
         return self.followers[-1]
 
     def order(self, node: str, *orders: Order) -> None:
         """Order something."""
-        self.lead.orders[node] = {f"server{at}": each for at, each in enumerate(orders)}
+        self.lead.orders[node] = {f"server{at}": item for at, item in enumerate(orders)}
         self.lead.tick()
 
-    def client(self, node: str = "gpu2", authority: Authority | None = None, **more: Any) -> Client:
+    def client(
+        self, node: str = "gpu2", authority: Authority | None = None, **fields: Any
+    ) -> Client:
         """Return a connection of whoever has a certificate for a node."""
-        (authority or self.authority).deliver(self.folder / "stranger", node, **more)
+        (authority or self.authority).deliver(self.folder / "stranger", node, **fields)
         (self.folder / "stranger" / "AGENT_CA").write_bytes(self.authority.certificate())
         own = Certificates(server=False, folder=str(self.folder / "stranger"))
         return self.connect(own.context())
@@ -101,7 +103,7 @@ class World:
         self.clients.append(Client(self.port, context))
         return self.clients[-1]
 
-    def report(self, node: str = "gpu2", number: int = 1, **more: Any) -> dict[str, Any]:
+    def report(self, node: str = "gpu2", number: int = 1, **fields: Any) -> dict[str, Any]:
         """Return a good report."""
         return {
             "node": node,
@@ -110,7 +112,7 @@ class World:
             "head_boot": self.lead.boot,
             "done": 0,
             "servers": SERVERS,
-            **more,
+            **fields,
         }
 
     def close(self) -> None:
@@ -149,9 +151,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A cluster that ends with the test."""
     monkeypatch.setattr(members, "EVERY", 0.02)
     monkeypatch.setattr(members, "_QUICK", 0.02)
-    made = World(tmp_path)
-    yield made
-    made.close()
+    created = World(tmp_path)
+    yield created
+    created.close()
 
 
 class Lines:
@@ -339,7 +341,7 @@ def test_a_client_without_a_certificate(
 
 def test_a_client_without_tls(world: World, lines: Lines) -> None:
     """Neither plain HTTP nor garbage is answered."""
-    for said in (
+    for text in (
         b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
         b"\x00\xff" * 100,
         b"x" * (1 << 20),
@@ -348,7 +350,7 @@ def test_a_client_without_tls(world: World, lines: Lines) -> None:
             socket.create_connection(("127.0.0.1", world.port), 10) as stranger,
             contextlib.suppress(ConnectionError),
         ):
-            stranger.sendall(said)
+            stranger.sendall(text)
             while stranger.recv(1 << 16):
                 continue
     lines.wait("refused a connection from 127.0.0.1: TLS failed: http request")
@@ -384,7 +386,7 @@ def test_a_certificate_that_has_ended(world: World, lines: Lines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "why", "head"),
+    ("extra", "why", "head"),
     [
         (
             {"days": -1},
@@ -400,10 +402,10 @@ def test_a_certificate_that_has_ended(world: World, lines: Lines) -> None:
     ids=["expired", "address"],
 )
 def test_a_head_that_is_not_believed(
-    world: World, lines: Lines, more: dict[str, Any], why: str, head: str
+    world: World, lines: Lines, extra: dict[str, Any], why: str, head: str
 ) -> None:
     """Its certificate has ended, or is that of another node: nothing that it orders is done."""
-    world.authority.deliver(world.folder / "gpu1", "gpu1", **more)
+    world.authority.deliver(world.folder / "gpu1", "gpu1", **extra)
     world.lead.orders = {"gpu2": {"server0": ORDER}}
     follower = world.follower()
     turn = turns(follower)
@@ -423,7 +425,7 @@ def test_a_head_of_another_cluster(world: World, lines: Lines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("certificate", "more", "why"),
+    ("certificate", "extra", "why"),
     [
         ("gpu3", {}, "the certificate of gpu3 came with a report of gpu2"),
         ("gpu1", {"node": "gpu1"}, "gpu1 is this node itself"),
@@ -434,11 +436,11 @@ def test_a_head_of_another_cluster(world: World, lines: Lines) -> None:
     ids=["another node", "the head", "again", "late", "another head"],
 )
 def test_a_node_that_reports_what_it_must_not(
-    world: World, lines: Lines, certificate: str, more: dict[str, Any], why: str
+    world: World, lines: Lines, certificate: str, extra: dict[str, Any], why: str
 ) -> None:
     """As another node, or what was reported before: with a good certificate, and in vain."""
     assert world.client().post(world.report(number=5))[0] == 200
-    status, answer = world.client(certificate).post(world.report(**{"servers": {}, **more}))
+    status, answer = world.client(certificate).post(world.report(**{"servers": {}, **extra}))
 
     assert (status, answer) == (403, {"error": why})
     lines.wait(f"refused a report from 127.0.0.1: {why}")
@@ -478,11 +480,11 @@ def test_silent_strangers_keep_nobody_out(
     monkeypatch.setattr(server, "_PENDING", 8)
     silent = [socket.create_connection(("127.0.0.1", world.port), 5) for _ in range(20)]
     assert world.client().post(world.report())[0] == 200
-    for each in silent[:12]:
+    for item in silent[:12]:
         with contextlib.suppress(ConnectionResetError):
-            assert each.recv(1) == b""
-    for each in silent:
-        each.close()
+            assert item.recv(1) == b""
+    for item in silent:
+        item.close()
     monkeypatch.setattr(server, "_HANDSHAKE", 0.5)
     with (
         socket.create_connection(("127.0.0.1", world.port), 10) as late,
@@ -585,12 +587,12 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         until(lambda: turn() and world.lead.is_settled("gpu2"), "it has its orders")
         between, own = (answers, INJECTED) if side == "answers" else (sent, REQUEST)
         between.adds = bytes if replay else lambda _: own
-        who = {
+        mapping = {
             "answers": f"no connection to the head's agent at 127.0.0.1 port {relay.port}",
             "reports": "refused a connection from 127.0.0.1",
         }
-        said = f"{who[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
-        until(lambda: turn() and lines.has(said), "it says why", lambda: lines.text)
+        text = f"{mapping[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
+        until(lambda: turn() and lines.has(text), "it says why", lambda: lines.text)
         world.order("gpu2", ORDER, OTHER)
         until(lambda: turn() and world.lead.is_settled("gpu2"), "the next one works")
         assert list(follower.node.orders.values()) == [ORDER, OTHER]
@@ -614,8 +616,8 @@ class Odd:
             def do_POST(handler) -> None:
                 body = handler.rfile.read(int(handler.headers["Content-Length"]))
                 self.got.append(json.loads(body))
-                said = self.answers.pop(0) if self.answers[1:] else self.answers[0]
-                data = said if isinstance(said, bytes) else json.dumps(said).encode()
+                text = self.answers.pop(0) if self.answers[1:] else self.answers[0]
+                data = text if isinstance(text, bytes) else json.dumps(text).encode()
                 handler.send_response(200)
                 handler.send_header("Content-Length", str(len(data)))
                 handler.end_headers()
@@ -642,16 +644,16 @@ class Odd:
 @pytest.fixture
 def odd(world: World) -> Iterator[Odd]:
     """A head that a test makes up."""
-    made = Odd(world.folder / "gpu1")
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    created = Odd(world.folder / "gpu1")
+    yield created
+    created.server.shutdown()
+    created.server.server_close()
 
 
 def answer(head_boot: str, number: int, *orders: Order) -> dict[str, Any]:
     """Return an answer with orders."""
-    said = {f"server{at}": asdict(each) for at, each in enumerate(orders)}
-    return {"head_boot": head_boot, "number": number, "orders": said, "ray": ""}
+    text = {f"server{at}": asdict(item) for at, item in enumerate(orders)}
+    return {"head_boot": head_boot, "number": number, "orders": text, "ray": ""}
 
 
 def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) -> None:
@@ -661,7 +663,7 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
     follower = world.follower(port=odd.port)
     turn = turns(follower)
     until(lambda: turn() and len(odd.got) > 3, "it asks again", lambda: lines.text)
-    assert {each["head_boot"] for each in odd.got} == {""}
+    assert {item["head_boot"] for item in odd.got} == {""}
     assert follower.node.orders == {}
 
 
@@ -697,12 +699,12 @@ def test_an_answer_that_is_not_obeyed(
     turn = turns(follower)
     until(lambda: turn() and lines.has(why), "it says why", lambda: lines.text)
     assert follower.node.orders == {"server0": ORDER}
-    seen = len(odd.got)
-    until(lambda: turn() and len(odd.got) > seen + 2, "it is back")
+    observed = len(odd.got)
+    until(lambda: turn() and len(odd.got) > observed + 2, "it is back")
     assert follower.node.orders == {"server0": ORDER}
-    assert [each["head_boot"] for each in odd.got[:5]] == ["", "h1", "h1", "", "h2"]
+    assert [item["head_boot"] for item in odd.got[:5]] == ["", "h1", "h1", "", "h2"]
     assert odd.got[4]["done"] == 0  # it has carried out nothing of that start
-    assert [each["number"] for each in odd.got[:5]] == [1, 2, 3, 4, 5]
+    assert [item["number"] for item in odd.got[:5]] == [1, 2, 3, 4, 5]
 
 
 # ---- orders as they travel -----------------------------------------------------------------------
@@ -752,5 +754,5 @@ def test_what_is_nearly_an_order(chance: mutate.Chance) -> None:
         return
 
     for order in answer.orders.values():
-        assert {type(word) for word in (order.phase, *order.argv, *order.env.values())} <= {str}
+        assert {type(label) for label in (order.phase, *order.argv, *order.env.values())} <= {str}
         assert {type(number) for number in (order.generation, *order.behind, *order.pids)} <= {int}

@@ -21,9 +21,9 @@ WRITTEN = "agent_written_timestamp_seconds"
 TWO = mp("gpu1", "gpu2", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2", "gpu3": "10.0.0.3"})
 
 
-def seen(**more: Any) -> Observed:
+def seen(**fields: Any) -> Observed:
     """Return a server that is ready."""
-    made = Observed(
+    created = Observed(
         name="chat",
         id="abcd1234",
         asked=1.0,
@@ -42,7 +42,7 @@ def seen(**more: Any) -> Observed:
         alive={"gpu1": {"PP0": True}, "gpu2": {"PP1": False}},
         verdict="answering",
     )
-    return dataclasses.replace(made, **more)
+    return dataclasses.replace(created, **fields)
 
 
 def keep(folder: Path, want: Desired | None = TWO, how: Observed | None = None) -> None:
@@ -71,14 +71,14 @@ def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
 def test_a_server_that_is_ready(tmp_path: Path) -> None:
     """Its state, faults, canary, queue and ranks."""
     keep(tmp_path, how=seen())
-    found = read(tmp_path)
+    result = read(tmp_path)
 
-    assert found["server_info backend=mp model=org/m server=chat task=chat"] == 1
-    assert {each: found[f"server_state server=chat state={each}"] for each in STATES} == {
-        each: float(each == "ready") for each in STATES
+    assert result["server_info backend=mp model=org/m server=chat task=chat"] == 1
+    assert {item: result[f"server_state server=chat state={item}"] for item in STATES} == {
+        item: float(item == "ready") for item in STATES
     }
     assert {
-        name: found[f"server_{name} server=chat"]
+        name: result[f"server_{name} server=chat"]
         for name in (
             "engine_starts_total",
             "faults_total",
@@ -101,9 +101,9 @@ def test_a_server_that_is_ready(tmp_path: Path) -> None:
         "requests_waiting": 12,
         "tokens_per_second": 310.5,
     }
-    assert found["rank_up node=gpu1 rank=PP0 server=chat"] == 1
-    assert found["rank_up node=gpu2 rank=PP1 server=chat"] == 0
-    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 1
+    assert result["rank_up node=gpu1 rank=PP0 server=chat"] == 1
+    assert result["rank_up node=gpu2 rank=PP1 server=chat"] == 0
+    assert result["endpoint_up node=gpu1 port=8000 server=chat"] == 1
 
 
 def test_a_server_that_hangs(tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_a_server_that_hangs(tmp_path: Path) -> None:
     wedge = Wedge(since=NOW - 70, rank="TP1", node="gpu2", gpu="3", frame="FRAME (x.py:1)")
     how = seen(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
     keep(tmp_path, how=how)
-    found = read(tmp_path)
+    result = read(tmp_path)
 
-    assert {each: found[f"server_health server=chat verdict={each}"] for each in VERDICTS} == {
-        each: float(each == "suspect") for each in VERDICTS
-    }
-    assert found["server_still_seconds server=chat"] == 70
-    assert found["server_longest_step_seconds server=chat"] == 4
-    assert found["server_wedged gpu=3 node=gpu2 rank=TP1 server=chat"] == 1
+    assert {
+        verdict: result[f"server_health server=chat verdict={verdict}"] for verdict in VERDICTS
+    } == {verdict: float(verdict == "suspect") for verdict in VERDICTS}
+    assert result["server_still_seconds server=chat"] == 70
+    assert result["server_longest_step_seconds server=chat"] == 4
+    assert result["server_wedged gpu=3 node=gpu2 rank=TP1 server=chat"] == 1
     keep(tmp_path, how=dataclasses.replace(how, wedge=Wedge(since=NOW)))
     assert read(tmp_path)["server_wedged gpu= node= rank=unknown server=chat"] == 1
     keep(tmp_path, how=dataclasses.replace(how, verdict="quiet"))
@@ -128,12 +128,12 @@ def test_a_server_that_hangs(tmp_path: Path) -> None:
 def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
     """Neither 0 nor any other number."""
     keep(tmp_path, how=seen(state="starting", seconds=None, load=None, alive={}, faults=[]))
-    found = read(tmp_path)
+    result = read(tmp_path)
 
-    assert found["server_state server=chat state=starting"] == 1
-    assert found["endpoint_up node=gpu1 port=8000 server=chat"] == 0
+    assert result["server_state server=chat state=starting"] == 1
+    assert result["endpoint_up node=gpu1 port=8000 server=chat"] == 0
     for absent in ("canary_seconds", "canary_waiting", "requests", "rank_up", "recovery", "left"):
-        assert not [each for each in found if absent in each]
+        assert not [item for item in result if absent in item]
 
 
 def test_a_server_that_nobody_wants_is_gone(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_which_agents_are_connected(tmp_path: Path) -> None:
     """Of all nodes of the cluster; none while the head's agent hangs."""
     keep(tmp_path, how=seen())
     for age, expected in ((4.0, [1, 1, 0]), (100.0, [0, 0, 0])):
-        found = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
-        up = {each: value for each, value in found.items() if each.startswith("node_agent_up")}
-        assert (found[WRITTEN], list(up.values())) == (NOW - age, expected)
+        result = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
+        up = {item: value for item, value in result.items() if item.startswith("node_agent_up")}
+        assert (result[WRITTEN], list(up.values())) == (NOW - age, expected)
 
 
 def test_a_full_disk_shows(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_the_last_network_check(tmp_path: Path) -> None:
     file = tmp_path / "network.json"
     file.write_text(json.dumps({"passed": True, "required": "tcp", "summary": "2 pairs"}))
     os.utime(file, (NOW, NOW))
-    found = read(tmp_path)
+    result = read(tmp_path)
 
-    known = {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
-    assert found == {**known, WRITTEN: NOW}
+    mapping = {"network_passed required=tcp": 1, "network_check_timestamp_seconds": NOW}
+    assert result == {**mapping, WRITTEN: NOW}
     file.write_text('{"passed": "yes"}')
     assert read(tmp_path).keys() == {WRITTEN}
 
@@ -198,7 +198,9 @@ def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
     keep(tmp_path, how=seen(faults=faults, doing="DOING", warning="WARNING"))
     text = metrics.render_metrics(NOW, 0.0, {}, str(tmp_path))
 
-    assert not [word for word in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if word in text]
+    assert not [
+        label for label in ("WHAT", "CAUSE", "EVIDENCE", "DOING", "WARNING") if label in text
+    ]
 
 
 def test_every_metric_is_in_the_documentation() -> None:

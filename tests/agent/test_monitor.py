@@ -100,8 +100,8 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
 class Eye:
     """Stands in for the probe that the head itself sends out."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.said, self.stopped = said, False
+    def __init__(self, expected: dict[str, Any]) -> None:
+        self.said, self.stopped = expected, False
 
     def report(self) -> ProbeReport:
         """Return what it saw."""
@@ -121,15 +121,15 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     """It serves on, and the record goes on saying so; when the agent is back, it is believed
     again.
     """
-    asked: list[Any] = []
+    requests: list[Any] = []
     eye = Eye({})
-    monkeypatch.setattr(apis, "Probe", lambda *words: asked.append(words) or eye)
+    monkeypatch.setattr(apis, "Probe", lambda *words: requests.append(words) or eye)
     stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
         eye.said = stage.probe()
         stage.step(5)
-    assert asked == [(host, 8000, range(0), 5.0)]
+    assert requests == [(host, 8000, range(0), 5.0)]
     assert (stage.seen.verdict, stage.seen.warning) == (
         "answering",
         "the agent of gpu2 cannot be asked",
@@ -141,13 +141,13 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     assert (stage.seen.warning, eye.stopped) == ("", True)
 
 
-@pytest.mark.parametrize("rests", ["it sleeps", "it is paused", "it is being rescaled"])
-def test_a_server_that_rests_is_left_alone(ready: Make, rests: str) -> None:
+@pytest.mark.parametrize("text", ["it sleeps", "it is paused", "it is being rescaled"])
+def test_a_server_that_rests_is_left_alone(ready: Make, text: str) -> None:
     """Somebody wants it so; when it wakes, it has all the time that a server has."""
     stage = ready()
-    stage.engine = Engine(answers=False, rests=rests)
+    stage.engine = Engine(answers=False, rests=text)
     stage.run(1000, step=2)
-    assert (stage.seen.verdict, stage.seen.faults, stage.seen.reason) == ("resting", [], rests)
+    assert (stage.seen.verdict, stage.seen.faults, stage.seen.reason) == ("resting", [], text)
     assert (stage.seen.still, stage.seen.longest_step) == (0.0, 0.0)
 
     stage.engine.rests = ""
@@ -227,12 +227,12 @@ def test_a_busy_server_says_so(ready: Make) -> None:
     stage = ready()
     stage.engine.open, stage.engine.answers = 8, False
     stage.run(20)
-    seen = stage.keeper.status
-    assert seen is not None
-    assert seen.load is not None
+    observed = stage.keeper.status
+    assert observed is not None
+    assert observed.load is not None
 
-    assert (seen.load.running, seen.load.waiting) == (8, 1)
-    assert (19 <= seen.asking <= 20.5, seen.answered is not None) == (True, True)
+    assert (observed.load.running, observed.load.waiting) == (8, 1)
+    assert (19 <= observed.asking <= 20.5, observed.answered is not None) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    heard = stage.keeper.server._judge_engine().apis
-    heard._well = heard._counted = None
+    received = stage.keeper.server._judge_engine().apis
+    received._well = received._counted = None
     stage.run(10)
     if failed:
         stage.engine.failed, stage.engine.answers = failed, False
@@ -279,7 +279,7 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     stage = ready(RAY)
 
     assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
-    assert {node: each.pids for node, each in stage.orders.items()} == {
+    assert {node: item.pids for node, item in stage.orders.items()} == {
         "gpu1": (41,),
         "gpu2": (42,),
     }
@@ -325,12 +325,12 @@ def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
     make: Make, view: type[View]
 ) -> None:
     """Its dashboard is late."""
-    found, view.found = view.found, []
+    result, view.found = view.found, []
     stage = make(RAY)
     stage.until("ready")
     stage.run(5)
     assert stage.seen.ranks == {}
-    view.found = found
+    view.found = result
     stage.run(15)
     assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
 
@@ -432,8 +432,8 @@ def test_what_a_model_does_is_written_down(ready: Make) -> None:
     assert stage.seen.task == "chat"
     stage.engine.task = "embedding"
     stage.kill("gpu1")
-    seen = stage.until("starting", within=30)
-    assert seen.task == ""
+    status = stage.until("starting", within=30)
+    assert status.task == ""
 
     assert stage.until("ready").task == "embedding"
 
@@ -449,19 +449,21 @@ def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("failing", "said"),
+    ("failing", "expected"),
     [
         ((500, "no luck"), "our own embedding was answered with 500: no luck"),
         ((0, "refused"), "no embedding for us: refused"),
     ],
 )
-def test_a_model_that_embeds_is_called_so(ready: Make, failing: tuple[int, str], said: str) -> None:
+def test_a_model_that_embeds_is_called_so(
+    ready: Make, failing: tuple[int, str], expected: str
+) -> None:
     """In reasons, too."""
     stage = ready()
     stage.engine.task, stage.engine.failing = "embedding", failing
     stage.run(2)
 
-    assert stage.seen.reason == said
+    assert stage.seen.reason == expected
 
 
 def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> None:

@@ -83,8 +83,8 @@ FULL = "0 of 8 GPUs have 92% of their memory free, 1 needed: GPU 0 has 70.0 of 8
 def test_ray_may_place_ranks_on_another_node_than_expected(make: Make, view: type[View]) -> None:
     """The expected one is full, of a neighbour: the nodes' free GPUs together decide."""
     stage = make(wanted.ray("gpu1", "gpu2", places={"gpu1": 2}), "gpu2")
-    one, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
-    one.waits, one.idle = FULL, {"room": [1, 0]}
+    first, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
+    first.waits, first.idle = FULL, {"room": [1, 0]}
     two.waits, two.idle = FULL, {"room": [1, 1]}
     stage.run(100)
     assert stage.seen.state == "waiting"
@@ -98,12 +98,12 @@ def test_ray_may_place_ranks_on_another_node_than_expected(make: Make, view: typ
 def test_what_was_free_for_another_start_does_not_count(make: Make, view: type[View]) -> None:
     """Nor does a node of which nobody can say."""
     stage = make(wanted.ray("gpu1", "gpu2", places={"gpu1": 1}), "gpu2")
-    one, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
-    one.waits, one.idle, two.idle = FULL, {"room": [1, 0]}, {"room": [7, 8]}
+    first, two = stage.lead.nodes["gpu1"], stage.lead.nodes["gpu2"]
+    first.waits, first.idle, two.idle = FULL, {"room": [1, 0]}, {"room": [7, 8]}
     stage.run(100)
     assert stage.seen.state == "waiting"
 
-    one.idle, two.idle = {}, {"room": [1, 8]}
+    first.idle, two.idle = {}, {"room": [1, 8]}
     stage.run(100)
     assert stage.seen.state == "waiting"
 

@@ -37,13 +37,13 @@ def here(tmp_path: Path) -> Iterator[LocalNode]:
     in `lost`.
     """
     lost: list[str] = []
-    made = LocalNode(str(tmp_path), private_shm=False, lost=lost.append)
-    made.why = lost  # type: ignore[attr-defined]
-    yield made
-    until(made.stop_all, "it ends")
+    created = LocalNode(str(tmp_path), private_shm=False, lost=lost.append)
+    created.why = lost  # type: ignore[attr-defined]
+    yield created
+    until(created.stop_all, "it ends")
 
 
-def turn(here: LocalNode, name: str, true: Any, **orders: Order) -> ServerReport:
+def turn(present: LocalNode, name: str, true: Any, **orders: Order) -> ServerReport:
     """Look at everything until something holds of a server's report; orders are given each time, as
     the head's agent does.
     """
@@ -51,9 +51,9 @@ def turn(here: LocalNode, name: str, true: Any, **orders: Order) -> ServerReport
 
     def holds() -> object:
         nonlocal report
-        here.orders = orders
-        here.tick()
-        report = here.report().get(name, NOTHING)
+        present.orders = orders
+        present.tick()
+        report = present.report().get(name, NOTHING)
         return true(report)
 
     until(holds, name, lambda: report)
@@ -71,14 +71,14 @@ def test_a_start_waits_for_memory(here: LocalNode, monkeypatch: pytest.MonkeyPat
     says = ["held by x", "", "held by x", "", ""]
     looked: list[tuple[object, ...]] = []
 
-    def room(*words: object) -> tuple[int, str]:
-        looked.append(words)
+    def room(*args: object) -> tuple[int, str]:
+        looked.append(args)
         return 3, says.pop(0) if says else ""
 
     monkeypatch.setattr(gpu, "free_gpus", room)
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=2, gpus=(0, 1, 2))
-    said = turn(here, "chat", lambda said: said.waits, chat=order)
-    assert (said.waits, said.prepared, said.room) == ("held by x", 0, (4, 3))
+    text = turn(here, "chat", lambda said: said.waits, chat=order)
+    assert (text.waits, text.prepared, text.room) == ("held by x", 0, (4, 3))
     assert looked[0] == (0.9, (0, 1, 2), 2)
 
     turn(here, "chat", lambda said: said.prepared == 4, chat=order)
@@ -108,16 +108,16 @@ def test_a_driver_that_hangs_stops_nothing(
 ) -> None:
     """The agent goes on, and asks no second time meanwhile."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
-    asked: list[int] = []
+    requests: list[int] = []
     over = threading.Event()
     monkeypatch.setattr(
-        gpu, "free_gpus", lambda *_: asked.append(1) or (over.wait(20) and None) or (8, "")
+        gpu, "free_gpus", lambda *_: requests.append(1) or (over.wait(20) and None) or (8, "")
     )
     here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
     for _ in range(20):
         here.tick()
 
-    assert (asked, over.is_set()) == ([1], False)
+    assert (requests, over.is_set()) == ([1], False)
     over.set()
 
 
@@ -132,11 +132,11 @@ def test_gpus_that_are_lost_start_the_container_anew(
 
     monkeypatch.setattr(gpu, "free_gpus", gone)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
-    said = turn(here, "chat", lambda said: said.waits, chat=order)
+    text = turn(here, "chat", lambda said: said.waits, chat=order)
     until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
 
     assert (
-        said.waits
+        text.waits
         == here.explain_unmeasured[0]
         == "the GPUs are lost to this container: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
@@ -147,20 +147,20 @@ def test_a_driver_that_was_upgraded_stops_no_container(
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
-    told = (
+    messages = (
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95"
     )
-    monkeypatch.setattr(gpu.children, "run", lambda *_: (18, told))
+    monkeypatch.setattr(gpu.children, "run", lambda *_: (18, messages))
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    said = turn(here, "chat", lambda said: said.waits, chat=order)
+    text = turn(here, "chat", lambda said: said.waits, chat=order)
     for _ in range(20):
         here.tick()
 
-    assert said.waits == (
+    assert text.waits == (
         "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
         " Failed to initialize NVML: Driver/library version mismatch"
     )
-    assert (said.prepared, here.why) == (0, [])  # type: ignore[attr-defined]
+    assert (text.prepared, here.why) == (0, [])  # type: ignore[attr-defined]
 
 
 def test_lost_gpus_do_not_end_the_ranks_of_another_server(
@@ -199,9 +199,9 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
     here.orders = {"chat": dataclasses.replace(order, gpus=(2,))}
     here.tick()
     assert here.report()["chat"].prepared == 0
-    said = turn(here, "chat", lambda said: said.waits, **here.orders)
+    text = turn(here, "chat", lambda said: said.waits, **here.orders)
 
-    assert (said.waits, said.prepared) == ("GPU 2 is held", 0)
+    assert (text.waits, text.prepared) == ("GPU 2 is held", 0)
 
 
 # ---- engines -------------------------------------------------------------------------------------
@@ -218,15 +218,15 @@ def test_an_engine_is_started_once_and_kept(here: LocalNode) -> None:
 
     run = Order(generation=1, phase=RUN, argv=SLEEP)
     pid = turn(here, "chat", lambda said: said.pid, chat=run).pid
-    said = turn(
+    text = turn(
         here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=KEEP, argv=SLEEP)
     )
-    assert (said.pid, said.state, said.last) == (pid, "running", 1)
+    assert (text.pid, text.state, text.last) == (pid, "running", 1)
 
     os.kill(pid, 9)
-    said = turn(here, "chat", lambda said: said.state == "idle", chat=run)
+    text = turn(here, "chat", lambda said: said.state == "idle", chat=run)
     here.tick()
-    assert said.ended.startswith("was killed by SIGKILL")
+    assert text.ended.startswith("was killed by SIGKILL")
     assert here.report()["chat"].state == "idle"
     turn(
         here,
@@ -295,14 +295,14 @@ def test_shared_memory_is_swept_after_an_engine(
         monkeypatch.setattr(
             leftovers, "remove_leftovers", lambda private=private: swept.append(private)
         )
-        made = LocalNode(str(tmp_path / str(private)), private_shm=private, lost=print)
+        created = LocalNode(str(tmp_path / str(private)), private_shm=private, lost=print)
         turn(
-            made,
+            created,
             "chat",
             lambda said: said.pid,
             chat=Order(generation=1, phase=RUN, argv=SLEEP),
         )
-        turn(made, "chat", lambda said: said == NOTHING)
+        turn(created, "chat", lambda said: said == NOTHING)
 
     assert swept == [True]
 
@@ -329,7 +329,7 @@ def test_ranks_of_ray_that_hang_are_ended(here: LocalNode, then: Order | None) -
     here.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
     here.tick()
     here.orders = {
-        "chat": Order(generation=1, phase=KEEP, pids=tuple(each.pid for each in started), grace=0.2)
+        "chat": Order(generation=1, phase=KEEP, pids=tuple(item.pid for item in started), grace=0.2)
     }
     here.tick()
     orders = {"chat": then} if then else {}
@@ -340,6 +340,6 @@ def test_ranks_of_ray_that_hang_are_ended(here: LocalNode, then: Order | None) -
     assert started[1].poll() is None
     started[1].kill()
     started[1].wait()
-    for each in started:
-        assert each.stdout is not None
-        each.stdout.close()
+    for element in started:
+        assert element.stdout is not None
+        element.stdout.close()

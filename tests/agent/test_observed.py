@@ -38,24 +38,24 @@ FULL = Observed(
 )
 
 
-def plain(seen: Observed) -> Any:
+def plain(status: Observed) -> Any:
     """Return a record as its file has it."""
-    return json.loads(json.dumps(seen.as_json()))
+    return json.loads(json.dumps(status.as_json()))
 
 
 @pytest.mark.parametrize(
-    "seen", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"]
+    "status", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"]
 )
-def test_a_record_survives_its_file(seen: Observed) -> None:
+def test_a_record_survives_its_file(status: Observed) -> None:
     """What is written is what is read: an unknown count stays unknown, and is not 0."""
-    assert observed.parse_status(plain(seen)) == seen
+    assert observed.parse_status(plain(status)) == status
 
 
 def test_a_newer_record_with_more_in_it_is_read() -> None:
     """A launcher that is older than the agent shows what it knows."""
-    said = plain(FULL)
+    text = plain(FULL)
 
-    assert observed.parse_status({**said, "new": 1, "load": {**said["load"], "new": {}}}) == FULL
+    assert observed.parse_status({**text, "new": 1, "load": {**text["load"], "new": {}}}) == FULL
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_what_is_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["name", "id", "asked", "state"])
 def test_what_must_be_there(name: str) -> None:
     """The rest has a meaning when it is absent."""
-    said = plain(FULL)
-    del said[name]
+    text = plain(FULL)
+    del text[name]
 
     with pytest.raises(ValueError, match=name):
-        observed.parse_status(said)
+        observed.parse_status(text)
 
 
 @fuzz.quick
@@ -108,10 +108,12 @@ def test_no_json_raises_anything_else(said: object) -> None:
 def test_what_is_nearly_a_record(chance: mutate.Chance) -> None:
     """It is refused, or it can be read again: nobody has to look at a type twice."""
     try:
-        found = observed.parse_status(mutate.value(plain(FULL), chance))
+        result = observed.parse_status(mutate.value(plain(FULL), chance))
     except ValueError:
         return
 
-    assert observed.parse_status(plain(found)) == found
-    assert found.state in observed.STATES
-    assert all(isinstance(each.what, str) and isinstance(each.at, float) for each in found.faults)
+    assert observed.parse_status(plain(result)) == result
+    assert result.state in observed.STATES
+    assert all(
+        isinstance(fault.what, str) and isinstance(fault.at, float) for fault in result.faults
+    )

@@ -22,15 +22,15 @@ def test_what_a_process_is_given(make: Make) -> None:
         )
     )
     stage.until("starting")
-    one, two = stage.orders["gpu1"], stage.orders["gpu2"]
+    single, two = stage.orders["gpu1"], stage.orders["gpu2"]
 
-    assert (one.argv, one.env, one.gpus) == (
+    assert (single.argv, single.env, single.gpus) == (
         ("vllm", "serve"),
         {"A": "b", "CUDA_VISIBLE_DEVICES": "2,3"},
         (2, 3),
     )
     assert (two.env, two.gpus) == ({}, None)
-    assert (one.api, two.api, one.share) == (("127.0.0.1", 8000), None, 0.9)
+    assert (single.api, two.api, single.share) == (("127.0.0.1", 8000), None, 0.9)
 
 
 def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
@@ -42,7 +42,7 @@ def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
         stage = make(want, "gpu2")
         stage.lead.nodes["gpu1"].waits = "x"
         stage.run(5)
-        return {node: (each.share, each.count) for node, each in stage.orders.items()}
+        return {node: (item.share, item.count) for node, item in stage.orders.items()}
 
     places = {"gpu1": 2, "gpu2": 0}
     mp = wanted.mp("gpu1", "gpu2", places=places, memory_share=0.9)
@@ -55,11 +55,11 @@ def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
 
 def test_each_api_is_asked_on_its_node(make: Make) -> None:
     """With the numbers of the replicas behind it; one for all has all of them."""
-    given = {"gpu1": (0, 2), "gpu2": (2, 1)}
-    apart = tuple(wanted.process(node, replicas=held) for node, held in given.items())
+    settings = {"gpu1": (0, 2), "gpu2": (2, 1)}
+    apart = tuple(wanted.process(node, replicas=holding) for node, holding in settings.items())
     stage = make(wanted.hybrid("gpu1", "gpu2", processes=apart, replicas=3))
     stage.until("starting")
-    assert [(each.api, [*range(*each.behind)]) for each in stage.orders.values()] == [
+    assert [(order.api, [*range(*order.behind)]) for order in stage.orders.values()] == [
         (("127.0.0.1", 8000), [0, 1]),
         (("127.0.0.1", 8000), [2]),
     ]
@@ -67,5 +67,5 @@ def test_each_api_is_asked_on_its_node(make: Make) -> None:
     headless = (apart[0], wanted.process("gpu2", *wanted.HEADLESS, replicas=(2, 1)))
     stage = make(wanted.hybrid("gpu1", "gpu2", processes=headless, replicas=3))
     stage.until("starting")
-    one, two = stage.orders.values()
-    assert (one.behind, two.api) == ((0, 3), None)
+    first, two = stage.orders.values()
+    assert (first.behind, two.api) == ((0, 3), None)

@@ -21,16 +21,16 @@ COMPLETIONS = "/v1/chat/completions"
 @pytest.fixture
 def start(server: Server) -> Iterator[Start]:
     """Begin to look at the server."""
-    made: list[ApiProbe] = []
+    created: list[ApiProbe] = []
 
     def begin(replicas: int = 1, every: float = 0.05, first: int = 0) -> ApiProbe:
         behind = range(first, first + replicas) if first or replicas > 1 else range(0)
-        made.append(ApiProbe("127.0.0.1", server.port, behind, every))
-        return made[-1]
+        created.append(ApiProbe("127.0.0.1", server.port, behind, every))
+        return created[-1]
 
     yield begin
-    for each in made:
-        each.stop()
+    for item in created:
+        item.stop()
 
 
 @pytest.fixture
@@ -85,17 +85,17 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
     until(lambda: probe.report().counters, "the counters were read")
-    said = probe.report()
+    report = probe.report()
 
     assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {8, 1}
-    assert (said.health, said.rests, said.failing) == (200, "", {})
-    assert 0 < said.seconds < 60
+    assert (report.health, report.rests, report.failing) == (200, "", {})
+    assert 0 < report.seconds < 60
     assert (
-        said.counters.running_container,
-        said.counters.waiting,
-        said.counters.tokens,
+        report.counters.running_container,
+        report.counters.waiting,
+        report.counters.tokens,
     ) == (8, 892, 7.0)
-    assert list(said.progress) == [""]
+    assert list(report.progress) == [""]
 
 
 def test_a_canary_that_is_late_is_waited_for(
@@ -109,10 +109,13 @@ def test_a_canary_that_is_late_is_waited_for(
     until(lambda: probe.answers, "it answers")
     hang.clear()
     until(lambda: probe.report().asking.get("", 0) > 0.5, "it is late")
-    asked = sum(each[1] == COMPLETIONS for each in server.asked)
+    requests = sum(request[1] == COMPLETIONS for request in server.asked)
     count = probe.answers
     until(lambda: probe.report().asking.get("", 0) > 0.8, "it is later")
-    assert (sum(each[1] == COMPLETIONS for each in server.asked), probe.answers) == (asked, count)
+    assert (sum(request[1] == COMPLETIONS for request in server.asked), probe.answers) == (
+        requests,
+        count,
+    )
     hang.set()
     until(lambda: probe.answers > count, "it is back")
 
@@ -152,14 +155,14 @@ def test_what_is_an_answer(server: Server, start: Start, status: int, odd: bool)
 
 
 @pytest.mark.parametrize(
-    ("path", "field", "words"),
+    ("path", "field", "text"),
     [
         ("/is_sleeping", "is_sleeping", "it sleeps"),
         ("/is_paused", "is_paused", "it is paused"),
     ],
 )
 def test_a_server_that_rests(
-    server: Server, start: Start, hang: threading.Event, path: str, field: str, words: str
+    server: Server, start: Start, hang: threading.Event, path: str, field: str, text: str
 ) -> None:
     """A sleeping or paused server is reported as such once a canary is late."""
     hang.set()
@@ -167,7 +170,7 @@ def test_a_server_that_rests(
     until(lambda: probe.answers, "it answers")
     server.answers[path] = {field: True}
     hang.clear()
-    until(lambda: probe.report().rests == words, "it is told")
+    until(lambda: probe.report().rests == text, "it is told")
     server.answers[path] = {field: False}
     until(lambda: probe.report().rests == "", "it is told again")
 
@@ -213,11 +216,11 @@ def test_each_replica_is_asked_in_its_turn(server: Server, start: Start) -> None
     server.replicas = Replicas()
     probe = start(2)
     until(lambda: min(answers(probe).get(key, 0) for key in ("0", "1")) >= 2, "both answer")
-    said = probe.report()
+    report = probe.report()
 
     assert answers(probe)[""] >= max(answers(probe)["0"], answers(probe)["1"])
-    assert set(said.progress) == {"", "0", "1"}
-    assert len(set(said.progress.values())) == 3
+    assert set(report.progress) == {"", "0", "1"}
+    assert len(set(report.progress.values())) == 3
 
 
 def test_a_server_begins_with_an_answer_of_each_replica(server: Server, start: Start) -> None:
@@ -238,11 +241,11 @@ def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, st
     release.set()
 
     def slow(
-        verb: str, path: str, query: str, asked: object, replica: int | None
+        verb: str, path: str, query: str, requests: object, replica: int | None
     ) -> tuple[int, Any]:
         if replica == 1:
             release.wait(20)
-        return find(verb, path, query, asked, replica)
+        return find(verb, path, query, requests, replica)
 
     server.replicas, server.find = replicas, slow  # type: ignore[method-assign]
     probe = start(2)
@@ -264,7 +267,7 @@ def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) ->
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
 
-    assert sum(each[1] == COMPLETIONS for each in server.asked) == 1
+    assert sum(request[1] == COMPLETIONS for request in server.asked) == 1
 
 
 @pytest.mark.parametrize("metrics", ["", (404, "no"), "\x00", "vllm:generation_tokens_total x\n"])
@@ -277,12 +280,15 @@ def test_a_server_that_counts_nothing(server: Server, start: Start, metrics: Any
     assert probe.report().counters is None
 
 
-@pytest.mark.parametrize("said", ["", "[]", "{", '{"data": []}', '{"data": [{}]}', "7", "null"])
-def test_answers_that_are_none(server: Server, start: Start, said: str) -> None:
+@pytest.mark.parametrize("expected", ["", "[]", "{", '{"data": []}', '{"data": [{}]}', "7", "null"])
+def test_answers_that_are_none(server: Server, start: Start, expected: str) -> None:
     """Somebody else has the port: it is asked again, and no thread ends."""
-    server.answers["/v1/models"] = said
+    server.answers["/v1/models"] = expected
     probe = start()
-    until(lambda: sum(each[1] == "/v1/models" for each in server.asked) >= 2, "it is asked again")
+    until(
+        lambda: sum(request[1] == "/v1/models" for request in server.asked) >= 2,
+        "it is asked again",
+    )
     assert answers(probe) == {}
     server.answers["/v1/models"] = {"data": [{"id": "m"}]}
 
@@ -294,10 +300,10 @@ def test_nobody_asks_any_more(server: Server, start: Start) -> None:
     probe = start()
     until(lambda: probe.answers, "it answers")
     probe.stop()
-    asked = len(server.asked)
+    requests = len(server.asked)
     threading.Event().wait(0.5)  # ten looks' time
 
-    assert len(server.asked) - asked <= 3  # of the look that had begun
+    assert len(server.asked) - requests <= 3  # of the look that had begun
 
 
 EMBEDDINGS = "/v1/embeddings"
@@ -316,10 +322,10 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     """What it answered first is remembered; what it does not do is asked once, and is no fault."""
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
-    said = probe.report()
+    report = probe.report()
 
-    assert (said.task, said.failing, said.first.tp_objection) == ("embedding", {}, "")
-    assert (said.first.describe_answer, said.first.render_metrics) == (
+    assert (report.task, report.failing, report.first.tp_objection) == ("embedding", {}, "")
+    assert (report.first.describe_answer, report.first.render_metrics) == (
         "an embedding of 2 numbers",
         "",
     )
@@ -362,9 +368,9 @@ def test_where_vllm_chooses_the_replica_an_answer_is_every_ones(
     named: list[tuple[str, int | None]] = []
     find = embeds.find
 
-    def note(verb: str, path: str, query: str, asked: object, replica: int | None) -> Any:
+    def note(verb: str, path: str, query: str, requests: object, replica: int | None) -> Any:
         named.append((path, replica))
-        return find(verb, path, query, asked, replica)
+        return find(verb, path, query, requests, replica)
 
     embeds.find = note  # type: ignore[method-assign]
     probe = start(2)
@@ -400,9 +406,9 @@ def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> Non
     server.answers["/pooling"] = (400, "No IOProcessor plugin installed")
     probe = start()
     until(lambda: probe.answers >= 2, "it answers")
-    said = probe.report()
-    assert (said.task, said.failing) == ("health", {})
-    assert said.first.tp_objection == "/pooling: 400 No IOProcessor plugin installed"
+    report = probe.report()
+    assert (report.task, report.failing) == ("health", {})
+    assert report.first.tp_objection == "/pooling: 400 No IOProcessor plugin installed"
     server.answers["/health"] = (503, "")
 
     until(lambda: probe.report().health == 503, "it is dead")

@@ -31,18 +31,18 @@ def test_words_for_an_end() -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a program as an engine."""
-    made: list[LocalEngine] = []
+    created: list[LocalEngine] = []
 
     def begin(code: str, generation: int = 1, **env: str) -> LocalEngine:
-        if not made:
-            made.append(LocalEngine("chat", str(tmp_path / "chat" / "engine.log")))
-        made[0].start(generation, (sys.executable, "-S", "-u", "-c", code), env)
-        return made[0]
+        if not created:
+            created.append(LocalEngine("chat", str(tmp_path / "chat" / "engine.log")))
+        created[0].start(generation, (sys.executable, "-S", "-u", "-c", code), env)
+        return created[0]
 
     yield begin
-    for each in made:
-        each.stop(0.0)
-        over(each)
+    for item in created:
+        item.stop(0.0)
+        over(item)
 
 
 def log(engine: LocalEngine) -> str:
@@ -136,11 +136,11 @@ def test_what_looked_like_an_error_before_it_was_well(start: Start) -> None:
 @pytest.mark.processes
 def test_what_is_wrong_is_told_with_a_validation(start: Start) -> None:
     """pydantic says it on the line after the error's name, which the agent must not forget."""
-    said = (
+    text = (
         "pydantic_core.ValidationError: 1 validation error for ModelConfig\\n  Value error, no such"
         " model [type=x]"
     )
-    engine = start(f"print('{said}'); raise SystemExit(1)")
+    engine = start(f"print('{text}'); raise SystemExit(1)")
     over(engine)
 
     assert engine.cause == "Value error, no such model"
@@ -180,7 +180,7 @@ def children_of(engine: LocalEngine) -> list[int]:
     printed(engine, "deaf")
     printed(engine, "children")
     (line,) = [line for line in log(engine).splitlines() if line.startswith("children")]
-    return [int(word) for word in line.split()[1:]]
+    return [int(part) for part in line.split()[1:]]
 
 
 @pytest.mark.processes
@@ -189,13 +189,13 @@ def test_all_of_an_engine_ends(start: Start) -> None:
     over.
     """
     engine = start(LEAVES)
-    left = children_of(engine)
+    remaining = children_of(engine)
     first = engine.pid or 0
     engine.stop(0.3)
     assert engine.state == STOPPING
     over(engine)
 
-    assert [lives(pid) for pid in (first, *left)] == [False] * 3
+    assert [lives(pid) for pid in (first, *remaining)] == [False] * 3
     assert (engine.ended, engine.pid) == ("", None)
 
 
@@ -203,12 +203,12 @@ def test_all_of_an_engine_ends(start: Start) -> None:
 def test_what_a_killed_engine_leaves_ends_too(start: Start) -> None:
     """Its workers would hold the memory that the next one needs."""
     engine = start(LEAVES)
-    left = children_of(engine)
+    remaining = children_of(engine)
     engine._grace = 0.3
     os.kill(engine.pid or 0, signal.SIGKILL)
     over(engine)
 
-    assert [lives(pid) for pid in left] == [False] * 2
+    assert [lives(pid) for pid in remaining] == [False] * 2
     assert "SIGKILL" in engine.ended
 
 
@@ -234,11 +234,11 @@ def test_engines_of_other_agents_and_generations_are_left_alone(
 ) -> None:
     """Other servers run here, and other containers may show their processes."""
     sleep = "import time; print('here'); time.sleep(60)"
-    one, other = start(sleep), LocalEngine("embed", str(tmp_path / "embed" / "engine.log"))
+    first, other = start(sleep), LocalEngine("embed", str(tmp_path / "embed" / "engine.log"))
     other.start(1, (sys.executable, "-S", "-u", "-c", sleep), {})
     printed(other, "here")
-    one.stop(0.0)
-    over(one)
+    first.stop(0.0)
+    over(first)
 
     assert lives(other.pid or 0)
     other.stop(0.0)
@@ -254,7 +254,7 @@ def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.Mon
     until(lambda: Path(engine.log).stat().st_size < 75_000, "it is short")
 
     assert Path(f"{engine.log}.1").stat().st_size < 75_000
-    assert sorted(each.name for each in Path(engine.log).parent.iterdir()) == [
+    assert sorted(path.name for path in Path(engine.log).parent.iterdir()) == [
         "engine.log",
         "engine.log.1",
     ]
@@ -281,4 +281,4 @@ def test_logs_of_nccl_are_of_this_engine(start: Start, tmp_path: Path) -> None:
         (tmp_path / name).write_text("old")
     over(start("", NCCL_DEBUG_FILE=str(tmp_path / "nccl.%h.%p")))
 
-    assert [each.name for each in sorted(tmp_path.iterdir())] == ["chat", "other"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["chat", "other"]

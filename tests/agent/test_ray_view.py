@@ -51,9 +51,9 @@ def node(number: int, state: str = "ALIVE", id: str = "") -> dict[str, Any]:
     }
 
 
-def actor(number: int, state: str = "ALIVE", **more: Any) -> dict[str, Any]:
+def actor(number: int, state: str = "ALIVE", **fields: Any) -> dict[str, Any]:
     """Return a recorded row of the actor that is a pipeline stage, on its node."""
-    row: dict[str, Any] = next(each for each in ACTORS if each["name"].endswith(f"_PP{number}"))
+    row: dict[str, Any] = next(item for item in ACTORS if item["name"].endswith(f"_PP{number}"))
     return {
         **row,
         "actor_id": f"a{number}",
@@ -61,7 +61,7 @@ def actor(number: int, state: str = "ALIVE", **more: Any) -> dict[str, Any]:
         "job_id": "05000000",
         "node_id": f"id{number + 1}",
         "placement_group_id": "g",
-        **more,
+        **fields,
     }
 
 
@@ -112,8 +112,8 @@ def test_the_recorded_tables_are_what_this_reads() -> None:
         "death_cause",
     } <= set(ACTORS[0])
     assert {"state", "bundles"} <= set(GROUPS[0])
-    assert {ray_view._rank_name(each) for each in ACTORS} <= {"PP0", "PP1", "an engine", ""}
-    assert "PP1" in {ray_view._rank_name(each) for each in ACTORS}
+    assert {ray_view._rank_name(item) for item in ACTORS} <= {"PP0", "PP1", "an engine", ""}
+    assert "PP1" in {ray_view._rank_name(item) for item in ACTORS}
 
 
 def test_nothing_lacks(view: RayView) -> None:
@@ -132,12 +132,12 @@ def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: Ray
 
 def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pods are: each time by the address that the name has then; one that has none is away."""
-    known, others = {"pod-0": "127.0.0.1"}, socket.getaddrinfo
+    expected, others = {"pod-0": "127.0.0.1"}, socket.getaddrinfo
 
-    def resolve(host: str, *more: Any) -> list[Any]:
-        if host == "pod-1" and host not in known:
+    def resolve(host: str, *args: Any) -> list[Any]:
+        if host == "pod-1" and host not in expected:
             raise OSError(host)
-        return others(known.get(host, host), *more)
+        return others(expected.get(host, host), *args)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     server.tables |= {
@@ -149,10 +149,10 @@ def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.Monkey
     view = RayView(ray, 1, {"gpu1": "pod-0", "gpu2": "pod-1"})
     assert view.missing_reason(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
 
-    known["pod-1"] = "127.0.0.2"
+    expected["pod-1"] = "127.0.0.2"
     assert view.missing_reason(1) == ""
-    assert {each.node for each in view.query_ranks(7)} == {"gpu1", "gpu2"}
-    del known["pod-1"]
+    assert {item.node for item in view.query_ranks(7)} == {"gpu1", "gpu2"}
+    del expected["pod-1"]
     culprit = view.find_culprit([rank(1)], "")
     assert culprit is not None
     assert (culprit.node, culprit.evidence) == ("gpu2", "its node is gone from Ray")
@@ -209,12 +209,12 @@ def test_a_node_that_ray_has_not_missed_is_believed_again(view: RayView) -> None
 
 def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view: RayView) -> None:
     """Ray had an old one for alive, and has noticed: after a death it is looked twice."""
-    said = []
+    messages = []
     for nodes in ([node(1), node(2)], [node(1), node(2, id="new")], [node(1), node(2, id="new")]):
         server.tables["/api/v0/nodes"] = nodes
-        said.append(view.missing_reason(2))
+        messages.append(view.missing_reason(2))
 
-    assert said == ["looking whether the nodes stay in Ray"] * 2 + [""]
+    assert messages == ["looking whether the nodes stay in Ray"] * 2 + [""]
 
 
 def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None:
@@ -230,19 +230,19 @@ def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.M
     """A busy head answers late, perhaps for ever: if the cluster is whole is worth waiting for, and
     who died first less.
     """
-    given: list[float] = []
+    received: list[float] = []
     ask = ray_view.api.query_ray
 
-    def noted(*words: Any, timeout: float, **more: Any) -> object:
-        given.append(timeout)
-        return ask(*words, timeout=timeout, **more)
+    def noted(*args: Any, timeout: float, **fields: Any) -> object:
+        received.append(timeout)
+        return ask(*args, timeout=timeout, **fields)
 
     monkeypatch.setattr(ray_view.api, "ray", noted)
     view.missing_reason(1)
-    assert (len(given), min(given) >= 15) == (3, True)
-    given.clear()
+    assert (len(received), min(received) >= 15) == (3, True)
+    received.clear()
     view.find_culprit([rank(0)], "")
-    assert given and max(given) <= 3
+    assert received and max(received) <= 3
 
 
 def driver(job: str, pid: int) -> dict[str, Any]:
@@ -259,20 +259,20 @@ def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView
         actor(0, "DEAD", actor_id="old"),
     ]
     server.answers["/api/jobs/"] = [driver("05000000", os.getpid()), driver("06000000", 2**22 + 1)]
-    found = view.query_ranks(os.getsid(0))
+    result = view.query_ranks(os.getsid(0))
 
-    assert [(each.actor, each.name, each.node) for each in found] == [
+    assert [(item.actor, item.name, item.node) for item in result] == [
         ("a0", "PP0", "gpu1"),
         ("a1", "PP1", "gpu2"),
     ]
-    assert found[0].pid == actor(0)["pid"]
+    assert result[0].pid == actor(0)["pid"]
 
 
 def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
     """Where Ray does not say which driver is ours: all of one driver's are, and of several
     nobody's.
     """
-    assert [each.actor for each in view.query_ranks(1)] == ["a0", "a1"]
+    assert [item.actor for item in view.query_ranks(1)] == ["a0", "a1"]
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
     assert view.query_ranks(1) == []
 
@@ -322,11 +322,11 @@ def test_a_rank_whose_port_is_closed(
     """The engine is quicker than Ray."""
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     open_ports["127.0.0.2"] = True
-    found = view.find_culprit([rank(0), rank(1)], "")
-    assert found is not None
+    result = view.find_culprit([rank(0), rank(1)], "")
+    assert result is not None
 
-    assert (found.node, found.rank) == ("gpu2", "PP1")
-    assert found.evidence.startswith("nothing listens on 127.0.0.2:")
+    assert (result.node, result.rank) == ("gpu2", "PP1")
+    assert result.evidence.startswith("nothing listens on 127.0.0.2:")
 
 
 def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
@@ -335,10 +335,10 @@ def test_a_rank_that_only_the_log_names(server: Server, view: RayView) -> None:
     """
     server.tables["/api/v0/actors"] = [actor(0, "DEAD", death_cause=SHOT), actor(1)]
     log = (FIXTURES / "vllm" / "fail_rank_killed.log").read_text()
-    (said,) = [line for line in log.splitlines() if "died unexpectedly" in line]
+    (messages,) = [line for line in log.splitlines() if "died unexpectedly" in line]
 
-    assert "rank=[1]" in said
-    assert view.find_culprit([rank(0), rank(1)], said) == Culprit("gpu2", "PP1", "")
+    assert "rank=[1]" in messages
+    assert view.find_culprit([rank(0), rank(1)], messages) == Culprit("gpu2", "PP1", "")
 
 
 def test_an_engine_that_ends_its_ranks_blames_none(server: Server, view: RayView) -> None:
@@ -358,14 +358,14 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
     ]
     server.tables["/api/v0/actors"] = dead
     server.asked.clear()
-    found = view.find_culprit([RayRank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
-    assert found is not None
+    result = view.find_culprit([RayRank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
+    assert result is not None
 
-    assert (found.rank, len(server.asked)) == ("PP40", 3)
+    assert (result.rank, len(server.asked)) == ("PP40", 3)
 
 
 @pytest.mark.parametrize(
-    ("cause", "words"),
+    ("cause", "text"),
     [
         (None, ""),
         ("text", "text"),
@@ -375,6 +375,6 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
         ({"x": 1}, '{"x": 1}'),
     ],
 )
-def test_what_ray_says_of_a_death(cause: Any, words: str) -> None:
+def test_what_ray_says_of_a_death(cause: Any, text: str) -> None:
     """From whichever of its forms."""
-    assert ray_view._death_text(cause) == words
+    assert ray_view._death_text(cause) == text

@@ -17,25 +17,25 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Let Ray set GPUs aside as the last element of the list that is returned says, if it is a
     string: what it prints.
     """
-    asked: list[Any] = ['{"gpus": {"10.0.0.2": [4, 5]}}']
+    requests: list[Any] = ['{"gpus": {"10.0.0.2": [4, 5]}}']
 
-    def say(*words: str) -> tuple[int, str]:
-        said = asked[0]
-        asked.append(words)
-        return (0 if "gpus" in said else 1), f"noise of Ray\n{said}\n"
+    def say(*args: str) -> tuple[int, str]:
+        text = requests[0]
+        requests.append(args)
+        return (0 if "gpus" in text else 1), f"noise of Ray\n{text}\n"
 
     monkeypatch.setattr(reservation, "_run_reserve", say)
-    return asked
+    return requests
 
 
-def reserving(**more: bool) -> Desired:
+def reserving(**fields: bool) -> Desired:
     """An mp server beside Ray, on a part of a node's GPUs."""
     return wanted.mp(
         "gpu1",
         "gpu2",
         places={"gpu1": 8, "gpu2": 2},
         addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"},
-        ray=Ray(dashboard=1, node_manager=2, gpus=10, reserve=True, **more),
+        ray=Ray(dashboard=1, node_manager=2, gpus=10, reserve=True, **fields),
         visible="CUDA_VISIBLE_DEVICES",
     )
 
@@ -79,7 +79,7 @@ def test_whole_nodes_do_not_wait_for_ray(make: Make, reserve: list[Any]) -> None
     stage = make(reserving())
     stage.until("ready")
     stage.run(100)
-    asked = len(reserve)
+    requests = len(reserve)
     stage.run(100)
 
-    assert 2 <= len(reserve) - asked <= 5
+    assert 2 <= len(reserve) - requests <= 5

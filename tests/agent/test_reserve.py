@@ -62,37 +62,37 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     """Put a stand-in where Ray's module would be."""
-    made = Ray()
+    created = Ray()
     nodes = [
-        {"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in made.given
+        {"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in created.given
     ]
     top: Any = ModuleType("ray")
     top.__dict__.update(
         init=lambda **_: None,
-        remote=made.remote,
+        remote=created.remote,
         nodes=lambda: nodes,
         get=lambda value, timeout: value,
         exceptions=SimpleNamespace(RayError=ConnectionError),
     )
     util: Any = ModuleType("ray.util")
-    util.get_placement_group = made.find
+    util.get_placement_group = created.find
     groups: Any = ModuleType("ray.util.placement_group")
-    groups.__dict__.update(placement_group=made.group, remove_placement_group=made.remove)
+    groups.__dict__.update(placement_group=created.group, remove_placement_group=created.remove)
     strategies: Any = ModuleType("ray.util.scheduling_strategies")
     strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: (
         SimpleNamespace(group=group, index=placement_group_bundle_index)
     )
     for module in (top, util, groups, strategies):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return made
+    return created
 
 
 @pytest.fixture
 def run(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the program."""
 
-    def call(*words: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["reserve", *words])
+    def call(*args: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["reserve", *args])
         code = reserve.main()
         return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -123,9 +123,9 @@ def test_what_was_taken_before_is_given_back_first(ray: Ray, run: Any) -> None:
 def test_gpus_that_ray_does_not_have(ray: Ray, run: Any) -> None:
     """Are an error, and nothing stays asked for."""
     ray.fits = False
-    code, said = run("take", "chat", "10.0.0.2=2")
+    code, text = run("take", "chat", "10.0.0.2=2")
 
-    assert (code, "others hold them" in said["error"]) == (1, True)
+    assert (code, "others hold them" in text["error"]) == (1, True)
     assert (ray.groups, ray.removed) == ({}, ["vlaunch-chat"])
 
 

@@ -27,18 +27,18 @@ Serve = Callable[..., HttpServer]
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server of some sites, which ends with the test."""
     monkeypatch.setattr(server, "_RETRY", 0.05)
-    made: list[HttpServer] = []
+    created: list[HttpServer] = []
 
     def start(*sites: HttpSite, wait: bool = True) -> HttpServer:
-        made.append(HttpServer(*sites))
-        made[-1].start()
+        created.append(HttpServer(*sites))
+        created[-1].start()
         if wait:
-            until(lambda: len(made[-1].bound) == len(sites), "all sites listen")
-        return made[-1]
+            until(lambda: len(created[-1].bound) == len(sites), "all sites listen")
+        return created[-1]
 
     yield start
-    for each in made:
-        each.close()
+    for item in created:
+        item.close()
 
 
 def page(make: Callable[[float], str] = lambda now: f"vlaunch_made {now > 0:d}\n") -> HttpSite:
@@ -51,9 +51,9 @@ def ask(of: HttpServer, path: str = "/metrics", verb: str = "GET") -> tuple[int,
     connection = http.client.HTTPConnection("127.0.0.1", of.bound["metrics"], timeout=10)
     connection.request(verb, path)
     answer = connection.getresponse()
-    found = answer.status, answer.headers.get("Content-Type", ""), answer.read().decode()
+    result = answer.status, answer.headers.get("Content-Type", ""), answer.read().decode()
     connection.close()
-    return found
+    return result
 
 
 def over_unix(path: Path, request: str = "/words") -> str:
@@ -79,8 +79,8 @@ async def broken(_: web.Request) -> web.Response:
 
 def local(path: Path) -> HttpSite:
     """Return a site on a Unix socket."""
-    found = [web.get("/words", words), web.get("/broken", broken)]
-    return HttpSite(name="local", routes=found, path=str(path))
+    results = [web.get("/words", words), web.get("/broken", broken)]
+    return HttpSite(name="local", routes=results, path=str(path))
 
 
 def test_metrics_are_served(serve: Serve) -> None:
@@ -101,15 +101,15 @@ def test_nothing_else_is(serve: Serve, verb: str, path: str, status: int) -> Non
 
 def test_the_text_is_made_once_a_second(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask."""
-    made: list[float] = []
-    serving = serve(page(lambda now: made.append(now) or "x 1\n"))  # type: ignore[func-returns-value]
+    created: list[float] = []
+    serving = serve(page(lambda now: created.append(now) or "x 1\n"))  # type: ignore[func-returns-value]
     monkeypatch.setattr(queries, "_FRESH", 3600.0)
     for _ in range(5):
         assert ask(serving)[2] == "x 1\n"
-    assert len(made) == 1
+    assert len(created) == 1
     monkeypatch.setattr(queries, "_FRESH", 0.0)
     ask(serving)
-    assert len(made) == 2
+    assert len(created) == 2
 
 
 def test_who_says_nothing_is_parted_with(serve: Serve) -> None:
@@ -135,14 +135,14 @@ def test_too_many_readers_are_turned_away(serve: Serve) -> None:
     serving = serve(page())
     address = "127.0.0.1", serving.bound["metrics"]
     slow = [socket.create_connection(address, 10) for _ in range(8)]
-    for each in slow:
-        each.sendall(b"GET /metrics HTTP/1.0\r\n")
+    for item in slow:
+        item.sendall(b"GET /metrics HTTP/1.0\r\n")
     with socket.create_connection(address, 10) as late:
         assert late.recv(100) == b""
-    for each in slow:
-        each.sendall(b"\r\n")
-        assert each.recv(12) == b"HTTP/1.0 200"
-        each.close()
+    for item in slow:
+        item.sendall(b"\r\n")
+        assert item.recv(12) == b"HTTP/1.0 200"
+        item.close()
 
     def again() -> bool:
         try:
@@ -179,8 +179,8 @@ def test_an_address_that_comes_later(serve: Serve, capsys: pytest.CaptureFixture
 def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
     """Only its owner may connect; one that a dead agent left is replaced."""
     path = tmp_path / "a.sock"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as remaining:
+        remaining.bind(str(path))
     serve(local(path))
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -190,10 +190,10 @@ def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
 def test_an_error_of_ours(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever asked gets its name, the log where it came from."""
     serve(local(tmp_path / "a.sock"))
-    said = over_unix(tmp_path / "a.sock", "/broken")
+    text = over_unix(tmp_path / "a.sock", "/broken")
 
-    assert " 500 " in said.splitlines()[0]
-    assert '{"error": "LookupError: no such thing"}' in said
+    assert " 500 " in text.splitlines()[0]
+    assert '{"error": "LookupError: no such thing"}' in text
     assert "GET /broken: Traceback" in capsys.readouterr().out
 
 
@@ -258,17 +258,17 @@ def _close_after(visited: HttpServer, visitor: Visitor, turns: int, *, late: boo
     it; when `late` at the end of the turn.
     """
     loop = visited._loop
-    left = max(0, turns) + 8
+    remaining = max(0, turns) + 8
 
     def turn() -> None:
-        nonlocal left
-        left -= 1
-        if left <= turns:
+        nonlocal remaining
+        remaining -= 1
+        if remaining <= turns:
             visitor.step()
-        if left == 0:
+        if remaining == 0:
             close = visited._closing.set
             loop.call_soon(close) if late else close()
-        if left > -20:
+        if remaining > -20:
             loop.call_soon(turn)
 
     loop.call_soon(turn)

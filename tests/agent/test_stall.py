@@ -48,13 +48,13 @@ def test_a_rank_that_hangs_is_named(ready: Make) -> None:
     assert (stage.seen.state, stage.seen.faults) == ("ready", [])
     stage.run(3)
 
-    seen = stage.seen
-    assert (seen.verdict, seen.reason) == ("suspect", f"no step has ended for 60 s: {WHERE}")
-    assert seen.endpoints["gpu1"].verdict == "suspect"
-    assert seen.wedge is not None
-    assert (seen.wedge.rank, seen.wedge.node, seen.wedge.frame) == ("PP1", "gpu2", STEPS[0])
-    assert stage.clock.time() - seen.wedge.since == pytest.approx(62, abs=2)
-    assert len(seen.wedge.stacks) == 2
+    status = stage.seen
+    assert (status.verdict, status.reason) == ("suspect", f"no step has ended for 60 s: {WHERE}")
+    assert status.endpoints["gpu1"].verdict == "suspect"
+    assert status.wedge is not None
+    assert (status.wedge.rank, status.wedge.node, status.wedge.frame) == ("PP1", "gpu2", STEPS[0])
+    assert stage.clock.time() - status.wedge.since == pytest.approx(62, abs=2)
+    assert len(status.wedge.stacks) == 2
 
 
 def test_only_ranks_of_a_quiet_server_are_inspected(ready: Make) -> None:
@@ -239,11 +239,11 @@ def test_an_engine_that_hangs_is_restarted(ready: Make) -> None:
     stage = hang(ready())
     stage.run(355)
     assert (stage.seen.state, stage.seen.verdict) == ("ready", "suspect")
-    seen = stage.until("stopping", within=10)
-    (fault,) = seen.faults
+    status = stage.until("stopping", within=10)
+    (fault,) = status.faults
 
     assert fault.what == f"no step had ended for 360 s: the rank hung in {STEPS[0]}"
-    assert (fault.node, fault.rank, seen.wedge, seen.endpoints) == ("gpu2", "PP1", None, {})
+    assert (fault.node, fault.rank, status.wedge, status.endpoints) == ("gpu2", "PP1", None, {})
     stage.until("pausing")
     stage.lead.nodes["gpu2"].waits = "memory"
     stage.until("waiting")

@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
         state.write_json(file, value)
 
     assert state.read_json(file) == {"b": 2}
-    assert [each.name for each in (tmp_path / "chat").iterdir()] == ["observed.json"]
+    assert [path.name for path in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
         state.write_json(file, {"b": 2})
 
     assert state.read_json(file) == {"a": 1}
-    assert [each.name for each in (tmp_path / "chat").iterdir()] == ["observed.json"]
+    assert [path.name for path in (tmp_path / "chat").iterdir()] == ["observed.json"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "\xff", "[" * 100_000])
@@ -64,13 +64,16 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
     """A desired file of another version is an error, for somebody wrote it; such a record of ours
     is none.
     """
-    server, seen = wanted.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
+    server, observed = wanted.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
     folder = str(tmp_path)
     assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (None, None)
 
     state.write_json(state.server_file("chat", state.DESIRED, folder), server.as_json())
-    state.write_json(state.server_file("chat", state.OBSERVED, folder), seen.as_json())
-    assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (server, seen)
+    state.write_json(state.server_file("chat", state.OBSERVED, folder), observed.as_json())
+    assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (
+        server,
+        observed,
+    )
 
     for file in (state.DESIRED, state.OBSERVED):
         state.write_json(state.server_file("chat", file, folder), {"version": 1})
@@ -80,8 +83,8 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
 
 
 def history(folder: Path) -> list[tuple[float, str]]:
-    said = json.loads((folder / "chat" / "history.json").read_text())
-    return [(each["at"], each["desired"]["id"]) for each in said]
+    payload = json.loads((folder / "chat" / "history.json").read_text())
+    return [(item["at"], item["desired"]["id"]) for item in payload]
 
 
 def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
@@ -94,11 +97,11 @@ def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
     assert history(tmp_path) == [(8, "g"), (7, "c"), (6, "f"), (5, "e"), (4, "d")]
 
 
-@pytest.mark.parametrize("said", ["{", "{}", '[1, {}, {"desired": 7}, {"desired": ["x"]}]'])
-def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("expected", ["{", "{}", '[1, {}, {"desired": 7}, {"desired": ["x"]}]'])
+def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, expected: str) -> None:
     """A server that has just answered must not end for it."""
     (tmp_path / "chat").mkdir()
-    (tmp_path / "chat" / "history.json").write_text(said)
+    (tmp_path / "chat" / "history.json").write_text(expected)
     state.note_answered(state.HistoryEntry(at=1, desired=wanted.mp("gpu1", id="a")), str(tmp_path))
 
     assert history(tmp_path) == [(1, "a")]

@@ -29,7 +29,7 @@ _NO_ROUTE = '{"detail":"Not Found"}'
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "unfit"),
+    ("status", "expected", "unfit"),
     [
         (404, _NO_ROUTE, True),
         (404, _UNKNOWN, False),
@@ -44,23 +44,23 @@ _NO_ROUTE = '{"detail":"Not Found"}'
     ],
 )
 def test_a_refusal_that_says_that_the_model_does_something_else(
-    status: int, said: str, unfit: bool
+    status: int, expected: str, unfit: bool
 ) -> None:
     """And no other: an engine that is dead, or a key that is wrong, is told as it is."""
-    assert task.lacks_task(status, said) is unfit
-    assert task.lacks_chat_template(status, said) is unfit
+    assert task.lacks_task(status, expected) is unfit
+    assert task.lacks_chat_template(status, expected) is unfit
 
 
 def test_a_base_model_cannot_chat() -> None:
     """For want of a template, which 400 says in several ways."""
-    said = "As of transformers v4.44, default chat template is no longer allowed"
+    text = "As of transformers v4.44, default chat template is no longer allowed"
 
-    assert task.lacks_chat_template(400, said)
-    assert not task.lacks_task(400, said)
+    assert task.lacks_chat_template(400, text)
+    assert not task.lacks_task(400, text)
 
 
 @pytest.mark.parametrize(
-    ("way", "said", "came"),
+    ("model_task", "text", "came"),
     [
         (EMBEDDING, {"data": [{"embedding": [0.1, 0.2]}]}, "an embedding of 2 numbers"),
         (RERANK, {"results": [{"relevance_score": 0.51234}]}, "a score of 0.512"),
@@ -70,18 +70,18 @@ def test_a_base_model_cannot_chat() -> None:
         (HEALTH, "", "an answer of `/health` alone"),
     ],
 )
-def test_what_came_back(way: ModelTask, said: Any, came: str) -> None:
+def test_what_came_back(model_task: ModelTask, text: Any, came: str) -> None:
     """In words; silence is transcribed as nothing."""
-    assert way.describe_answer(json.dumps(said)) == came
+    assert model_task.describe_answer(json.dumps(text)) == came
 
 
-@pytest.mark.parametrize("way", [EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION])
+@pytest.mark.parametrize("model_task", [EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION])
 @pytest.mark.parametrize(
-    "said", ["", "null", "7", "[]", "{}", '{"data": []}', '{"data": [{}]}', '{"results": [{}]}']
+    "expected", ["", "null", "7", "[]", "{}", '{"data": []}', '{"data": [{}]}', '{"results": [{}]}']
 )
-def test_what_is_no_answer(way: ModelTask, said: str) -> None:
+def test_what_is_no_answer(model_task: ModelTask, expected: str) -> None:
     """Somebody else may have the port."""
-    assert way.describe_answer(said) == ""
+    assert model_task.describe_answer(expected) == ""
 
 
 def test_no_numbers_are_no_embedding() -> None:
@@ -100,12 +100,12 @@ def test_a_model_is_asked_as_it_can_answer() -> None:
     }
     assert COMPLETION.body("m", "Hi", 1) == {"model": "m", **few, "prompt": "Hi"}
     assert RERANK.body("m", "Hi", 1) == {"model": "m", "query": "Hi", "documents": ["Hi"]}
-    assert {each.name for each in (CHAT, COMPLETION, EMBEDDING) if each.generates} == {
+    assert {item.name for item in (CHAT, COMPLETION, EMBEDDING) if item.generates} == {
         "chat",
         "completion",
     }
-    for way in (EMBEDDING, CLASSIFY, POOLING):
-        assert way.body("m", "Hi", 1) == {"model": "m", "input": "Hi"}
+    for model_task in (EMBEDDING, CLASSIFY, POOLING):
+        assert model_task.body("m", "Hi", 1) == {"model": "m", "input": "Hi"}
     assert HEALTH.body("m", "Hi", 1) is None
 
 
@@ -129,7 +129,7 @@ def test_speech_is_a_form_with_a_sound() -> None:
 
 def test_names_lead_back() -> None:
     """To what they name; any other to nothing."""
-    assert [task.task_named(each.name) for each in (CHAT, *task.OTHERS, HEALTH)] == [
+    assert [task.task_named(item.name) for item in (CHAT, *task.OTHERS, HEALTH)] == [
         CHAT,
         *task.OTHERS,
         HEALTH,

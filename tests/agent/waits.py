@@ -9,11 +9,11 @@ from pathlib import Path
 PATIENCE = 20.0
 
 
-def until(true: Callable[[], object], what: str, more: Callable[[], object] = str) -> None:
+def until(true: Callable[[], object], what: str, extra: Callable[[], object] = str) -> None:
     """Wait until something holds; `more` is what to show when it does not."""
     deadline = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}\n{more()}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}\n{extra()}"
         time.sleep(0.01)
 
 

@@ -11,14 +11,14 @@ POLICY = Policy(canary=5.0, stuck=360.0, start_timeout=100.0, grace=1.0)
 HEADLESS = ("vllm", "serve", "m", "--headless")  # a process without an API
 
 
-def process(node: str, *argv: str, **more: Any) -> ProcessSpec:
+def process(node: str, *argv: str, **fields: Any) -> ProcessSpec:
     """Return a process of an engine on a node."""
-    return ProcessSpec(node=node, argv=argv or ("vllm", "serve", "m"), **more)
+    return ProcessSpec(node=node, argv=argv or ("vllm", "serve", "m"), **fields)
 
 
-def mp(*nodes: str, **more: Any) -> Desired:
+def mp(*nodes: str, **fields: Any) -> Desired:
     """Return a server with one process on each node, one GPU each; the first has the API."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "chat",
         "id": "abcd1234",
         "model": "m",
@@ -30,28 +30,28 @@ def mp(*nodes: str, **more: Any) -> Desired:
         "asked": 1.0,
         "policy": POLICY,
     }
-    return Desired(**{**given, **more})
+    return Desired(**{**settings, **fields})
 
 
-def ray(*nodes: str, **more: Any) -> Desired:
+def ray(*nodes: str, **fields: Any) -> Desired:
     """Return a server that is one process on the first node, whose ranks Ray runs on all of
     them.
     """
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "backend": "ray",
         "processes": (process(nodes[0]),),
         "ray": Ray(dashboard=1, node_manager=2, gpus=len(nodes)),
         "addresses": {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)},
     }
-    return mp(*nodes, **{**given, **more})
+    return mp(*nodes, **{**settings, **fields})
 
 
-def hybrid(*nodes: str, **more: Any) -> Desired:
+def hybrid(*nodes: str, **fields: Any) -> Desired:
     """Return a server with one replica on each node, which has an API of its own."""
     processes = tuple(process(node, replicas=(at, 1)) for at, node in enumerate(nodes))
     addresses = {node: f"10.0.0.{number}" for number, node in enumerate(nodes, 1)}
-    given = {"processes": processes, "replicas": len(nodes), "addresses": addresses}
-    return mp(*nodes, **{**given, "host": "0.0.0.0", **more})
+    settings = {"processes": processes, "replicas": len(nodes), "addresses": addresses}
+    return mp(*nodes, **{**settings, "host": "0.0.0.0", **fields})
 
 
 TWO = mp("gpu1", "gpu2")

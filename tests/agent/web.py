@@ -80,19 +80,19 @@ class Server:
             def _answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 kind = self.headers.get("Content-Type") or ""
-                asked = json.loads(body) if body and kind.endswith("json") else body or None
+                payload = json.loads(body) if body and kind.endswith("json") else body or None
                 path, _, query = self.path.partition("?")
                 owner.asked.append(
-                    (self.command, path, self.headers.get("Authorization") or "", asked)
+                    (self.command, path, self.headers.get("Authorization") or "", payload)
                 )
                 rank = self.headers.get("X-data-parallel-rank")
-                status, said = owner.find(
-                    self.command, path, query, asked, None if rank is None else int(rank)
+                status, text = owner.find(
+                    self.command, path, query, payload, None if rank is None else int(rank)
                 )
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(
-                    said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                    text.encode() if isinstance(text, str) else json.dumps(text).encode()
                 )
 
             do_GET = do_POST = _answer
@@ -107,22 +107,22 @@ class Server:
         )
 
     def find(
-        self, verb: str, path: str, query: str, asked: object, replica: int | None
+        self, verb: str, path: str, query: str, requests: object, replica: int | None
     ) -> tuple[int, Any]:
         """Find the answer to a request."""
-        found = self.answers.get(path, (404, "no such path"))
+        result = self.answers.get(path, (404, "no such path"))
         if path in self.tables:
-            words = dict(each.partition("=")[::2] for each in query.split("&"))
-            key, value = words.get("filter_keys"), words.get("filter_values")
-            found = rows(
+            argv = dict(part.partition("=")[::2] for part in query.split("&"))
+            key, value = argv.get("filter_keys"), argv.get("filter_values")
+            result = rows(
                 *(row for row in self.tables[path] if key is None or row.get(key) == value)
             )
         elif self.replicas and verb == "POST":
-            found = self.replicas.answer(replica)
+            result = self.replicas.answer(replica)
         elif self.replicas and path == "/metrics":
-            found = self.replicas.metrics()
-        found = found(asked) if callable(found) else found
-        return found if isinstance(found, tuple) else (200, found)
+            result = self.replicas.metrics()
+        result = result(requests) if callable(result) else result
+        return result if isinstance(result, tuple) else (200, result)
 
     def __enter__(self) -> Server:
         self.thread.start()
@@ -134,6 +134,6 @@ class Server:
         self.http.server_close()
 
 
-def rows(*found: dict[str, Any]) -> dict[str, Any]:
+def rows(*args: dict[str, Any]) -> dict[str, Any]:
     """Return a table as Ray's dashboard wraps it."""
-    return {"data": {"result": {"result": list(found)}}}
+    return {"data": {"result": {"result": list(args)}}}

@@ -31,8 +31,8 @@ class Clock:
         self.now += seconds
 
 
-def step(node: str, title: str = "starting", word: str = "run") -> Step:
-    return Step(title=title, command=Command(node=node, argv=(word, node), timeout=30))
+def step(node: str, title: str = "starting", label: str = "run") -> Step:
+    return Step(title=title, command=Command(node=node, argv=(label, node), timeout=30))
 
 
 def plan(*stages: Stage) -> Plan:
@@ -47,9 +47,9 @@ def good(command: Command) -> Answer:
     return Answer(node=command.node, code=0, seconds=0.5)
 
 
-def statuses(*said: Status | Sequence[Finding]) -> Callable[[Answers], Sequence[Finding]]:
+def statuses(*args: Status | Sequence[Finding]) -> Callable[[Answers], Sequence[Finding]]:
     """Return a judge that says these one after another, the last for ever."""
-    rest = list(said)
+    rest = list(args)
 
     def judge(_: Answers) -> Sequence[Finding]:
         now = rest.pop(0) if len(rest) > 1 else rest[0]
@@ -75,7 +75,7 @@ def test_stages_steps_and_gates_are_told_in_order() -> None:
         plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),)))
     )
 
-    assert [(each.kind, each.node, each.state) for each in events] == [
+    assert [(event.kind, event.node, event.state) for event in events] == [
         ("stage", "", "running"),
         ("step", "a", "running"),
         ("step", "a", "ok"),
@@ -96,7 +96,7 @@ def test_a_node_gets_its_own_steps_one_after_another() -> None:
             return super().run(commands)
 
     run(
-        plan(stage(step("a", word="rm"), step("a", word="run"), step("b", word="rm"))),
+        plan(stage(step("a", label="rm"), step("a", label="run"), step("b", label="rm"))),
         Batches(good),
     )
 
@@ -108,7 +108,7 @@ def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
     transport = FakeTransport(
         lambda c: Answer(node=c.node, code=1, err="boom") if c.node == "a" else good(c)
     )
-    what = plan(stage(step("a"), step("b"), step("b", word="next")), stage(step("c"), id_="t"))
+    what = plan(stage(step("a"), step("b"), step("b", label="next")), stage(step("c"), id_="t"))
     events = []
     with pytest.raises(NodeError) as caught:
         for event in apply(what, transport):
@@ -119,9 +119,9 @@ def test_a_failing_step_lets_the_others_finish_and_stops_what_follows() -> None:
         ("b", "run"),
     ]
     assert [
-        (each.node, each.state)
-        for each in events
-        if each.kind == "step" and each.state != "running"
+        (item.node, item.state)
+        for item in events
+        if item.kind == "step" and item.state != "running"
     ] == [
         ("a", "failed"),
         ("b", "ok"),
@@ -206,7 +206,7 @@ def test_a_gate_asks_again_until_it_is_green() -> None:
     ]
 
     assert clock.naps == [2, 2]
-    assert [(each.text, each.state, each.seconds, each.deadline) for each in waits] == [
+    assert [(wait.text, wait.state, wait.seconds, wait.deadline) for wait in waits] == [
         ("gpu01: it is wait", "running", 0, 10),
         ("gpu01: it is wait", "", 2, 10),
     ]
@@ -271,22 +271,22 @@ def test_warnings_and_skips_do_not_stop_a_plan_and_are_told(status: Status, stat
     """Never silently green."""
     events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(status)),))))
 
-    assert [each.state for each in events if each.kind == "finding"] == [state]
+    assert [event.state for event in events if event.kind == "finding"] == [state]
 
 
 def test_a_pass_without_words_is_told_by_what_the_gate_is_about() -> None:
     """Nodes folded."""
-    found = [Finding(node=name, status="pass", text="") for name in ("gpu01", "gpu02")]
-    events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(found)),))))
+    results = [Finding(node=name, status="pass", text="") for name in ("gpu01", "gpu02")]
+    events = run(plan(stage(gates=(Gate(id="g", what="it holds", judge=statuses(results)),))))
 
-    assert [(each.node, each.text) for each in events if each.kind == "finding"] == [
+    assert [(event.node, event.text) for event in events if event.kind == "finding"] == [
         ("gpu[01-02]", "it holds")
     ]
 
 
 def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() -> None:
     """The log explains: its cause in the message, its line as evidence, its fix as hint."""
-    found = [
+    results = [
         Finding(node="a", status="pass", text="in"),
         Finding(node="b", status="fail", text="not in", fix="look"),
     ]
@@ -299,7 +299,9 @@ def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() 
     with pytest.raises(GateError) as caught:
         run(
             plan(
-                stage(gates=(Gate(id="g", what="it holds", judge=statuses(found), evidence=logs),))
+                stage(
+                    gates=(Gate(id="g", what="it holds", judge=statuses(results), evidence=logs),)
+                )
             ),
             transport,
         )
@@ -314,13 +316,13 @@ def test_several_failures_are_all_told() -> None:
     """The message is what did not hold; each node's story is evidence, and each fix is a hint
     once.
     """
-    found = [
+    results = [
         Finding(node="gpu01", status="fail", text="no GPU", fix="buy one"),
         Finding(node="gpu02", status="fail", text="no GPU", fix="buy one"),
         Finding(node="gpu03", status="wait", text="slow", fix="wait"),
     ]
     with pytest.raises(GateError) as caught:
-        run(plan(stage(gates=(Gate(id="g", what="GPUs are there", judge=statuses(found)),))))
+        run(plan(stage(gates=(Gate(id="g", what="GPUs are there", judge=statuses(results)),))))
 
     assert caught.value.message == "not true: GPUs are there"
     assert caught.value.evidence == "gpu[01-02]: no GPU\ngpu03: slow"
@@ -329,11 +331,11 @@ def test_several_failures_are_all_told() -> None:
 
 def test_a_cluster_wide_failure_has_no_node() -> None:
     """A stranger in Ray belongs to nobody, and nobody's log is asked for."""
-    found = [Finding(node="", status="fail", text="a stranger")]
+    results = [Finding(node="", status="fail", text="a stranger")]
     gate = Gate(
         id="g",
         what="it holds",
-        judge=statuses(found),
+        judge=statuses(results),
         evidence=(Command(node="a", argv=("logs",)),),
     )
     with pytest.raises(GateError) as caught:
@@ -344,23 +346,23 @@ def test_a_cluster_wide_failure_has_no_node() -> None:
 
 def test_a_gate_gets_each_nodes_answers_in_the_order_asked() -> None:
     """Whatever node answers first."""
-    seen: list[Answers] = []
+    items: list[Answers] = []
 
     def judge(answers: Answers) -> Sequence[Finding]:
-        seen.append(answers)
+        items.append(answers)
         return []
 
-    asked = (
+    requests = (
         Command(node="a", argv=("one",)),
         Command(node="b", argv=("one",)),
         Command(node="a", argv=("two",)),
     )
     run(
-        plan(stage(gates=(Gate(id="g", what="", judge=judge, queries=asked),))),
+        plan(stage(gates=(Gate(id="g", what="", judge=judge, queries=requests),))),
         FakeTransport(lambda c: Answer(node=c.node, code=0, out=c.argv[0])),
     )
 
-    assert {node: [each.out for each in answers] for node, answers in seen[0].items()} == {
+    assert {node: [answer.out for answer in answers] for node, answers in items[0].items()} == {
         "a": ["one", "two"],
         "b": ["one"],
     }
@@ -459,15 +461,17 @@ def test_what_changes_a_node_is_recorded_with_the_first_step() -> None:
     run(plan(*stages), plain)
 
     assert transport.recorded == [("up", {"a": ["one", "two"], "b": ["one", "three"]})]
-    assert [(each.node, each.preamble) for each in transport.commands] == [
+    assert [(command.node, command.preamble) for command in transport.commands] == [
         ("c", ()),
         ("a", ("write", "a")),
         ("b", ("write", "b")),
         ("a", ()),
         ("b", ()),
     ]
-    assert [each.argv for each in transport.commands] == [each.argv for each in plain.commands]
-    assert not any(each.preamble for each in plain.commands)
+    assert [command.argv for command in transport.commands] == [
+        command.argv for command in plain.commands
+    ]
+    assert not any(command.preamble for command in plain.commands)
 
 
 def test_a_plan_without_steps_records_nothing() -> None:
@@ -494,4 +498,4 @@ def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
 
     with pytest.raises(LockError):
         run(cleaning, transport)
-    assert [each.node for each in transport.commands] == ["a"]
+    assert [command.node for command in transport.commands] == ["a"]

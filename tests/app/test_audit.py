@@ -58,7 +58,7 @@ def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran: it's\n", "")
     assert json.loads(file.read_text())["changes"] == ["pulling x:1", "starting the Ray head"]
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (state, state / "audit", file)] == [
+    assert [stat.S_IMODE(item.stat().st_mode) for item in (state, state / "audit", file)] == [
         0o755,
         0o700,
         0o600,
@@ -180,7 +180,7 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("parts", "shown"),
     [
         (["vlaunch", "up", "a b.yaml"], "vlaunch up a b.yaml"),
         (
@@ -203,34 +203,34 @@ def test_a_trail_that_may_not_be_read_is_not_an_empty_one() -> None:
         (["task-specific-chat-template"], "task-specific-chat-template"),
     ],
 )
-def test_a_command_line_without_what_looks_like_a_secret(words: list[str], shown: str) -> None:
+def test_a_command_line_without_what_looks_like_a_secret(parts: list[str], shown: str) -> None:
     """By its form; values that are known are taken out besides."""
-    assert audit.redact_command(words) == shown
+    assert audit.redact_command(parts) == shown
 
 
 def test_what_several_nodes_say_is_said_once() -> None:
     """In the order of time; a file that nodes share is read by each of them, and counts once."""
     other = replace(ENTRY, node="gpu02")
     late = replace(ENTRY, at="2026-11-21T22:00:00Z", node="gpu02", changes=("removing",))
-    found = audit.merge_lines([late, ENTRY, other, ENTRY, late])
+    result = audit.merge_lines([late, ENTRY, other, ENTRY, late])
 
-    assert [(each.nodes, each.entry.changes[0]) for each in found] == [
+    assert [(item.nodes, item.entry.changes[0]) for item in result] == [
         (("gpu01", "gpu02"), "pulling x:1"),
         (("gpu02",), "removing"),
     ]
-    assert found[0].as_json()["nodes"] == ["gpu01", "gpu02"]
+    assert result[0].as_json()["nodes"] == ["gpu01", "gpu02"]
 
 
 def lines(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
     """The lines that each node was sent, in order; they are not sent again."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for command in cluster.commands:
         if command.preamble:
             assert command.preamble[:2] == ("sh", "-c") and command.preamble[3] == "audit"
             assert command.preamble[5] == "c"
-            found.setdefault(command.node, []).append(json.loads(command.preamble[6]))
+            results.setdefault(command.node, []).append(json.loads(command.preamble[6]))
     cluster.commands.clear()
-    return found
+    return results
 
 
 def test_each_node_that_changes_keeps_one_line(
@@ -246,21 +246,21 @@ def test_each_node_that_changes_keeps_one_line(
         if command in cluster.world.changes:
             first.setdefault(command.node, command)
     assert set(first) == {"gpu01", "gpu02"} and all(command.before for command in first.values())
-    found = lines(cluster)
+    result = lines(cluster)
 
     for name in ("gpu01", "gpu02"):
-        (said,) = found[name]
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said["at"])
-        assert (said["who"], said["verb"], said["node"], said["vlaunch"]) == (
+        (text,) = result[name]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", text["at"])
+        assert (text["who"], text["verb"], text["node"], text["vlaunch"]) == (
             "anna",
             "up",
             name,
             __version__,
         )
-        assert said["command"] == "vlaunch up --verbose"
-        assert said["inventory"] == hashlib.sha256(INVENTORY.encode()).hexdigest()[:12]
-        assert f"starting the Ray {'head' if name == 'gpu01' else 'worker'}" in said["changes"]
-    assert found["gpu01"][0]["id"] == found["gpu02"][0]["id"]
+        assert text["command"] == "vlaunch up --verbose"
+        assert text["inventory"] == hashlib.sha256(INVENTORY.encode()).hexdigest()[:12]
+        assert f"starting the Ray {'head' if name == 'gpu01' else 'worker'}" in text["changes"]
+    assert result["gpu01"][0]["id"] == result["gpu02"][0]["id"]
 
 
 def test_what_changes_nothing_leaves_no_line(cluster: Cluster) -> None:
@@ -299,24 +299,24 @@ def test_no_secret_is_in_a_line(
 def test_nor_is_what_looks_like_one(cluster: Cluster) -> None:
     """Nobody told us of it; `vlaunch lock` shows the same words."""
     cluster.run("up")
-    words = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
-    cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *words)
-    said = [command.preamble for command in cluster.commands] + [
-        each.stdin() for each in cluster.held if each.stdin
+    argv = ("--", "--kv-transfer-config", '{"auth_token": "swordfish-swordfish"}')
+    cluster.run("serve", "--model", "org/m", "--skip-network-check", "--no-wait", *argv)
+    text = [command.preamble for command in cluster.commands] + [
+        item.stdin() for item in cluster.held if item.stdin
     ]
 
-    assert "auth_token" in str(said)
-    assert "swordfish" not in str(said)
+    assert "auth_token" in str(text)
+    assert "swordfish" not in str(text)
 
 
-@pytest.mark.parametrize(("words", "strict"), [(["up"], "strict"), (["down"], "lenient")])
+@pytest.mark.parametrize(("parts", "strict"), [(["up"], "strict"), (["down"], "lenient")])
 def test_a_full_disk_keeps_nobody_from_cleaning_up(
-    cluster: Cluster, words: list[str], strict: str
+    cluster: Cluster, parts: list[str], strict: str
 ) -> None:
     """Whoever builds needs the disk anyway."""
-    if words == ["down"]:
+    if parts == ["down"]:
         cluster.run("up")
         cluster.commands.clear()
-    cluster.run(*words)
+    cluster.run(*parts)
 
     assert {command.preamble[7] for command in cluster.commands if command.preamble} == {strict}

@@ -12,18 +12,18 @@ from launcher.core.transport import Command
 from tests.command_line import Cluster
 
 
-def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, said: dict[str, Answer]) -> None:
+def trail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, expected: dict[str, Answer]) -> None:
     """Let the nodes answer the question for their trails."""
     handler = cluster.world.answer
 
     def answer(command: Command) -> Answer | None:
-        return said[command.node] if command.argv[3:4] == ("audit",) else handler(command)
+        return expected[command.node] if command.argv[3:4] == ("audit",) else handler(command)
 
     monkeypatch.setattr(cluster.world, "answer", answer)
 
 
 def line(**changes: object) -> str:
-    said = {
+    payload = {
         "at": "2026-11-21T21:00:05Z",
         "who": "anna",
         "host": "laptop",
@@ -31,7 +31,7 @@ def line(**changes: object) -> str:
         "command": "vlaunch up",
         "id": "1",
     }
-    return json.dumps({**said, "changes": ["starting"], **changes}) + "\n"
+    return json.dumps({**payload, "changes": ["starting"], **changes}) + "\n"
 
 
 def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
@@ -56,11 +56,11 @@ def test_the_trails_of_all_nodes_are_read_as_one(
         command="vlaunch down",
         changes=["removing", "clearing"],
     )
-    said = {
+    payload = {
         "gpu01": Answer(node="gpu01", code=0, out=late + line()),
         "gpu02": Answer(node="gpu02", code=0, out=line() + "{\n"),
     }
-    trail(cluster, monkeypatch, said)
+    trail(cluster, monkeypatch, payload)
     ran = cluster.run("audit")
 
     assert ran.code == 0
@@ -70,7 +70,7 @@ def test_the_trails_of_all_nodes_are_read_as_one(
     ]
     assert "gpu02: 1 line of its trail cannot be read" in ran.err
     machine = json.loads(cluster.run("audit", "--json", "--last", "1").out)
-    assert [(each["who"], each["nodes"]) for each in machine["entries"]] == [("bob", ["gpu01"])]
+    assert [(entry["who"], entry["nodes"]) for entry in machine["entries"]] == [("bob", ["gpu01"])]
     assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
 
 

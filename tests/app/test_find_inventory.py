@@ -13,13 +13,13 @@ from launcher.core.errors import RequestError
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to stand in, with a state folder of its own."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
+    present = tmp_path / "here"
+    present.mkdir()
+    monkeypatch.chdir(present)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("VLAUNCH_INVENTORY", raising=False)
-    return here
+    return present
 
 
 def test_the_first_that_is_named_wins(

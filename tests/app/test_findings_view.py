@@ -12,28 +12,28 @@ from launcher.core.check import Finding, Status
 HOSTILE = "\x1b[31mred[bold]\x07\x9b2J"
 
 
-def lines(*given: Finding, indent: int = 0) -> list[str]:
+def lines(*args: Finding, indent: int = 0) -> list[str]:
     """Return the lines as text."""
-    return [line.text.plain for line in findings_view.render(given, indent=indent)]
+    return [line.text.plain for line in findings_view.render(args, indent=indent)]
 
 
 @pytest.mark.parametrize(
-    ("status", "word"),
+    ("status", "label"),
     [("pass", "PASS"), ("warn", "WARN"), ("fail", "FAIL"), ("skip", "SKIP"), ("wait", "FAIL")],
 )
-def test_each_status_has_a_word(status: Status, word: str) -> None:
+def test_each_status_has_a_word(status: Status, label: str) -> None:
     """Meaning is not in the colour; what never came to an end has failed."""
     assert lines(Finding(node="gpu01", status=status, text="it is so")) == [
-        f"{word}  gpu01: it is so"
+        f"{label}  gpu01: it is so"
     ]
 
 
 def test_the_worst_comes_first() -> None:
     """And the cluster's own has no node before it."""
     order: list[Status] = ["pass", "skip", "warn", "fail"]
-    said = lines(*(Finding(node="", status=status, text="x") for status in order))
+    text = lines(*(Finding(node="", status=status, text="x") for status in order))
 
-    assert said == ["FAIL  x", "WARN  x", "SKIP  x", "PASS  x"]
+    assert text == ["FAIL  x", "WARN  x", "SKIP  x", "PASS  x"]
 
 
 def test_equal_findings_are_one_line() -> None:
@@ -49,13 +49,13 @@ def test_equal_findings_are_one_line() -> None:
 def test_evidence_and_fix_stand_below_what_is_wrong() -> None:
     """Indented with it, every line of a fix by itself, and no more evidence than can be read."""
     evidence = "\n".join(f"line {number}" for number in range(20))
-    said = lines(
+    text = lines(
         Finding(node="a", status="fail", text="bad", evidence=evidence, fix="one\ntwo"), indent=2
     )
 
-    assert said[0] == "  FAIL  a: bad"
-    assert said[1:9] == [f"        line {number}" for number in range(8)]
-    assert said[9:] == ["        fix: one", "        fix: two"]
+    assert text[0] == "  FAIL  a: bad"
+    assert text[1:9] == [f"        line {number}" for number in range(8)]
+    assert text[9:] == ["        fix: one", "        fix: two"]
 
 
 def test_good_news_has_nothing_below_it() -> None:

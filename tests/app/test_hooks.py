@@ -76,14 +76,14 @@ def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.M
     hook("pre-up", "env; pwd; cat; echo $#")
     err = cluster.run("up").err
 
-    for word in (
+    for label in (
         "VERB=up",
         "CLUSTER=c",
         "NODES=gpu01 gpu02",
         "HEAD=gpu01",
         f"INVENTORY={cluster.path}",
     ):
-        assert f"pre-up: VLAUNCH_{word}\n" in err
+        assert f"pre-up: VLAUNCH_{label}\n" in err
     assert "pre-up: PRIVATE=kept\n" in err
     assert f"pre-up: {cluster.path.parent}\n" in err
     assert "HF_TOKEN=" not in err
@@ -121,7 +121,7 @@ def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hoo
 
 
 @pytest.mark.parametrize(
-    ("body", "first", "said"),
+    ("body", "first", "expected"),
     [
         ("exit 3", "#!/bin/sh\n", "hook pre-up failed with exit code 3"),
         ("kill -9 $$", "#!/bin/sh\n", "hook pre-up was ended by signal 9"),
@@ -130,7 +130,7 @@ def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hoo
     ],
 )
 def test_a_pre_hook_that_fails_stops_the_command(
-    cluster: Cluster, hook: Hook, body: str, first: str, said: str
+    cluster: Cluster, hook: Hook, body: str, first: str, expected: str
 ) -> None:
     """Before a node is even looked at."""
     hook("pre-up", body, first=first)
@@ -138,7 +138,7 @@ def test_a_pre_hook_that_fails_stops_the_command(
     done = cluster.run("up")
 
     assert (done.code, cluster.commands, ran(cluster)) == (1, [], [])
-    assert f"error: {said}" in done.err
+    assert f"error: {expected}" in done.err
     assert "--no-hooks" in done.err
 
 

@@ -120,13 +120,13 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
         owner = lock.parse_status(look(tmp_path))
         assert owner is not None
         wrong = owner.raw.replace(f'"pid": {holder.pid}', f'"pid": {other.pid}')
-        for written, asked, word in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
+        for written, requests, label in ((owner.raw, wrong, "changed"), (wrong, wrong, "stranger")):
             (tmp_path / "locks/c").write_text(written + "\n")
-            argv = lock.break_argv(str(tmp_path), "c", lock.parse_owner(asked))
+            argv = lock.break_argv(str(tmp_path), "c", lock.parse_owner(requests))
             done = subprocess.run(
                 argv, input=lock.encode_owner("eve", "h", "x"), capture_output=True, check=False
             )
-            assert (done.returncode, done.stdout.decode().strip()) == (0, word)
+            assert (done.returncode, done.stdout.decode().strip()) == (0, label)
         assert (holder.poll(), other.poll()) == (None, None)
         other.kill()
 

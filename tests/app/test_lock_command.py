@@ -46,7 +46,7 @@ def test_hints_name_the_folder_that_the_inventory_chose(
 
 
 @pytest.mark.parametrize(
-    ("owner", "answer", "said"),
+    ("owner", "answer", "expected"),
     [
         (
             ANNA,
@@ -63,7 +63,7 @@ def test_hints_name_the_folder_that_the_inventory_chose(
     ],
 )
 def test_a_lock_that_cannot_be_broken(
-    cluster: Cluster, owner: str, answer: Answer, said: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, owner: str, answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of another login, of somebody else by now, or of nobody knows whom: it is not called
     broken.
@@ -73,7 +73,7 @@ def test_a_lock_that_cannot_be_broken(
     ran = cluster.run("lock", "--break", "--yes")
 
     assert (ran.code, ran.out) == (1, "")
-    assert said in ran.err
+    assert expected in ran.err
 
 
 def test_a_head_that_does_not_say_who_holds_the_lock(

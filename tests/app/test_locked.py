@@ -30,16 +30,16 @@ def busy(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]]
+    "parts", [["up"], ["down"], ["stop"], ["stop", "x"], ["check-nccl"], ["jobs", "--remove", "x"]]
 )
 def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
-    up: Cluster, words: list[str]
+    up: Cluster, parts: list[str]
 ) -> None:
     """Plans depend on what is seen; what is seen must not change any more.
 
     It is given back at the end.
     """
-    up.run(*words)
+    up.run(*parts)
 
     assert up.trace[0] == "hold"
     assert up.trace.count("hold") == 1
@@ -47,7 +47,7 @@ def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "parts",
     [
         ["up", "--dry-run"],
         ["down", "--dry-run"],
@@ -57,10 +57,10 @@ def test_whoever_changes_the_cluster_takes_the_lock_before_the_first_look(
         ["serve", "--dry-run", "--model=m"],
     ],
 )
-def test_whoever_only_looks_takes_none(up: Cluster, words: list[str]) -> None:
+def test_whoever_only_looks_takes_none(up: Cluster, parts: list[str]) -> None:
     """Also while another one works."""
     busy(up)
-    up.run(*words)
+    up.run(*parts)
 
     assert up.held == []
     assert up.commands
@@ -96,18 +96,18 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("extra", "parts"),
     [
         ("", ["--lock-wait", "60"]),
         ("lock_wait: 60\n", []),
         ("lock_wait: 60\n", ["--lock-wait", "5"]),
     ],
 )
-def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster, more: str, words: list[str]) -> None:
+def test_waiting_is_shown_and_ends_with_the_lock(up: Cluster, extra: str, parts: list[str]) -> None:
     """With the owner's name, and then the command goes on: the longer of flag and key counts."""
     up.lock = [Line(node="gpu01", text=f"held {ANNA}"), Line(node="gpu01", text="locked")]
-    up.path.write_text(more + up.path.read_text())
-    ran = up.run("up", *words)
+    up.path.write_text(extra + up.path.read_text())
+    ran = up.run("up", *parts)
 
     assert ran.code == 0
     assert "waiting: the cluster's lock, which anna@laptop since" in ran.err
@@ -129,7 +129,7 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "text"),
     [
         (
             Answer(node="gpu01", code=73, err="mkdir: cannot create: Read-only file system"),
@@ -146,14 +146,14 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
     ],
 )
 def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
-    up: Cluster, answer: Answer, words: str
+    up: Cluster, answer: Answer, text: str
 ) -> None:
     """`down` goes as far as it can, and says what it goes without."""
     up.lock = [answer]
     ran = up.run("up")
 
     assert (ran.code, up.world.changes) == (1, [])
-    assert "the cluster's lock cannot be taken" in ran.err and words in ran.err
+    assert "the cluster's lock cannot be taken" in ran.err and text in ran.err
 
     up.lock = [answer]
     ran = up.run("down")
@@ -164,12 +164,12 @@ def test_a_head_that_cannot_lock_stops_what_builds_and_not_what_cleans(
 
 def test_what_a_head_complains_of_is_the_evidence(up: Cluster) -> None:
     """A read-only file system, for one: the program that takes the lock says so before it ends."""
-    said = "mkdir: cannot create directory '/root/.vlaunch': Read-only file system"
-    up.lock = [Line(node="gpu01", text=said, error=True), Answer(node="gpu01", code=73)]
+    text = "mkdir: cannot create directory '/root/.vlaunch': Read-only file system"
+    up.lock = [Line(node="gpu01", text=text, error=True), Answer(node="gpu01", code=73)]
     ran = up.run("up")
 
     assert (ran.code, up.world.changes) == (1, [])
-    assert said in ran.err
+    assert text in ran.err
 
 
 def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
@@ -225,8 +225,8 @@ def test_lock_and_audit_cost_one_round_trip(
     """The lock one command on the head; the lines none, for they travel with the first step."""
     cluster.run("up")  # asks the image what is in it, once and for all
     cluster.run("down")
-    for kept in (cluster.trace, cluster.held, cluster.commands):
-        kept.clear()
+    for saved in (cluster.trace, cluster.held, cluster.commands):
+        saved.clear()
     cluster.run("up")
     with_lines = cluster.trace.count("run")
     assert (cluster.trace.count("hold"), len(cluster.held)) == (1, 1)

@@ -11,10 +11,10 @@ from launcher.app import options
 from launcher.core.domain import Ports, ServeDefaults
 
 
-def made(*words: Any, **more: Any) -> click.Option:
+def made(*args: Any, **fields: Any) -> click.Option:
     """Return the option of a key."""
 
-    @options.inventory_option(*words, **more)
+    @options.inventory_option(*args, **fields)
     def command() -> None:
         pass
 
@@ -24,7 +24,7 @@ def made(*words: Any, **more: Any) -> click.Option:
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("argv", "kind"),
     [
         ((ServeDefaults, "tp"), click.IntRange(1, 1024)),
         ((ServeDefaults, "timeout"), click.FloatRange(1, 86400)),
@@ -33,9 +33,9 @@ def made(*words: Any, **more: Any) -> click.Option:
         ((Ports, "api", "--port"), click.IntRange(1, 65535)),
     ],
 )
-def test_an_option_has_the_type_and_the_bounds_of_its_key(words: Any, kind: Any) -> None:
+def test_an_option_has_the_type_and_the_bounds_of_its_key(argv: Any, kind: Any) -> None:
     """Numbers, choices and text."""
-    assert repr(made(*words).type) == repr(kind)
+    assert repr(made(*argv).type) == repr(kind)
 
 
 def test_an_option_is_explained_as_its_key_is() -> None:

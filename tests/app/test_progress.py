@@ -134,14 +134,14 @@ def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.Monk
     shown(progress.LiveLines(), *EVENTS)
     lines = screen.getvalue()
 
-    for words in (
+    for argv in (
         "Connect to 3 nodes",
         "✓ gpu[01-03] connected  0.3s",
         "- gpu02 neither",
         "! gpu03 the driver is old",
         "✓ cluster c is up",
     ):
-        assert words in lines
+        assert argv in lines
     assert "asking again" in lines
 
 

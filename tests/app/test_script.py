@@ -89,12 +89,12 @@ class Shell:
             "FAIL": fail,
         }
         argv = ["/bin/bash", "-s"] if piped else ["/bin/bash", str(path)]
-        given = text.encode() if piped else b""
+        received = text.encode() if piped else b""
         done = subprocess.run(
             argv,
             env=env,
             cwd=self.folder,
-            input=given,
+            input=received,
             capture_output=True,
             timeout=30,
             check=False,
@@ -221,16 +221,16 @@ def test_a_failing_step_stops_the_script(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it stops the run: the nodes of its wave finish, and nothing after it is sent."""
-    found = _open("cpu-derived-image", tmp_path, monkeypatch)
-    plans = found.plans()
-    code, sent = shell.run(render_script(found.inventory, plans), fail="192.0.2.12")
-    found.world.fail["node2", "build"] = Answer(node="node2", code=1, err="no")
+    result = _open("cpu-derived-image", tmp_path, monkeypatch)
+    plans = result.plans()
+    code, sent = shell.run(render_script(result.inventory, plans), fail="192.0.2.12")
+    result.world.fail["node2", "build"] = Answer(node="node2", code=1, err="no")
     with pytest.raises(NodeError):
-        list(apply(plans[1], FakeTransport(found.world.answer), sleep=lambda _: None))
+        list(apply(plans[1], FakeTransport(result.world.answer), sleep=lambda _: None))
 
     assert code != 0
-    assert sorted(each.argv for each in sent) == sorted(
-        command.argv for command in found.world.changes
+    assert sorted(item.argv for item in sent) == sorted(
+        command.argv for command in result.world.changes
     )
 
 
@@ -240,36 +240,36 @@ def test_the_script_can_be_piped_into_bash(
     """`vlaunch up --dry-run | bash`: no command may read the rest of the script as its own
     input.
     """
-    found = _open("cpu-derived-image", tmp_path, monkeypatch)
-    text = render_script(found.inventory, found.plans())
+    result = _open("cpu-derived-image", tmp_path, monkeypatch)
+    text = render_script(result.inventory, result.plans())
     code, sent = shell.run(text, piped=True)
 
     assert code == 0
-    assert len(sent) == sum(len(plan.steps) for plan in found.plans())
+    assert len(sent) == sum(len(plan.steps) for plan in result.plans())
 
 
 def test_a_secret_from_a_command_is_one_command_in_the_script_too(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run gives the words to the program, not to a shell; so must the script."""
-    found = _open("secrets-of-every-source", tmp_path, monkeypatch)
-    path = found.folder / "inventory.yaml"
+    result = _open("secrets-of-every-source", tmp_path, monkeypatch)
+    path = result.folder / "inventory.yaml"
     path.write_text(path.read_text().replace("printenv EXTRA", "echo first && echo second"))
-    found = _reload(found)
-    _, sent = shell.run(render_script(found.inventory, found.plans()))
-    by_script = [each.stdin for each in sent if each.argv[3] == "store" and each.argv[5] == "EXTRA"]
+    result = _reload(result)
+    _, sent = shell.run(render_script(result.inventory, result.plans()))
+    by_script = [item.stdin for item in sent if item.argv[3] == "store" and item.argv[5] == "EXTRA"]
 
-    assert by_script == [found.secrets["EXTRA"].reveal().encode()]
+    assert by_script == [result.secrets["EXTRA"].reveal().encode()]
 
 
 def test_a_script_that_keeps_the_head_makes_no_token_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker with another token than its head cannot join; the head's is there to be read."""
-    kept = _open("dead-worker", tmp_path, monkeypatch)
+    saved = _open("dead-worker", tmp_path, monkeypatch)
     fresh = _open("cpu-derived-image", tmp_path, monkeypatch)
 
-    assert "openssl" not in render_script(kept.inventory, kept.plans())
+    assert "openssl" not in render_script(saved.inventory, saved.plans())
     assert "openssl" in render_script(fresh.inventory, fresh.plans())
 
 
@@ -277,9 +277,9 @@ def test_notes_stand_in_the_script_as_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A note that spans lines must not become a command."""
-    found = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
+    result = _open("env-of-one-worker-changed", tmp_path, monkeypatch)
     plan = Plan(verb="up", stages=(), notes=("node2: env A: one\ntouch /tmp/x → two",))
-    lines = render_script(found.inventory, [plan]).splitlines()
+    lines = render_script(result.inventory, [plan]).splitlines()
 
     assert [line for line in lines if "touch" in line and not line.startswith("#")] == []
 
@@ -289,17 +289,17 @@ def _is_certificate(sent: Sent) -> bool:
     return {"store", "extend"} & {*sent.argv} != set() and sent.argv[-1] in certificates.NAMES
 
 
-def _reload(found: Case) -> Case:
+def _reload(result: Case) -> Case:
     from dataclasses import replace
 
     from launcher.app.secrets import resolve
     from launcher.inventory.load import load
 
-    inventory = load(found.folder / "inventory.yaml")
+    inventory = load(result.folder / "inventory.yaml")
     return replace(
-        found,
+        result,
         inventory=inventory,
-        secrets={**found.secrets, **resolve(inventory.secrets, found.folder)},
+        secrets={**result.secrets, **resolve(inventory.secrets, result.folder)},
     )
 
 
@@ -308,8 +308,8 @@ def _login(inventory: Inventory, name: str) -> tuple[str, str]:
     if node.connection == "local":
         return "local", ""
     options = {"-p": node.ssh.port, "-i": node.ssh.identity, "-J": node.ssh.jump}
-    words = " ".join(f"{flag} {value}" for flag, value in options.items() if value)
-    return (f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host), words
+    argv = " ".join(f"{flag} {value}" for flag, value in options.items() if value)
+    return (f"{node.ssh.user}@{node.host}" if node.ssh.user else node.host), argv
 
 
 def _waves(plans: list[Plan], sent: list[Sent]) -> list[list[Sent]]:
@@ -328,15 +328,15 @@ def test_words_reach_a_posix_shell_whatever_is_in_them(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a locale that does not know their letters, quotes and line breaks among them."""
-    found = _open("nothing-changed", tmp_path, monkeypatch)
-    node = found.inventory.head.name
-    words = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")
-    text = render_script(found.inventory, found.plans()).replace(
-        "\nexit\n", f"\n{shlex.join(('on', node, 'echo', *words))}\nexit\n"
+    result = _open("nothing-changed", tmp_path, monkeypatch)
+    node = result.inventory.head.name
+    argv = ("é'; touch pwned; '", "a\nb\t\x01", "$(touch pwned)", "\\'&\\", "", "'")
+    text = render_script(result.inventory, result.plans()).replace(
+        "\nexit\n", f"\n{shlex.join(('on', node, 'echo', *argv))}\nexit\n"
     )
     code, sent = shell.run(text)
 
-    assert (code, sent[-1].argv) == (0, ("echo", *words))
+    assert (code, sent[-1].argv) == (0, ("echo", *argv))
     assert not (shell.folder / "pwned").exists()
 
 
@@ -344,8 +344,8 @@ def test_the_name_of_the_inventory_stays_in_its_comment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line break in it begins no command."""
-    found = _open("nothing-changed", tmp_path, monkeypatch)
-    named = replace(found.inventory, path=tmp_path / "a\ntouch pwned\r\x1b[2J.yaml")
+    result = _open("nothing-changed", tmp_path, monkeypatch)
+    named = replace(result.inventory, path=tmp_path / "a\ntouch pwned\r\x1b[2J.yaml")
 
-    assert "\ntouch" not in render_script(named, found.plans())
-    assert "from a touch pwned.yaml\n" in render_script(named, found.plans())
+    assert "\ntouch" not in render_script(named, result.plans())
+    assert "from a touch pwned.yaml\n" in render_script(named, result.plans())

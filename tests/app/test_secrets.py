@@ -34,8 +34,8 @@ def _python(path: Path, program: str) -> SecretSource:
 def _failure(source: SecretSource, base: Path, seconds: float = 30.0) -> str:
     with pytest.raises(RequestError) as caught:
         resolve({"NAME": source}, base, seconds=seconds)
-    told = f"{caught.value} {caught.value.evidence} {caught.value.hint}"
-    assert VALUE not in told
+    messages = f"{caught.value} {caught.value.evidence} {caught.value.hint}"
+    assert VALUE not in messages
     return str(caught.value.evidence).removeprefix("NAME: ")
 
 
@@ -76,11 +76,11 @@ def test_from_a_command(tmp_path: Path) -> None:
     """Its words are split as a shell would, but no shell runs."""
     (tmp_path / "a b").write_text(f"print('{VALUE}')")
 
-    found = resolve(
+    result = resolve(
         {"A": SecretSource(command=f"{sys.executable} '{tmp_path}/a b' $HOME ;")}, tmp_path
     )
 
-    assert found == {"A": Secret(VALUE)}
+    assert result == {"A": Secret(VALUE)}
 
 
 def test_nothing_is_asked_of_the_terminal(tmp_path: Path) -> None:
@@ -233,19 +233,19 @@ def test_a_person_is_asked_last_and_not_for_nothing(tmp_path: Path) -> None:
     """When something else is missing, nobody types anything first; the order of the inventory is
     kept.
     """
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def ask(name: str, question: str) -> str:
-        asked.append((name, question))
+        requests.append((name, question))
         return VALUE
 
     sources = {"A": SecretSource(prompt="Say"), "B": SecretSource(file="key")}
     with pytest.raises(RequestError) as caught:
         resolve(sources, tmp_path, ask=ask)
-    assert (asked, caught.value.evidence.startswith("B: ")) == ([], True)
+    assert (requests, caught.value.evidence.startswith("B: ")) == ([], True)
     _file(tmp_path / "key", "of-b-value")
     assert list(resolve(sources, tmp_path, ask=ask)) == ["A", "B"]
-    assert asked == [("A", "Say")]
+    assert requests == [("A", "Say")]
 
 
 def test_a_typed_value_is_checked_like_any_other(tmp_path: Path) -> None:

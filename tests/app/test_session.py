@@ -46,15 +46,15 @@ with LiveLines() as to, session.reach(load(Path({inventory!r})), to) as reached:
 """
 
 
-def read_until(terminal: int, words: str, *, within: float = 30.0) -> str:
-    said, deadline = "", time.monotonic() + within
-    while words not in said and time.monotonic() < deadline:
+def read_until(terminal: int, text: str, *, within: float = 30.0) -> str:
+    output, deadline = "", time.monotonic() + within
+    while text not in output and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
-                said += os.read(terminal, 65536).decode(errors="replace")
+                output += os.read(terminal, 65536).decode(errors="replace")
             except OSError:  # the program has ended
                 break
-    return said
+    return output
 
 
 def test_a_question_is_left_alone_by_the_live_display(tmp_path: Path) -> None:

@@ -181,14 +181,14 @@ def test_colour_is_for_terminals_that_have_it(
 
 def test_in_a_pipe_a_line_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """However long it is: `grep` reads it."""
-    words = " ".join(["word"] * 1000)
-    terminal.say(words, lead="hint: ")
-    terminal.print_field(f"network      {words}")
-    terminal.show(terminal.Line(Text(words)))
+    argv = " ".join(["word"] * 1000)
+    terminal.say(argv, lead="hint: ")
+    terminal.print_field(f"network      {argv}")
+    terminal.show(terminal.Line(Text(argv)))
     out, err = capsys.readouterr()
 
-    assert err == f"hint: {words}\n"
-    assert out == f"network      {words}\n{words}\n"
+    assert err == f"hint: {argv}\n"
+    assert out == f"network      {argv}\n{argv}\n"
 
 
 def test_a_row_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,9 +230,9 @@ def test_a_lead_wider_than_half_of_the_terminal() -> None:
 
 def test_a_line_of_a_log_is_left_as_it_is() -> None:
     """It may be compared, and looked for."""
-    words = " ".join(["word"] * 30)
+    argv = " ".join(["word"] * 30)
 
-    assert printed(evidence_line(words, margin=6), 40) == [f"      {words}"]
+    assert printed(evidence_line(argv, margin=6), 40) == [f"      {argv}"]
 
 
 def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
@@ -246,29 +246,29 @@ def test_what_is_redrawn_in_place_is_no_wider_than_the_terminal() -> None:
 
 def test_wide_letters_take_two_cells() -> None:
     """Rows end where the terminal does."""
-    word = "節点一"
-    rows = printed(text_line(" ".join([word] * 5), lead="失敗  "), 30)
+    label = "節点一"
+    rows = printed(text_line(" ".join([label] * 5), lead="失敗  "), 30)
 
-    assert rows == [f"失敗  {word} {word} {word}", f"      {word} {word}"]
+    assert rows == [f"失敗  {label} {label} {label}", f"      {label} {label}"]
 
 
 @given(st.lists(WORDS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
 def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
     """What is wider than the terminal is one word."""
     whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text
-    found = [
+    results = [
         (whole[begin:end], margin) for begin, end, margin in terminal.wrap_rows(whole, lead, width)
     ]
 
-    assert " ".join(row for row, _ in found).split() == whole.split()
-    for row, margin in found:
+    assert " ".join(row for row, _ in results).split() == whole.split()
+    for row, margin in results:
         wide = margin + cell_len(row.rstrip()) > width
         assert (
             not wide or len(terminal._CHUNK.findall(row)) == 1 or row.startswith("a" * (lead - 1))
         )
         assert margin <= max(width // 2, 0)
     commands = re.findall(r"`[^`]*`", text)
-    assert [each for each in commands if not any(each in row for row, _ in found)] == []
+    assert [command for command in commands if not any(command in row for row, _ in results)] == []
 
 
 @pytest.mark.processes
@@ -306,9 +306,9 @@ def test_colour_is_for_terminals_that_want_it(no_color: bool, tmp_path: Path) ->
         check=False,
     )
     os.close(slave)
-    said = os.read(master, 4096).decode()
+    text = os.read(master, 4096).decode()
     os.close(master)
 
     assert process.returncode == 2
-    assert "/nowhere.yaml" in said
-    assert ("\x1b[" in said) is not no_color
+    assert "/nowhere.yaml" in text
+    assert ("\x1b[" in text) is not no_color

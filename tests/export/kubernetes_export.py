@@ -28,27 +28,27 @@ nodes:
 class Export:
     """What one run printed."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> None:
-        self.code = run_command(["export", "kubernetes", "-i", str(path), *words])
+    def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *args: str) -> None:
+        self.code = run_command(["export", "kubernetes", "-i", str(path), *args])
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
         self.objects = objects(self.text)
 
     def of(self, kind: str) -> dict[str, Any]:
         """Return the one object of a kind."""
-        (found,) = [each for each in self.objects if each["kind"] == kind]
-        return found
+        (results,) = [item for item in self.objects if item["kind"] == kind]
+        return results
 
     @property
     def group(self) -> dict[str, Any]:
         """The templates of the LeaderWorkerSet."""
-        found: dict[str, Any] = self.of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
-        return found
+        result: dict[str, Any] = self.of("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+        return result
 
     def container(self, template: str = "leaderTemplate") -> dict[str, Any]:
         """The container that serves."""
-        (found,) = self.group[template]["spec"]["containers"]
-        return dict(found)
+        (result,) = self.group[template]["spec"]["containers"]
+        return dict(result)
 
     def argv(self, template: str = "leaderTemplate") -> list[str]:
         """The words of the container's command behind `exec`, as a shell splits them."""
@@ -61,15 +61,15 @@ def argv(container: dict[str, Any]) -> list[str]:
     return shlex.split(script.replace("\\\n", " ").replace("$$", "$"))
 
 
-def split(words: list[str]) -> tuple[list[str], list[str]]:
+def split(parts: list[str]) -> tuple[list[str], list[str]]:
     """Return the network check of a command, and what it becomes."""
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+    at = parts.index("--")
+    return parts[:at], parts[at + 1 :]
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
     """Return the variables of a container that have a value."""
-    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    return {item["name"]: item["value"] for item in container["env"] if "value" in item}
 
 
 def shown(text: str) -> str:

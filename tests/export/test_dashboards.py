@@ -24,13 +24,13 @@ def read(name: str) -> dict[str, Any]:
 @NAMED
 def test_every_query_is_of_metrics_that_there_are(name: str) -> None:
     """As recorded from vLLM and Ray, and as the agent names them."""
-    exprs = [each["expr"] for panel in read(name)["panels"] for each in panel["targets"]]
+    exprs = [target["expr"] for panel in read(name)["panels"] for target in panel["targets"]]
 
     assert exprs
     for expr in exprs:
-        found = metrics_of(expr)
-        assert found, expr
-        assert [each for each in found if each not in known()] == [], expr
+        result = metrics_of(expr)
+        assert result, expr
+        assert [item for item in result if item not in known()] == [], expr
 
 
 @NAMED
@@ -46,7 +46,7 @@ def test_every_query_is_of_the_chosen_clusters(name: str) -> None:
 @NAMED
 def test_panels_have_places_of_their_own(name: str) -> None:
     """Within 24 columns, and none over another; ids are unique, as Grafana wants them."""
-    taken: set[tuple[int, int]] = set()
+    claimed: set[tuple[int, int]] = set()
     panels = read(name)["panels"]
     for panel in panels:
         at = panel["gridPos"]
@@ -56,19 +56,19 @@ def test_panels_have_places_of_their_own(name: str) -> None:
             for y in range(at["y"], at["y"] + at["h"])
         }
         assert at["x"] + at["w"] <= 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert not cells & claimed, panel["title"]
+        claimed |= cells
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
 @NAMED
 def test_what_is_chosen_is_a_variable(name: str) -> None:
     """The source of data and the clusters: nothing of one Grafana is in it."""
-    found = read(name)
+    result = read(name)
 
-    assert [each["name"] for each in found["templating"]["list"]] == ["datasource", "cluster"]
-    assert {panel["datasource"]["uid"] for panel in found["panels"]} == {"${datasource}"}
-    assert "id" not in found
+    assert [item["name"] for item in result["templating"]["list"]] == ["datasource", "cluster"]
+    assert {panel["datasource"]["uid"] for panel in result["panels"]} == {"${datasource}"}
+    assert "id" not in result
 
 
 def test_names_are_unique() -> None:

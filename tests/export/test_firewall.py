@@ -51,17 +51,17 @@ def test_text(case: str, form: str) -> None:
 
 def test_every_port_has_words() -> None:
     """A port that is added to the inventory cannot be forgotten here."""
-    assert [each.name for each in fields(Ports) if each.name != "worker_max"] == list(PURPOSES)
+    assert [field.name for field in fields(Ports) if field.name != "worker_max"] == list(PURPOSES)
 
 
 def test_ports_of_ray_are_nobody_s_without_it() -> None:
     """They may be another program's; the agents' stays closed."""
     closed = [
-        each.purpose
-        for each in build_filter(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
+        item.purpose
+        for item in build_filter(loads(CASES["without-ray"], Path("inventory.yaml")), LOGINS).closed
     ]
 
-    assert [each for each in closed if "Ray" in each] == []
+    assert [item for item in closed if "Ray" in item] == []
     assert "group: the nodes' agents" in closed
 
 
@@ -69,9 +69,9 @@ def test_ports_of_ray_are_nobody_s_without_it() -> None:
 def test_every_port_is_closed_but_the_endpoint(case: str) -> None:
     """Whatever the inventory calls them."""
     inventory = loads(CASES[case], Path("inventory.yaml"))
-    made = build_filter(inventory, LOGINS)
-    closed = {port for rule in made.closed for port in range(rule.low, rule.high + 1)}
-    ports = {getattr(inventory.ports, each.name) for each in fields(Ports)}
+    created = build_filter(inventory, LOGINS)
+    closed = {port for rule in created.closed for port in range(rule.low, rule.high + 1)}
+    ports = {getattr(inventory.ports, field.name) for field in fields(Ports)}
 
     assert ports - closed == ({inventory.ports.api} if inventory.serve.bind == "0.0.0.0" else set())
     assert set(range(inventory.ports.worker_min, inventory.ports.worker_max + 1)) <= closed

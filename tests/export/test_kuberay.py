@@ -22,17 +22,17 @@ def found(pair: Path, capsys: pytest.CaptureFixture[str]) -> Export:
     return Export(capsys, pair, *KIND, *RDMA)
 
 
-def cluster(found: Export) -> dict[str, Any]:
+def cluster(export: Export) -> dict[str, Any]:
     """Return the cluster that the job brings."""
-    spec: dict[str, Any] = found.of("RayJob")["spec"]["rayClusterSpec"]
+    spec: dict[str, Any] = export.of("RayJob")["spec"]["rayClusterSpec"]
     return spec
 
 
-def containers(found: Export) -> list[dict[str, Any]]:
+def containers(export: Export) -> list[dict[str, Any]]:
     """Return the containers in which Ray runs, the head's first."""
-    made = cluster(found)
-    groups = [made["headGroupSpec"], *made["workerGroupSpecs"]]
-    return [each["template"]["spec"]["containers"][0] for each in groups]
+    created = cluster(export)
+    groups = [created["headGroupSpec"], *created["workerGroupSpecs"]]
+    return [group["template"]["spec"]["containers"][0] for group in groups]
 
 
 def test_golden(found: Export) -> None:
@@ -48,9 +48,9 @@ def test_the_job_is_the_server(
     script = capsys.readouterr().out
     spec = found.of("RayJob")["spec"]
     wait, _, command = spec["entrypoint"].rpartition("; ")
-    words = ", ".join(f'"{word}"' for word in shlex.split(command))
+    argv = ", ".join(f'"{part}"' for part in shlex.split(command))
 
-    assert f'"argv": [{words}]'.replace('"127.0.0.1"', '"0.0.0.0"') in script.replace(
+    assert f'"argv": [{argv}]'.replace('"127.0.0.1"', '"0.0.0.0"') in script.replace(
         '"127.0.0.1"', '"0.0.0.0"'
     )
     assert wait == "until test -e /tmp/network-checked; do sleep 1; done"
@@ -68,7 +68,7 @@ def test_ray_is_started_by_the_operators_command(
     assert head == {"port": "6379", "dashboard-port": "8265", **own}
     assert worker["rayStartParams"] == own
     assert (worker["replicas"], worker["minReplicas"], worker["maxReplicas"]) == (1, 1, 1)
-    ports = {each["name"]: each["containerPort"] for each in containers(found)[0]["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in containers(found)[0]["ports"]}
     named = {"gcs-server": 6379, "dashboard": 8265, "network-check": 29500, "http": 8000}
     assert ports == named
     pair.write_text(pair.read_text() + "ray: {object_store: 200MB}\n")
@@ -78,10 +78,10 @@ def test_ray_is_started_by_the_operators_command(
 
 def test_ray_has_the_operators_token(found: Export) -> None:
     """The pods say nothing of it; secrets are files."""
-    for made in containers(found):
-        assert made["args"][0].startswith("for file in /run/vlaunch/secrets/*; do export ")
-        assert "RAY_ADDRESS" not in env(made)
-        assert not [name for name in env(made) if name.startswith("RAY_AUTH")]
+    for container in containers(found):
+        assert container["args"][0].startswith("for file in /run/vlaunch/secrets/*; do export ")
+        assert "RAY_ADDRESS" not in env(container)
+        assert not [name for name in env(container) if name.startswith("RAY_AUTH")]
     assert cluster(found)["authOptions"] == {"mode": "token"}
     assert cluster(found)["rayVersion"] == "2.60.0"
     assert "RAY_AUTH_TOKEN=" not in found.text
@@ -93,10 +93,12 @@ def test_the_network_is_checked_before_the_server(
     """A worker's Ray starts behind its check; the head's starts beside it, for the operator holds
     workers back until then, and the job waits for its mark.
     """
-    made = cluster(found)
-    groups = [made["headGroupSpec"], *made["workerGroupSpecs"]]
-    notes = [each["template"]["metadata"]["annotations"] for each in groups]
-    head, worker = (each["args"][0].partition("; done\n")[2] for each in containers(found))
+    created = cluster(found)
+    groups = [created["headGroupSpec"], *created["workerGroupSpecs"]]
+    notes = [group["template"]["metadata"]["annotations"] for group in groups]
+    head, worker = (
+        container["args"][0].partition("; done\n")[2] for container in containers(found)
+    )
     start = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
     assert notes == [{"ray.io/overwrite-container-cmd": "true"}] * 2
     assert '--rank 0 --size 2 --master "$VLLM_HOST_IP"' in head
@@ -107,7 +109,9 @@ def test_the_network_is_checked_before_the_server(
     assert worker.endswith(f"-- \\\n  sh -c '{start}'\n")
     skipped = Export(capsys, pair, *KIND, *RDMA, "--skip-network-check")
 
-    assert all(each["args"][0].endswith(f"; done\n{start}\n") for each in containers(skipped))
+    assert all(
+        container["args"][0].endswith(f"; done\n{start}\n") for container in containers(skipped)
+    )
     assert skipped.of("RayJob")["spec"]["entrypoint"].startswith("vllm serve ")
 
 
@@ -115,11 +119,13 @@ def test_the_operator_alone_reaches_the_dashboard(found: Export) -> None:
     """Where programs are run; pods of any namespace reach the API."""
     _, others, operator = found.of("NetworkPolicy")["spec"]["ingress"]
 
-    assert [each["port"] for each in others["ports"]] == [8000]
-    assert [each["port"] for each in operator["ports"]] == [8265]
+    assert [port["port"] for port in others["ports"]] == [8000]
+    assert [port["port"] for port in operator["ports"]] == [8265]
     assert others["from"] == [{"namespaceSelector": {}}]
-    (whom,) = operator["from"]
-    assert whom["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
+    (client,) = operator["from"]
+    assert client["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/component": "kuberay-operator"
+    }
 
 
 def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,15 +143,15 @@ def test_nodes_may_differ(pair: Path, capsys: pytest.CaptureFixture[str]) -> Non
             ),
         )
     )
-    found = Export(capsys, pair, *KIND, *RDMA, "--host-network", "--tp", "8", "--pp", "4")
+    export = Export(capsys, pair, *KIND, *RDMA, "--host-network", "--tp", "8", "--pp", "4")
 
-    assert found.code == 0, found.error
-    assert [env(each).get("A") for each in containers(found)] == [None, "b", "c", None]
+    assert export.code == 0, export.error
+    assert [env(container).get("A") for container in containers(export)] == [None, "b", "c", None]
 
 
 def test_one_node_has_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
     """The head takes part."""
-    found = Export(capsys, inventory("workstation"), *KIND, *CASES["workstation"][1])
+    export = Export(capsys, inventory("workstation"), *KIND, *CASES["workstation"][1])
 
-    assert "workerGroupSpecs" not in cluster(found)
-    assert int(cluster(found)["headGroupSpec"]["rayStartParams"]["num-gpus"]) > 0
+    assert "workerGroupSpecs" not in cluster(export)
+    assert int(cluster(export)["headGroupSpec"]["rayStartParams"]["num-gpus"]) > 0

@@ -26,23 +26,23 @@ engine: {tp: 8}
 class Exported:
     """What one run printed."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *args: str) -> None:
         job = str(folder / "job.yaml")
-        self.code = run_command(["batch", job, "-i", str(folder / "inventory.yaml"), *words])
+        self.code = run_command(["batch", job, "-i", str(folder / "inventory.yaml"), *args])
         caught = capsys.readouterr()
         self.text, self.error = caught.out, caught.err
         self.objects = objects(self.text)
 
     def named(self, name: str) -> dict[str, Any]:
         """Return the object of a name."""
-        (found,) = [each for each in self.objects if each["metadata"]["name"] == name]
-        return found
+        (results,) = [item for item in self.objects if item["metadata"]["name"] == name]
+        return results
 
     @property
     def cluster(self) -> dict[str, Any]:
         """The cluster that the job brings."""
-        found: dict[str, Any] = self.objects[0]["spec"]["rayClusterSpec"]
-        return found
+        result: dict[str, Any] = self.objects[0]["spec"]["rayClusterSpec"]
+        return result
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ EXPORT = ("--export", "kuberay", *RDMA)
 
 def test_golden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All that is printed but for the programs; twice the same."""
-    found = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *EXPORT)
 
-    assert found.text == Exported(capsys, folder, *EXPORT).text
-    golden.check(Path(__file__).parent / "golden" / "kuberay-batch.yaml", shown(found.text))
+    assert export.text == Exported(capsys, folder, *EXPORT).text
+    golden.check(Path(__file__).parent / "golden" / "kuberay-batch.yaml", shown(export.text))
 
 
 def test_the_driver_finds_what_it_finds_on_a_node(
@@ -71,19 +71,19 @@ def test_the_driver_finds_what_it_finds_on_a_node(
     """Its entry point is run: the job is written down, its files lie beside it, and the driver is
     started with its folder.
     """
-    found = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *EXPORT)
     mounted, work, archive = (tmp_path / name for name in ("mounted", "hf", "batch.pyz"))
-    files = found.named("job-job")
-    volumes = found.cluster["headGroupSpec"]["template"]["spec"]["volumes"]
-    items = next(each["configMap"]["items"] for each in volumes if each["name"] == "job")
-    for each in items:
-        path = mounted / each["path"]
+    files = export.named("job-job")
+    volumes = export.cluster["headGroupSpec"]["template"]["spec"]["volumes"]
+    items = next(volume["configMap"]["items"] for volume in volumes if volume["name"] == "job")
+    for item in items:
+        path = mounted / item["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files["data"][each["key"]])
-    data = found.named("job-programs")["binaryData"]
+        path.write_text(files["data"][item["key"]])
+    data = export.named("job-programs")["binaryData"]
     archive.write_bytes(base64.b64decode(data["batch.pyz"]))
     script = (
-        found.objects[0]["spec"]["entrypoint"]
+        export.objects[0]["spec"]["entrypoint"]
         .replace("/opt/vlaunch-job", str(mounted))
         .replace("/opt/vlaunch/batch.pyz", str(archive))
         .replace("/data/huggingface", str(work))
@@ -110,38 +110,38 @@ def test_the_driver_finds_what_it_finds_on_a_node(
 
 def test_as_many_nodes_as_it_can_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One replica takes one node; two take both; one that spans them proves the network first."""
-    one = Exported(capsys, folder, *EXPORT)
+    export = Exported(capsys, folder, *EXPORT)
     two = Exported(capsys, folder, *EXPORT, "--replicas", "2")
     wide = Exported(capsys, folder, *EXPORT, "--pp", "2")
 
-    assert "workerGroupSpecs" not in one.cluster
+    assert "workerGroupSpecs" not in export.cluster
     assert len(two.cluster["workerGroupSpecs"]) == 1
     assert "network.pyz" not in two.text
     assert "network.pyz" in str(wide.cluster)
     assert wide.objects[0]["spec"]["entrypoint"].startswith("until test -e ")
-    assert one.objects[0]["spec"]["backoffLimit"] == 2
+    assert export.objects[0]["spec"]["backoffLimit"] == 2
 
 
 def test_files_that_are_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They come as they are."""
     (folder / "rows.parquet").write_bytes(b"PAR1\xff\xfe")
     (folder / "job.yaml").write_text(JOB.replace("prompts.jsonl", "rows.parquet"))
-    found = Exported(capsys, folder, *EXPORT).named("job-job")
+    export = Exported(capsys, folder, *EXPORT).named("job-job")
 
-    assert base64.b64decode(found["binaryData"]["file-1"]) == b"PAR1\xff\xfe"
+    assert base64.b64decode(export["binaryData"]["file-1"]) == b"PAR1\xff\xfe"
 
 
 def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """For the operator; a job has no API."""
-    found = Exported(capsys, folder, *EXPORT)
-    (policy,) = [each for each in found.objects if each["kind"] == "NetworkPolicy"]
+    export = Exported(capsys, folder, *EXPORT)
+    (policy,) = [item for item in export.objects if item["kind"] == "NetworkPolicy"]
 
-    assert [each["port"] for each in policy["spec"]["ingress"][1]["ports"]] == [8265]
-    assert "job-api" not in found.text
+    assert [port["port"] for port in policy["spec"]["ingress"][1]["ports"]] == [8265]
+    assert "job-api" not in export.text
 
 
 @pytest.mark.parametrize(
-    ("job", "words", "said"),
+    ("job", "text", "expected"),
     [
         (
             JOB.replace("nodes:/data/huggingface/answers", "out"),
@@ -159,15 +159,15 @@ def test_what_pods_cannot_do_is_refused(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     job: str,
-    words: tuple[str, ...],
-    said: str,
+    text: tuple[str, ...],
+    expected: str,
 ) -> None:
     """With what can be done instead, and nothing on standard output."""
     (folder / "job.yaml").write_text(job)
-    refused = Exported(capsys, folder, *words)
+    refused = Exported(capsys, folder, *text)
 
     assert (refused.code, refused.text) == (2, "")
-    assert said in refused.error
+    assert expected in refused.error
 
 
 def test_more_than_a_config_map_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

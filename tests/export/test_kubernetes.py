@@ -25,63 +25,63 @@ from tests.export.kubernetes_export import PAIR, Export, env, shown, split
 
 def test_golden(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All that is printed but for the programs; twice the same."""
-    found = Export(capsys, pair, *RDMA, "--memory", "900GiB")
+    export = Export(capsys, pair, *RDMA, "--memory", "900GiB")
 
-    assert found.text == Export(capsys, pair, *RDMA, "--memory", "900GiB").text
-    golden.check(Path(__file__).parent / "golden" / "kubernetes-lws.yaml", shown(found.text))
+    assert export.text == Export(capsys, pair, *RDMA, "--memory", "900GiB").text
+    golden.check(Path(__file__).parent / "golden" / "kubernetes-lws.yaml", shown(export.text))
 
 
 def test_the_ranks_are_those_of_serve(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The words of `vllm serve` are the launcher's own, with the controller's variables where an
     address and a number were; only the first has an API.
     """
-    found = Export(capsys, pair, *RDMA)
+    export = Export(capsys, pair, *RDMA)
     run_command(["serve", "-i", str(pair), "--backend", "mp", "--dry-run", "--offline"])
-    words = re.findall(r'"argv": (\[.*?\])', capsys.readouterr().out)
-    leader, worker = (yaml.safe_load(each) for each in words)
+    output = re.findall(r'"argv": (\[.*?\])', capsys.readouterr().out)
+    leader, worker = (yaml.safe_load(item) for item in output)
     own = {"10.0.0.1": "$LWS_LEADER_ADDRESS"}
     at = worker.index("--node-rank") + 1
     assert worker[at] == "1"
     worker[at] = "$LWS_WORKER_INDEX"
 
-    assert split(found.argv())[1] == [own.get(word, word) for word in leader]
-    assert split(found.argv("workerTemplate"))[1] == [own.get(word, word) for word in worker]
+    assert split(export.argv())[1] == [own.get(label, label) for label in leader]
+    assert split(export.argv("workerTemplate"))[1] == [own.get(label, label) for label in worker]
     assert "--headless" in worker
 
 
 def test_only_rank_0_has_probes(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A worker has no API; rank 0 may take as long as the check and a start take together."""
-    found = Export(capsys, pair, *RDMA, "--timeout", "605")
-    leader = found.container()
-    deadline = int(dict(pairwise(found.argv()))["--deadline"])
+    export = Export(capsys, pair, *RDMA, "--timeout", "605")
+    leader = export.container()
+    deadline = int(dict(pairwise(export.argv()))["--deadline"])
 
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert leader[name]["httpGet"] == {"path": "/health", "port": "http"}
     assert leader["startupProbe"]["failureThreshold"] == math.ceil((2 * 605 + deadline) / 10)
     assert leader["livenessProbe"]["failureThreshold"] == 12
-    assert not [key for key in found.container("workerTemplate") if "robe" in key]
-    assert "ports" not in found.container("workerTemplate")
+    assert not [key for key in export.container("workerTemplate") if "robe" in key]
+    assert "ports" not in export.container("workerTemplate")
 
 
 def test_the_network_is_checked_first(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By one archive, in the container that serves; the level is the inventory's."""
-    found = Export(capsys, pair, *RDMA)
-    check, _ = split(found.argv())
+    export = Export(capsys, pair, *RDMA)
+    check, _ = split(export.argv())
     check = check[check.index("exec") :]
     options = dict(pairwise(check))
 
     assert check[:3] == ["exec", "python3", "/opt/vlaunch/network.pyz"]
-    worker, _ = split(found.argv("workerTemplate"))
+    worker, _ = split(export.argv("workerTemplate"))
     assert worker[worker.index("exec") :] == check
     assert (options["--require"], options["--ranks-per-node"]) == ("rdma", "8")
     assert (options["--rank"], options["--size"]) == ("$LWS_WORKER_INDEX", "2")
     assert options["--wait"] == "1800"
-    archive = base64.b64decode(found.of("ConfigMap")["binaryData"]["network.pyz"])
+    archive = base64.b64decode(export.of("ConfigMap")["binaryData"]["network.pyz"])
     assert archive == zipapps.pack(zipapps.network_files(), compress=True)
     skipped = Export(capsys, pair, *RDMA, "--skip-network-check")
     argv = skipped.argv()
     assert argv[argv.index("exec") :][:3] == ["exec", "vllm", "serve"]
-    assert "ConfigMap" not in [each["kind"] for each in skipped.objects]
+    assert "ConfigMap" not in [item["kind"] for item in skipped.objects]
     assert "programs" not in skipped.text
 
 
@@ -99,14 +99,14 @@ def test_rdma_is_a_resource(pair: Path, capsys: pytest.CaptureFixture[str]) -> N
     """With the right to pin memory; without a name of it the export is refused, for NCCL would take
     TCP and say nothing.
     """
-    found = Export(capsys, pair, "--rdma-resource", "rdma/hca=2")
-    leader = found.container()
+    export = Export(capsys, pair, "--rdma-resource", "rdma/hca=2")
+    leader = export.container()
     refused = Export(capsys, pair)
 
     assert leader["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 2}
     assert leader["resources"]["requests"] == leader["resources"]["limits"]
     assert leader["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
-    assert "path: /dev/infiniband" not in found.text
+    assert "path: /dev/infiniband" not in export.text
     assert (refused.code, refused.text) == (2, "")
     assert "--rdma-resource NAME" in refused.error
 
@@ -127,29 +127,29 @@ def test_the_pod_network_has_its_own_interface(
     assert env(host.container())["NCCL_IB_HCA"] == "=mlx5_0"
     assert spec["hostNetwork"] is True
     assert term["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["gpu02"]
-    assert [each["kind"] for each in host.objects].count("NetworkPolicy") == 0
+    assert [item["kind"] for item in host.objects].count("NetworkPolicy") == 0
 
 
 def test_secrets_are_only_named(
     pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As files that the container's command reads, with the line that creates the Secret."""
-    found = Export(capsys, pair, *RDMA)
+    export = Export(capsys, pair, *RDMA)
 
-    assert '"pair-secrets"' in json.dumps(found.objects)
+    assert '"pair-secrets"' in json.dumps(export.objects)
     mount = {"name": "secrets", "mountPath": "/run/vlaunch/secrets", "readOnly": True}
-    assert mount in found.container()["volumeMounts"]
-    assert "envFrom" not in found.container()
-    (command,) = found.container()["args"]
+    assert mount in export.container()["volumeMounts"]
+    assert "envFrom" not in export.container()
+    (command,) = export.container()["args"]
     (reads,) = re.findall("^for .*; done$", command, flags=re.MULTILINE)
     folder = tmp_path / "secrets"
     folder.mkdir()
     (folder / "HF_TOKEN").write_text("hf a b\n")
     script = reads.replace("/run/vlaunch/secrets", str(folder)) + '; printf %s "$HF_TOKEN"'
     assert subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout == b"hf a b"
-    assert "HF_TOKEN_PATH" not in env(found.container())
-    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in found.text
-    assert not [each for each in found.objects if each["kind"] == "Secret"]
+    assert "HF_TOKEN_PATH" not in env(export.container())
+    assert '-H "Authorization: Bearer $VLLM_API_KEY"' in export.text
+    assert not [item for item in export.objects if item["kind"] == "Secret"]
     pair.write_text(re.sub("(?m)^secrets: .*", "", PAIR))
     assert "secrets" not in Export(capsys, pair, *RDMA).container()["args"][0]
 
@@ -158,10 +158,10 @@ def test_the_kubelet_replaces_nothing_of_the_users(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor does the shell: what looks like a variable in the inventory stays as it is written."""
-    found = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)", "--seed", "a$$b$$(c$d")
-    (script,) = found.container()["args"]
+    export = Export(capsys, pair, *RDMA, "--", "--chat-template", "$(NAME)", "--seed", "a$$b$$(c$d")
+    (script,) = export.container()["args"]
 
-    assert env(found.container())["NCCL_DEBUG_SUBSYS"] == "$$(ALL)"
+    assert env(export.container())["NCCL_DEBUG_SUBSYS"] == "$$(ALL)"
     assert "--chat-template '$$(NAME)'" in script
     # The kubelet makes one of two, also before a bracket; one that stands alone stays.
     assert "--seed 'a$$$$b$$$$(c$d'" in script
@@ -169,29 +169,29 @@ def test_the_kubelet_replaces_nothing_of_the_users(
 
 def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
     """Where a pod's number is no rank; two replicas on each of four nodes."""
-    found = Export(capsys, inventory("roce-replicas"), *CASES["roce-replicas"][1])
-    (script,) = found.container("workerTemplate")["args"]
-    words = found.argv("workerTemplate")
+    export = Export(capsys, inventory("roce-replicas"), *CASES["roce-replicas"][1])
+    (script,) = export.container("workerTemplate")["args"]
+    argv = export.argv("workerTemplate")
 
     assert '--data-parallel-start-rank "$$((LWS_WORKER_INDEX * 2))"' in script
-    assert "--headless" in words
-    assert found.group["size"] == 4
+    assert "--headless" in argv
+    assert export.group["size"] == 4
 
 
 def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
     """It has one template, no gate, and what died starts again in its place."""
-    found = Export(capsys, inventory("workstation"))
+    export = Export(capsys, inventory("workstation"))
 
-    assert (found.group["size"], found.group["restartPolicy"]) == (1, "None")
-    assert "leaderTemplate" not in found.group
-    words = found.argv("workerTemplate")
-    assert words[:3] == ["exec", "vllm", "serve"]
-    assert words[words.index("--host") + 1] == "0.0.0.0"
-    assert "`bind:`: the server listens on its pod's address" in found.text
+    assert (export.group["size"], export.group["restartPolicy"]) == (1, "None")
+    assert "leaderTemplate" not in export.group
+    argv = export.argv("workerTemplate")
+    assert argv[:3] == ["exec", "vllm", "serve"]
+    assert argv[argv.index("--host") + 1] == "0.0.0.0"
+    assert "`bind:`: the server listens on its pod's address" in export.text
 
 
 @pytest.mark.parametrize(
-    ("words", "volume", "mount"),
+    ("text", "volume", "mount"),
     [
         (
             ("--model-volume", "pvc:llm:/a"),
@@ -221,20 +221,20 @@ def test_one_node_is_no_group(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_model_lies_where_it_is_said(
     pair: Path,
     capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
+    text: tuple[str, ...],
     volume: dict[str, Any],
     mount: dict[str, Any],
 ) -> None:
     """In a claim or on the nodes; weights are only read, a cache is written."""
-    found = Export(capsys, pair, *RDMA, *words)
+    export = Export(capsys, pair, *RDMA, *text)
 
-    assert volume in found.group["leaderTemplate"]["spec"]["volumes"]
-    assert mount in found.container()["volumeMounts"]
-    assert env(found.container())["HF_HOME"] == "/data/huggingface"
+    assert volume in export.group["leaderTemplate"]["spec"]["volumes"]
+    assert mount in export.container()["volumeMounts"]
+    assert env(export.container())["HF_HOME"] == "/data/huggingface"
     homes = [
-        each
-        for each in found.container()["volumeMounts"]
-        if each["mountPath"] == "/data/huggingface"
+        volumemount
+        for volumemount in export.container()["volumeMounts"]
+        if volumemount["mountPath"] == "/data/huggingface"
     ]
     assert len(homes) == 1
     assert "readOnly" not in homes[0]
@@ -250,20 +250,20 @@ def test_what_is_not_carried_over_is_said(pair: Path, capsys: pytest.CaptureFixt
     )
     text = Export(capsys, pair, *RDMA).text
 
-    for word in ("`ulimits:`", "`devices:`", "`logging:`", "`restarts:`", "`docker:`"):
-        assert word in text.partition("apiVersion")[0]
+    for label in ("`ulimits:`", "`devices:`", "`logging:`", "`restarts:`", "`docker:`"):
+        assert label in text.partition("apiVersion")[0]
 
 
 def test_privileged_pods_need_no_resource(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kubernetes gives them all devices of the node."""
     pair.write_text(PAIR.replace("cluster: pair", "cluster: pair\nprivileged: true"))
-    found = Export(capsys, pair)
+    export = Export(capsys, pair)
 
-    assert found.container()["securityContext"] == {"privileged": True}
+    assert export.container()["securityContext"] == {"privileged": True}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words", "said"),
+    ("old", "new", "text", "expected"),
     [
         ("cluster: pair", "cluster: 9-lives", (), "choose one: `--name NAME`"),
         ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
@@ -288,15 +288,15 @@ def test_what_cannot_be_said_is_refused(
     capsys: pytest.CaptureFixture[str],
     old: str,
     new: str,
-    words: tuple[str, ...],
-    said: str,
+    text: tuple[str, ...],
+    expected: str,
 ) -> None:
     """With what can, and nothing on standard output."""
     pair.write_text(PAIR.replace(old, new) if old else PAIR)
-    found = Export(capsys, pair, *([] if "--rdma-resource" in words else RDMA), *words)
+    export = Export(capsys, pair, *([] if "--rdma-resource" in text else RDMA), *text)
 
-    assert (found.code, found.text) == (2, "")
-    assert said in found.error
+    assert (export.code, export.text) == (2, "")
+    assert expected in export.error
 
 
 def test_a_volume_lies_at_one_place_in_all_pods(
@@ -306,15 +306,15 @@ def test_a_volume_lies_at_one_place_in_all_pods(
     pair.write_text(
         PAIR.replace("gpus: 8}", "gpus: 8}\n  - {host: c, ip: 10.0.0.3, gpus: 8, hf_home: /other}")
     )
-    found = Export(capsys, pair, *RDMA, "--model-volume", "pvc:models")
+    export = Export(capsys, pair, *RDMA, "--model-volume", "pvc:models")
 
-    assert found.code == 0
-    assert env(found.container("workerTemplate"))["HF_HOME"] == env(found.container())["HF_HOME"]
-    assert "/other" not in found.text
+    assert export.code == 0
+    assert env(export.container("workerTemplate"))["HF_HOME"] == env(export.container())["HF_HOME"]
+    assert "/other" not in export.text
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("text", "expected"),
     [
         (
             ("--model-volume", "pvc:m"),
@@ -329,21 +329,21 @@ def test_a_volume_lies_at_one_place_in_all_pods(
     ],
 )
 def test_the_header_names_the_models_volume(
-    pair: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    pair: Path, capsys: pytest.CaptureFixture[str], text: tuple[str, ...], expected: str
 ) -> None:
     """With how it is used, from which its access mode follows."""
-    assert said in Export(capsys, pair, *RDMA, *words).text.partition("apiVersion")[0]
+    assert expected in Export(capsys, pair, *RDMA, *text).text.partition("apiVersion")[0]
 
 
 def test_a_namespace_is_everywhere(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In each object, and in each line that reaches one."""
     for kind in KINDS.values():
-        words = (*kind, *RDMA)
-        placed = Export(capsys, pair, *words, "--namespace", "llm")
-        plain = Export(capsys, pair, *words)
+        argv = (*kind, *RDMA)
+        placed = Export(capsys, pair, *argv, "--namespace", "llm")
+        plain = Export(capsys, pair, *argv)
 
-        assert {each["metadata"]["namespace"] for each in placed.objects} == {"llm"}
-        assert not [each for each in plain.objects if "namespace" in each["metadata"]]
+        assert {item["metadata"]["namespace"] for item in placed.objects} == {"llm"}
+        assert not [item for item in plain.objects if "namespace" in item["metadata"]]
         head = placed.text.partition("apiVersion")[0]
         reached = re.findall(r"kubectl(?! get crd)( -n llm)?", head)
         assert len(reached) > 6
@@ -357,8 +357,8 @@ def test_the_secret_is_made_of_what_the_inventory_names(
     """By the line of the head, which is run: no value is an argument, and an empty one stops it."""
     sources = "{VLLM_API_KEY: {env: THE_KEY}, HF_TOKEN: {file: ~/hf}, W: {command: echo w-1}}"
     pair.write_text(re.sub("(?m)^secrets: .*", f"secrets: {sources}", PAIR))
-    found = Export(capsys, pair, *RDMA, "--namespace", "llm")
-    (line,) = re.findall(r"#\s+(\(umask .*)", found.text)
+    export = Export(capsys, pair, *RDMA, "--namespace", "llm")
+    (line,) = re.findall(r"#\s+(\(umask .*)", export.text)
     (tmp_path / "hf").write_text("hf-1\n")
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(
@@ -369,15 +369,15 @@ def test_the_secret_is_made_of_what_the_inventory_names(
 
     def make(**env: str) -> int:
         path = f"{tmp_path}:{os.environ['PATH']}"
-        told = {"HOME": str(tmp_path), "PATH": path, "TMPDIR": str(tmp_path), **env}
-        return subprocess.run(["sh", "-c", line], env=told, check=False).returncode
+        mapping = {"HOME": str(tmp_path), "PATH": path, "TMPDIR": str(tmp_path), **env}
+        return subprocess.run(["sh", "-c", line], env=mapping, check=False).returncode
 
     assert make() != 0
     assert make(THE_KEY="") != 0
     assert not (tmp_path / "made").exists()
     assert make(THE_KEY="key-1") == 0
-    made = {each.name: each.read_text().strip() for each in (tmp_path / "made").iterdir()}
-    assert made == {"VLLM_API_KEY": "key-1", "HF_TOKEN": "hf-1", "W": "w-1"}
+    created = {item.name: item.read_text().strip() for item in (tmp_path / "made").iterdir()}
+    assert created == {"VLLM_API_KEY": "key-1", "HF_TOKEN": "hf-1", "W": "w-1"}
     argv = (tmp_path / "argv").read_text()
     assert argv.startswith("-n llm create secret generic pair-secrets --from-file=")
     assert list(tmp_path.glob("tmp.*")) == []
@@ -387,11 +387,11 @@ def test_the_secret_is_made_of_what_the_inventory_names(
 
 def test_the_chat_has_the_key(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Read from the secret, whatever it was made of, and asked until the way there is open."""
-    found = Export(capsys, pair, *RDMA)
+    export = Export(capsys, pair, *RDMA)
     key = "kubectl get secret pair-secrets -o jsonpath='{.data.VLLM_API_KEY}' | base64 -d"
 
-    assert f'VLLM_API_KEY="$({key})"' in found.text
-    assert "curl --retry 10 --retry-connrefused http://localhost:8000/v1" in found.text
+    assert f'VLLM_API_KEY="$({key})"' in export.text
+    assert "curl --retry 10 --retry-connrefused http://localhost:8000/v1" in export.text
 
 
 def test_waiting_takes_as_long_as_a_start(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -404,19 +404,19 @@ def test_waiting_takes_as_long_as_a_start(pair: Path, capsys: pytest.CaptureFixt
 
 def test_one_pod_needs_no_rdma(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its ranks meet inside of the node: neither a resource is asked for, nor a right."""
-    found = Export(capsys, pair, "--tp", "2", "--pp", "1")
+    export = Export(capsys, pair, "--tp", "2", "--pp", "1")
 
-    assert found.code == 0, found.error
-    assert "IPC_LOCK" not in found.text.partition("kind: ConfigMap")[0]
+    assert export.code == 0, export.error
+    assert "IPC_LOCK" not in export.text.partition("kind: ConfigMap")[0]
     assert Export(capsys, pair, "--tp", "2", "--pp", "2").code == 0
     assert Export(capsys, pair, "--tp", "8", "--pp", "2").code == 2
 
 
 def test_sizes_of_kubernetes(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Are taken as they are written there."""
-    found = Export(capsys, pair, *RDMA, "--memory", "1500Gi")
+    export = Export(capsys, pair, *RDMA, "--memory", "1500Gi")
 
-    assert found.container()["resources"]["limits"]["memory"] == "1500Gi"
+    assert export.container()["resources"]["limits"]["memory"] == "1500Gi"
 
 
 def test_names_are_made_to_fit(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,14 +436,14 @@ def test_a_folder_is_for_kustomize(
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (generator,) = kustomization["configMapGenerator"]
     server = (folder / "server.yaml").read_text()
-    *found, config = objects(text)
+    *result, config = objects(text)
 
     assert sorted(path.name for path in folder.iterdir()) == [
         "kustomization.yaml",
         "network.pyz",
         "server.yaml",
     ]
-    assert objects(server) == found
+    assert objects(server) == result
     assert kustomization["resources"] == ["server.yaml"]
     assert generator["files"] == ["network.pyz"]
     assert (generator["name"], kustomization["namespace"]) == ("pair-programs", "llm")
@@ -459,8 +459,8 @@ def test_every_example_is_exported(
     kind: str, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its model; `test_kubernetes_rules.py` has the rules."""
-    found = Export(capsys, inventory(case), *KINDS[kind], *CASES[case][1])
+    export = Export(capsys, inventory(case), *KINDS[kind], *CASES[case][1])
 
-    assert found.code == 0, found.error
+    assert export.code == 0, export.error
     model = MODEL if MODEL in CASES[case][1] else CASES[case][1][1:2] or ("Qwen/",)
-    assert (model if isinstance(model, str) else model[0]) in found.text
+    assert (model if isinstance(model, str) else model[0]) in export.text

@@ -24,37 +24,37 @@ Objects = list[dict[str, Any]]
 
 def exported(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Objects:
     """Return what the page's command prints of the page's inventory of that name."""
-    (inventory,) = [each for each in BLOCKS if each.get("cluster") == name]
+    (inventory,) = [block for block in BLOCKS if block.get("cluster") == name]
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(inventory))
-    (line,) = [each for each in LINES if f"-i {name}.yaml" in each]
-    words = shlex.split(line.replace(f"{name}.yaml", str(folder / f"{name}.yaml")))
+    (line,) = [item for item in LINES if f"-i {name}.yaml" in item]
+    parts = shlex.split(line.replace(f"{name}.yaml", str(folder / f"{name}.yaml")))
 
-    assert run_command(words) == 0
+    assert run_command(parts) == 0
     return objects(capsys.readouterr().out)
 
 
-def pods(found: Objects) -> list[Any]:
+def pods(result: Objects) -> list[Any]:
     """Return the specs of the first pod and of the others."""
-    group = found[0]["spec"]["leaderWorkerTemplate"]
-    return [group[f"{each}Template"]["spec"] for each in ("leader", "worker")]
+    group = result[0]["spec"]["leaderWorkerTemplate"]
+    return [group[f"{item}Template"]["spec"] for item in ("leader", "worker")]
 
 
 def test_the_smallest_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pods of eight GPUs, which nothing of the made-up names and addresses has reached."""
-    found = exported("llm", tmp_path, capsys)
+    export = exported("llm", tmp_path, capsys)
 
-    assert found[0]["spec"]["leaderWorkerTemplate"]["size"] == 2
-    assert found[0]["metadata"]["namespace"] == "llm"
-    limits = [each["containers"][0]["resources"]["limits"] for each in pods(found)]
+    assert export[0]["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert export[0]["metadata"]["namespace"] == "llm"
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods(export)]
     assert limits == [{"nvidia.com/gpu": 8, "rdma/ib": 1}] * 2
-    assert not [name for name in ("gpu01", "gpu02", "10.0.0.") if name in str(found)]
+    assert not [name for name in ("gpu01", "gpu02", "10.0.0.") if name in str(export)]
 
 
 def test_two_idle_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One GPU in each, cut by tensor parallelism; the claim is mounted where the model lies."""
-    found = exported("qwen", tmp_path, capsys)
+    export = exported("qwen", tmp_path, capsys)
 
-    for spec in pods(found):
+    for spec in pods(export):
         (container,) = spec["containers"]
         args = argv(container)
         assert args[args.index("--tensor-parallel-size") + 1] == "2"
@@ -66,21 +66,21 @@ def test_two_idle_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_patch_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It adds what the page says to both templates, and the rest stays as it is."""
-    (overlay,) = [each for each in BLOCKS if "patches" in each]
+    (overlay,) = [block for block in BLOCKS if "patches" in block]
     (patch,) = overlay["patches"]
     (before,) = [
-        each
-        for each in exported("llm", tmp_path, capsys)
-        if each["kind"] == patch["target"]["kind"]
+        item
+        for item in exported("llm", tmp_path, capsys)
+        if item["kind"] == patch["target"]["kind"]
     ]
     after = copy.deepcopy(before)
-    for each in yaml.safe_load(patch["patch"]):
-        *way, last = each["path"].strip("/").split("/")
+    for element in yaml.safe_load(patch["patch"]):
+        *direction, last = element["path"].strip("/").split("/")
         at = after
-        for key in way:
+        for key in direction:
             at = at[key]
-        assert (each["op"], last in at) == ("add", False)
-        at[last] = each["value"]
+        assert (element["op"], last in at) == ("add", False)
+        at[last] = element["value"]
 
     assert [spec.pop("imagePullSecrets") for spec in pods([after])] == [[{"name": "registry"}]] * 2
     assert after == before

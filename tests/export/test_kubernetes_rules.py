@@ -47,9 +47,9 @@ class Pod:
 def text(kind: str, case: str) -> str:
     """Return an export; a batch job's where the kind is `batch`."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
-        words = ["export", "kubernetes", "-i", str(inventory(case)), *KINDS.get(kind, ())]
-        words += CASES[case][1] if case in CASES else ()
-        assert run_command(job(Path(folder), case) if kind == "batch" else words) == 0
+        parts = ["export", "kubernetes", "-i", str(inventory(case)), *KINDS.get(kind, ())]
+        parts += CASES[case][1] if case in CASES else ()
+        assert run_command(job(Path(folder), case) if kind == "batch" else parts) == 0
     return out.getvalue()
 
 
@@ -59,10 +59,10 @@ def made(kind: str, case: str) -> list[dict[str, Any]]:
     return objects(text(kind, case))
 
 
-def pods(found: list[dict[str, Any]]) -> Iterator[Pod]:
+def pods(results: list[dict[str, Any]]) -> Iterator[Pod]:
     """Yield the pods of an export, as controllers create them."""
-    spec, name = found[0]["spec"], found[0]["metadata"]["name"]
-    if found[0]["kind"] == "LeaderWorkerSet":
+    spec, name = results[0]["spec"], results[0]["metadata"]["name"]
+    if results[0]["kind"] == "LeaderWorkerSet":
         group = spec["leaderWorkerTemplate"]
         templates = [group.get("leaderTemplate"), group["workerTemplate"]]
         for index, template in enumerate(filter(None, templates)):
@@ -164,28 +164,28 @@ def test_selectors(kind: str, case: str) -> None:
         if item["kind"] == "Service":
             chosen = [pod for pod in pods(made(kind, case)) if _selects(spec["selector"], pod)]
             assert ["http" in str(pod.container["ports"]) for pod in chosen] == [True]
-        wanted = (spec.get("podSelector") or spec.get("selector") or {}).get("matchLabels", {})
-        assert any(wanted.items() <= own.items() for own in labels)
+        expected = (spec.get("podSelector") or spec.get("selector") or {}).get("matchLabels", {})
+        assert any(expected.items() <= own.items() for own in labels)
 
 
-def _selects(wanted: Mapping[str, str], pod: Pod) -> bool:
-    return wanted.items() <= pod.labels.items()
+def _selects(value: Mapping[str, str], pod: Pod) -> bool:
+    return value.items() <= pod.labels.items()
 
 
 @EVERY
 def test_size_and_content(kind: str, case: str) -> None:
     """A server on two nodes has at most 300 lines; no text of a program; ConfigMaps fit."""
-    found = made(kind, case)
+    result = made(kind, case)
     if case in ("h100", "spark"):
         assert text(kind, case).count("\n") <= 300
     assert "import " not in text(kind, case)
-    for item in found:
+    for item in result:
         if item["kind"] == "ConfigMap":
             data = item.get("binaryData", {})
             archives = {name: base64.b64decode(data[name]) for name in data if "pyz" in name}
             assert sum(map(len, archives.values())) < 1 << 20
             assert all(zipfile.is_zipfile(io.BytesIO(content)) for content in archives.values())
-    assert not [item for item in found if item["kind"] == "Secret"]
+    assert not [item for item in result if item["kind"] == "Secret"]
 
 
 @EVERY
@@ -193,9 +193,9 @@ def test_rules_of_controllers(kind: str, case: str) -> None:
     """No pod waits for one that waits for it; Ray has a token, HTTP probes (2.53) and groups of a
     known size.
     """
-    found = made(kind, case)
-    spec = found[0]["spec"]
-    if found[0]["kind"] == "LeaderWorkerSet":
+    result = made(kind, case)
+    spec = result[0]["spec"]
+    if result[0]["kind"] == "LeaderWorkerSet":
         assert spec["startupPolicy"] == "LeaderCreated"
         return
     cluster = spec["rayClusterSpec"]

@@ -28,28 +28,28 @@ needs_crds = pytest.mark.skipif(
 
 def exported(case: str, kind: str = "lws") -> str:
     """Return the export of a case."""
-    words = (*KINDS[kind], *CASES[case][1])
+    argv = (*KINDS[kind], *CASES[case][1])
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert run_command(["export", "kubernetes", "-i", str(inventory(case)), *words]) == 0
+        assert run_command(["export", "kubernetes", "-i", str(inventory(case)), *argv]) == 0
     return out.getvalue()
 
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The exports of all examples, of each kind, a file each."""
-    found, folder = [], tmp_path_factory.mktemp("exports")
+    result, folder = [], tmp_path_factory.mktemp("exports")
     for kind, case in PAIRS:
         path = folder / f"{kind}-{case}.yaml"
         path.write_text(exported(case, kind))
-        found.append(path)
+        result.append(path)
     for case in JOB_CASES:
-        words = job(folder, case)
+        argv = job(folder, case)
         path = folder / f"batch-{case}.yaml"
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert run_command(words) == 0
+            assert run_command(argv) == 0
         path.write_text(out.getvalue())
-        found.append(path)
-    return found
+        result.append(path)
+    return result
 
 
 def crds(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -75,22 +75,22 @@ def built_in(*paths: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_custom_resources_fit_their_definitions(every: list[Path]) -> None:
     """Those of the controllers; none is passed over because nobody knows it."""
-    found = crds(*every)
-    said = found.stdout.splitlines()
+    result = crds(*every)
+    text = result.stdout.splitlines()
 
-    assert found.returncode == 0, [line for line in said if line.startswith("FAIL")]
-    assert len([line for line in said if line.startswith("PASS")]) >= len(CASES)
-    assert not [line for line in said if line.startswith("SKIP") and "x-k8s.io" in line]
+    assert result.returncode == 0, [line for line in text if line.startswith("FAIL")]
+    assert len([line for line in text if line.startswith("PASS")]) >= len(CASES)
+    assert not [line for line in text if line.startswith("SKIP") and "x-k8s.io" in line]
 
 
 @pytest.mark.processes
 def test_built_in_kinds_fit_their_schemas(every: list[Path]) -> None:
     """Strictly: an unknown field is an error."""
-    found = built_in(*every)
+    result = built_in(*every)
 
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     programs = sum(path.read_text().count("-programs\n  labels") for path in every)
-    assert found.stdout.count("resource configmap/") == programs + len(JOB_CASES) > len(JOB_CASES)
+    assert result.stdout.count("resource configmap/") == programs + len(JOB_CASES) > len(JOB_CASES)
 
 
 @needs_crds

@@ -36,20 +36,20 @@ CASES: dict[str, tuple[str, Sequence[tuple[str, int]]]] = {
 @pytest.fixture(scope="module")
 def promtool() -> str:
     """Debian's promtool."""
-    found = program("promtool")
-    if found is None:
+    result = program("promtool")
+    if result is None:
         pytest.skip("promtool is not there: `make machine` unpacks it")
-    return found
+    return result
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_scraped(case: str) -> None:
     """vLLM where it answers, the agent on the head, Ray on every node; each with its cluster."""
     text, apis = CASES[case]
-    found = prometheus.build_files(loads(text, Path("inventory.yaml")), apis)
+    result = prometheus.build_files(loads(text, Path("inventory.yaml")), apis)
 
-    golden.check(GOLDEN / f"prometheus-{case}.yml", found[prometheus.SCRAPE])
-    assert yaml.safe_load(found[prometheus.SCRAPE])["rule_files"] == ["alerts.yml"]
+    golden.check(GOLDEN / f"prometheus-{case}.yml", result[prometheus.SCRAPE])
+    assert yaml.safe_load(result[prometheus.SCRAPE])["rule_files"] == ["alerts.yml"]
 
 
 def test_exporters_of_others() -> None:
@@ -58,10 +58,10 @@ def test_exporters_of_others() -> None:
     text = prometheus.build_files(inventory, node_exporter=9100, dcgm_exporter=9400)[
         prometheus.SCRAPE
     ]
-    jobs = {each["job_name"]: each for each in yaml.safe_load(text)["scrape_configs"]}
+    jobs = {config["job_name"]: config for config in yaml.safe_load(text)["scrape_configs"]}
 
     assert [*jobs] == ["vllm", "vlaunch", "ray", "node", "dcgm"]
-    assert [each["targets"] for each in jobs["dcgm"]["static_configs"]] == [
+    assert [config["targets"] for config in jobs["dcgm"]["static_configs"]] == [
         ["10.0.0.11:9400"],
         ["10.0.0.12:9400"],
     ]
@@ -89,7 +89,7 @@ def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_a_folder_gets_all_files(written: Path) -> None:
     """Those that are there are replaced."""
-    names = sorted(str(each.relative_to(written)) for each in written.rglob("*.*"))
+    names = sorted(str(path.relative_to(written)) for path in written.rglob("*.*"))
 
     assert names == [
         "alerts.yml",
@@ -111,13 +111,13 @@ def test_without_a_folder_the_configuration_is_printed(
 ) -> None:
     """The same text, and no talk."""
     assert run_command(["export", "prometheus", str(written.parent / "inventory.yaml")]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
 
-    assert (said.out, said.err) == ((written / "prometheus.yml").read_text(), "")
+    assert (output.out, output.err) == ((written / "prometheus.yml").read_text(), "")
 
 
 @pytest.mark.parametrize(
-    ("api", "code", "said"),
+    ("api", "code", "expected"),
     [
         ("gpu02:8001", 0, "targets: ['10.0.0.12:8001']"),
         ("gpu02", 0, "targets: ['10.0.0.12:8000']"),
@@ -127,7 +127,7 @@ def test_without_a_folder_the_configuration_is_printed(
     ],
 )
 def test_endpoints_are_named(
-    api: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: str, code: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By their nodes, as `status` shows them; a mistake is told."""
     (tmp_path / "inventory.yaml").write_text(NODES)
@@ -136,7 +136,7 @@ def test_endpoints_are_named(
         == code
     )
 
-    assert said in "".join(capsys.readouterr())
+    assert expected in "".join(capsys.readouterr())
 
 
 def test_every_alert_has_a_test_and_an_explanation() -> None:
@@ -144,28 +144,28 @@ def test_every_alert_has_a_test_and_an_explanation() -> None:
     files = prometheus.build_files(loads(NODES, Path("inventory.yaml")))
     groups = yaml.safe_load(files["alerts.yml"])["groups"]
     alerts = [rule["alert"] for group in groups for rule in group["rules"]]
-    asked = [
-        (each["alertname"], bool(each.get("exp_alerts")))
+    payload = [
+        (item["alertname"], bool(item.get("exp_alerts")))
         for test in yaml.safe_load(files["alerts_test.yml"])["tests"]
-        for each in test["alert_rule_test"]
+        for item in test["alert_rule_test"]
     ]
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 
-    assert [each for each in alerts if (each, True) not in asked] == []
-    assert [each for each in alerts if (each, False) not in asked] == []
-    assert [each for each in alerts if f"| `{each}` |" not in page] == []
+    assert [alert for alert in alerts if (alert, True) not in payload] == []
+    assert [alert for alert in alerts if (alert, False) not in payload] == []
+    assert [alert for alert in alerts if f"| `{alert}` |" not in page] == []
 
 
 @pytest.mark.processes
 def test_promtool_finds_nothing_amiss(written: Path, promtool: str) -> None:
     """In the configuration and in the rules; and each alert fires when it should."""
-    for words in (
+    for argv in (
         ["check", "config", "prometheus.yml"],
         ["check", "rules", "alerts.yml"],
         ["test", "rules", "alerts_test.yml"],
     ):
         done = subprocess.run(
-            [promtool, *words], cwd=written, capture_output=True, text=True, check=False, timeout=60
+            [promtool, *argv], cwd=written, capture_output=True, text=True, check=False, timeout=60
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -20,9 +20,9 @@ _NODES = (
 GDR = "NET/IB/0/GDRDMA"
 
 
-def three(more: str = "accelerator: cpu") -> Inventory:
+def three(extra: str = "accelerator: cpu") -> Inventory:
     """Three nodes."""
-    return loads(f"cluster: c\nimage: x:1\n{more}\n{_NODES}\n", Path("inventory.yaml"))
+    return loads(f"cluster: c\nimage: x:1\n{extra}\n{_NODES}\n", Path("inventory.yaml"))
 
 
 def healthy(*, via: str = "", **changed: Any) -> dict[str, Report]:
@@ -64,27 +64,28 @@ def line(name: str, peer: str, via: str) -> str:
     """Return the line that NCCL writes on `name` when the two connect: in a group of two, ranks are
     0 and 1.
     """
-    way = "0[0] -> 1[0] [send]" if name < peer else "0[0] -> 1[0] [receive]"
-    return f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {way} via {via}\n"
+    direction = "0[0] -> 1[0] [send]" if name < peer else "0[0] -> 1[0] [receive]"
+    return f"{name}:7:9 [0] NCCL INFO Channel 00/0 : {direction} via {via}\n"
 
 
 def between(reports: Mapping[str, Report], a: str, b: str, **changed: Any) -> dict[str, Report]:
     """Change what two nodes saw of each other, both ways."""
-    found = dict(reports)
+    result = dict(reports)
     for source, target in permutations((a, b)):
-        report = found[target]
+        report = result[target]
         transfers = [
-            replace(each, **changed) if each.source == source else each for each in report.transfers
+            replace(transfer, **changed) if transfer.source == source else transfer
+            for transfer in report.transfers
         ]
-        found[target] = replace(report, transfers=tuple(transfers))
-    return found
+        result[target] = replace(report, transfers=tuple(transfers))
+    return result
 
 
 def linked(reports: Mapping[str, Report], a: str, b: str, via: str) -> dict[str, Report]:
     """Let two nodes talk over something else than the others."""
-    found = dict(reports)
-    for one, other in permutations((a, b)):
-        found[one] = replace(
-            found[one], pair_logs={**found[one].pair_logs, other: line(one, other, via)}
+    result = dict(reports)
+    for first, other in permutations((a, b)):
+        result[first] = replace(
+            result[first], pair_logs={**result[first].pair_logs, other: line(first, other, via)}
         )
-    return found
+    return result

@@ -88,10 +88,10 @@ from launcher.network import causes
 )
 def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
     """Each line has its cause, is the evidence for it, and the fix can be typed."""
-    found = causes.find_cause(warnings=(line,), level=level)
+    match = causes.find_cause(warnings=(line,), level=level)
 
-    assert found is not None
-    assert (cause in found[0], found[1], fix in found[2]) == (True, line, True)
+    assert match is not None
+    assert (cause in match[0], match[1], fix in match[2]) == (True, line, True)
 
 
 @pytest.mark.parametrize(
@@ -114,47 +114,47 @@ def test_what_is_no_cause(line: str) -> None:
 
 def test_environment_counts_like_its_line() -> None:
     """A variable of the container is evidence even if the log does not have its line."""
-    found = causes.find_cause(warnings=(), level="any", env={"NCCL_IB_DISABLE": "1"})
+    match = causes.find_cause(warnings=(), level="any", env={"NCCL_IB_DISABLE": "1"})
 
-    assert found is not None
-    assert found[1] == "NCCL_IB_DISABLE set by environment to 1"
+    assert match is not None
+    assert match[1] == "NCCL_IB_DISABLE set by environment to 1"
 
 
 def test_container_without_infiniband() -> None:
     """A container that lacks /dev/infiniband says more than the line that NCCL found nothing."""
-    found = causes.find_cause(
+    match = causes.find_cause(
         warnings=("NET/IB : No device found.",),
         level="any",
         env={"NCCL_IB_HCA": "mlx5_0"},
         infiniband=(),
     )
 
-    assert found is not None
-    assert found[0] == "the container has no /dev/infiniband"
+    assert match is not None
+    assert match[0] == "the container has no /dev/infiniband"
 
 
 def test_name_of_another_nodes_device() -> None:
     """With devices in the container and a name given, no device found means that the name is wrong
     on this node.
     """
-    found = causes.find_cause(
+    match = causes.find_cause(
         warnings=("NET/IB : No device found.",),
         level="any",
         env={"NCCL_IB_HCA": "mlx5_9"},
         infiniband=("uverbs0",),
     )
 
-    assert found is not None
-    assert found[0] == "no RDMA device of this node is called `mlx5_9`"
-    assert "hca:" in found[2]
+    assert match is not None
+    assert match[0] == "no RDMA device of this node is called `mlx5_9`"
+    assert "hca:" in match[2]
 
 
-@pytest.mark.parametrize(("memlock", "known"), [(65536, True), (None, False), (1 << 40, False)])
-def test_memlock(memlock: int | None, known: bool) -> None:
+@pytest.mark.parametrize(("memlock", "expected"), [(65536, True), (None, False), (1 << 40, False)])
+def test_memlock(memlock: int | None, expected: bool) -> None:
     """A low limit is a cause where no line names another; none, or a high one, is not."""
-    found = causes.find_cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
+    match = causes.find_cause(warnings=(), level=None, infiniband=("uverbs0",), memlock=memlock)
 
-    assert (found is not None and "lock" in found[0]) == known
+    assert (match is not None and "lock" in match[0]) == expected
 
 
 def test_what_explains_tcp_is_no_cause_where_rdma_is_used() -> None:
@@ -177,10 +177,10 @@ def test_what_does_not_switch_gpudirect_off(line: str) -> None:
 def test_a_plugin_without_a_device_is_not_to_blame(plugin: str) -> None:
     """The missing device is."""
     lines = (f"NET/Plugin: Failed to initialize NET plugin {plugin}", "NET/IB : No device found.")
-    found = causes.find_cause(warnings=lines, level="any")
+    match = causes.find_cause(warnings=lines, level="any")
 
-    assert found is not None
-    assert found[0] == "NCCL found no RDMA device in the container"
+    assert match is not None
+    assert match[0] == "NCCL found no RDMA device in the container"
 
 
 def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
@@ -189,20 +189,20 @@ def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
         "NET/IB : No device found.",
         "NET/Plugin: libnccl-net-ofi.so: cannot open shared object file",
     )
-    found = causes.find_cause(warnings=lines, level="any")
+    match = causes.find_cause(warnings=lines, level="any")
 
-    assert found is not None
-    assert "libnccl-net-ofi.so failed to load" in found[0]
+    assert match is not None
+    assert "libnccl-net-ofi.so failed to load" in match[0]
 
 
 @pytest.mark.parametrize(
-    ("hca", "said"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
+    ("hca", "expected"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
 )
-def test_marks_before_the_names_of_devices(hca: str, said: str) -> None:
+def test_marks_before_the_names_of_devices(hca: str, expected: str) -> None:
     """What is excluded need not be there; `=` is no part of a name."""
-    found = causes.find_cause(
+    match = causes.find_cause(
         warnings=("NET/IB : No device found.",), level="any", env={"NCCL_IB_HCA": hca}
     )
 
-    assert found is not None
-    assert said in found[0]
+    assert match is not None
+    assert expected in match[0]

@@ -35,10 +35,10 @@ def linked(cluster: Cluster, via: str) -> None:
 
 def kept(cluster: Cluster) -> dict[str, Any]:
     """Return what the head keeps of the last verdict."""
-    found: dict[str, Any] = json.loads(
+    payload: dict[str, Any] = json.loads(
         cluster.world.machines["gpu01"].files.get("network.json", b"{}")
     )
-    return found
+    return payload
 
 
 def finite(text: str) -> Any:
@@ -71,7 +71,7 @@ def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Clu
 
 
 @pytest.mark.parametrize(
-    ("via", "flags", "more", "code"),
+    ("via", "flags", "extra", "code"),
     [
         (TCP, [], "", 0),  # Ethernet promises nothing else
         (TCP, ["--require", "rdma"], "", 1),
@@ -86,10 +86,10 @@ def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Clu
     ],
 )
 def test_the_level_is_the_command_lines_then_the_inventorys_then_the_hardwares(
-    cluster: Cluster, via: str, flags: list[str], more: str, code: int
+    cluster: Cluster, via: str, flags: list[str], extra: str, code: int
 ) -> None:
     """Below it: exit code 1."""
-    cluster.write(more + INVENTORY)
+    cluster.write(extra + INVENTORY)
     linked(cluster, via)
 
     assert cluster.run("check-nccl", *flags).code == code
@@ -110,7 +110,7 @@ def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
     """Whatever a probe says: infinity is no figure."""
     up.world.rates["gpu01", "gpu02"] = float("inf")
     ran = up.run("check-nccl", "--json")
-    said = finite(ran.out)
+    payload = finite(ran.out)
 
     assert ran.err == ""
     assert ran.out.count("\n") == 1
@@ -124,15 +124,17 @@ def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
         "collective",
         "passed",
         "summary",
-    } <= set(said)
-    assert [cell["bandwidth"] for cell in said["cells"] if cell["target"] == "gpu01"] == [2e9]
+    } <= set(payload)
+    assert [cell["bandwidth"] for cell in payload["cells"] if cell["target"] == "gpu01"] == [2e9]
     finite(up.world.machines["gpu01"].files["network.json"].decode())
 
 
 def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> None:
     """Nothing is left of them, and no verdict is kept: it would be about nothing."""
     ran = cluster.run("check-nccl")
-    probes = [each.argv for each in cluster.commands if "/opt/vlaunch/network.pyz" in each.argv]
+    probes = [
+        command.argv for command in cluster.commands if "/opt/vlaunch/network.pyz" in command.argv
+    ]
 
     assert ran.code == 0, ran.err
     assert [argv[3] for argv in probes] == ["once"] * 2
@@ -157,9 +159,9 @@ def test_a_slow_direction_is_measured_twice(up: Cluster) -> None:
     up.world.rates["gpu01", "gpu02"] = [1e8, 1.9e9]
     ran = up.run("check-nccl", "--json")
     cell = next(
-        each
-        for each in json.loads(ran.out)["cells"]
-        if (each["source"], each["target"]) == ("gpu01", "gpu02")
+        item
+        for item in json.loads(ran.out)["cells"]
+        if (item["source"], item["target"]) == ("gpu01", "gpu02")
     )
 
     assert (ran.code, cell["bandwidth"], cell["status"]) == (0, 1.9e9, "pass")
@@ -226,15 +228,15 @@ def test_a_check_that_did_not_measure_leaves_no_empty_page(
 # Logs alone
 
 
-def log(path: Path, *via: str, more: str = "") -> str:
+def log(path: Path, *via: str, extra: str = "") -> str:
     """Write a log with one link per path."""
     line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
-    path.write_text("".join(line.format(at, each) for at, each in enumerate(via)) + more)
+    path.write_text("".join(line.format(at, item) for at, item in enumerate(via)) + extra)
     return str(path)
 
 
 @pytest.mark.parametrize(
-    ("via", "flags", "code", "word"),
+    ("via", "flags", "code", "label"),
     [
         (GDR, [], 0, "PASS"),
         (TCP, [], 1, "FAIL"),
@@ -246,13 +248,13 @@ def log(path: Path, *via: str, more: str = "") -> str:
     ],
 )
 def test_a_log_is_judged_by_its_worst_link(
-    cluster: Cluster, tmp_path: Path, via: str, flags: list[str], code: int, word: str
+    cluster: Cluster, tmp_path: Path, via: str, flags: list[str], code: int, label: str
 ) -> None:
     """No node is touched, and no inventory is needed."""
     cluster.path.unlink()
     ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", GDR, via), *flags)
 
-    assert (ran.code, ran.out.split()[0], cluster.commands) == (code, word, [])
+    assert (ran.code, ran.out.split()[0], cluster.commands) == (code, label, [])
 
 
 def test_several_logs_are_one_job(cluster: Cluster, tmp_path: Path) -> None:
@@ -278,11 +280,11 @@ def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path
     """Unless the command line does."""
     cluster.write("network: {fabric: roce, require: gdrdma}\n" + INVENTORY)
     path = log(tmp_path / "a.log", RDMA)
-    asked = ["check-nccl", "-i", str(cluster.path), "--from-log", path]
+    requests = ["check-nccl", "-i", str(cluster.path), "--from-log", path]
 
-    assert cluster.run(*asked).code == 1
-    assert cluster.run(*asked, "--require", "rdma").code == 0
-    assert cluster.run(*asked, "--require", "auto").code == 0
+    assert cluster.run(*requests).code == 1
+    assert cluster.run(*requests, "--require", "rdma").code == 0
+    assert cluster.run(*requests, "--require", "auto").code == 0
     assert cluster.run("check-nccl", "--from-log", path).code == 0
 
 
@@ -303,29 +305,30 @@ def test_json_of_a_log(
     IB` alone proves nothing.
     """
     ran = cluster.run("check-nccl", "--json", "--from-log", str(FIXTURES / f"{name}.log"))
-    said = finite(ran.out)
+    payload = finite(ran.out)
 
-    assert (ran.code, said["network"], said["passed"]) == (code, network, code == 0)
-    assert direct is None or said["gpudirect"] is direct
-    assert {"network_links", "mnnvl", "links", "required", "findings"} <= set(said)
+    assert (ran.code, payload["network"], payload["passed"]) == (code, network, code == 0)
+    assert direct is None or payload["gpudirect"] is direct
+    assert {"network_links", "mnnvl", "links", "required", "findings"} <= set(payload)
     assert all(
-        set(each) == {"status", "node", "text", "evidence", "fix"} for each in said["findings"]
+        set(finding) == {"status", "node", "text", "evidence", "fix"}
+        for finding in payload["findings"]
     )
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [(b"", "it is empty"), (bytes(range(256)) * 40, "proves nothing"), (b"hello\n", "is of NCCL")],
 )
 def test_a_log_that_says_nothing_does_not_pass(
-    cluster: Cluster, tmp_path: Path, content: bytes, said: str
+    cluster: Cluster, tmp_path: Path, content: bytes, expected: str
 ) -> None:
     """Empty, binary, or of another program: exit code 1, and how to take a log that does."""
     (tmp_path / "a.log").write_bytes(content)
     ran = cluster.run("check-nccl", "--require", "any", "--from-log", str(tmp_path / "a.log"))
 
     assert (ran.code, ran.err) == (1, "")
-    assert said in ran.out
+    assert expected in ran.out
     assert "NCCL_DEBUG=INFO" in ran.out
 
 
@@ -350,21 +353,21 @@ def nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")]
+    ("make", "expected"), [(a_directory, "Is a directory"), (nothing, "No such file or directory")]
 )
 def test_a_log_that_cannot_be_read_is_a_wrong_request(
-    cluster: Cluster, tmp_path: Path, make: Callable[[Path], None], said: str
+    cluster: Cluster, tmp_path: Path, make: Callable[[Path], None], expected: str
 ) -> None:
     """Exit code 2, no traceback."""
     make(tmp_path / "a.log")
     ran = cluster.run("check-nccl", "--from-log", str(tmp_path / "a.log"))
 
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert expected in ran.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("parts", "expected"),
     [
         (["a.yaml", "b.yaml"], "one inventory at a time"),
         (["--from-log", "a.log", "--html", "b.html"], "a log alone has no figures"),
@@ -374,21 +377,21 @@ def test_a_log_that_cannot_be_read_is_a_wrong_request(
         (["--ranks-per-node", "0"], "--ranks-per-node"),
     ],
 )
-def test_wrong_usage(cluster: Cluster, words: list[str], said: str) -> None:
+def test_wrong_usage(cluster: Cluster, parts: list[str], expected: str) -> None:
     """Exit code 2."""
-    ran = cluster.run("check-nccl", *words)
+    ran = cluster.run("check-nccl", *parts)
 
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert expected in ran.err
 
 
 def test_what_a_log_says_cannot_draw_on_the_terminal(cluster: Cluster, tmp_path: Path) -> None:
     """Its words are shown as evidence, without their codes."""
-    more = (
+    extra = (
         "gpu01:1:2 [0] misc/x.cc:1 NCCL WARN Call to ibv_reg_mr failed \x1b[2Jwith error Cannot"
         " allocate memory\n"
     )
-    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", TCP, more=more))
+    ran = cluster.run("check-nccl", "--from-log", log(tmp_path / "a.log", TCP, extra=extra))
 
     assert ran.code == 1
     assert "\x1b" not in ran.out

@@ -38,7 +38,7 @@ def cells(*bad: tuple[str, str], **changed: Any) -> list[Cell]:
 
 def both(*pairs: tuple[str, str]) -> list[tuple[str, str]]:
     """Return both directions of pairs."""
-    return [way for a, b in pairs for way in ((a, b), (b, a))]
+    return [direction for a, b in pairs for direction in ((a, b), (b, a))]
 
 
 def measured(reports: dict[str, Report], **missing: str) -> Measurement:
@@ -46,10 +46,10 @@ def measured(reports: dict[str, Report], **missing: str) -> Measurement:
     return Measurement(inventory=INVENTORY, reports=reports, missing=missing)
 
 
-def told(found: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
+def told(result: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
     """Ask who is to blame."""
     reports = healthy(via=GDR) if reports is None else reports
-    return culprits.cell_findings(measured(reports), found)
+    return culprits.cell_findings(measured(reports), result)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_as_few_as_explain_it_are_named(bad: list[tuple[str, str]], named: list[
 
 def test_two_troubles_of_one_pair_are_two_findings() -> None:
     """Slow on the way there is not TCP on the way back; figures alone make no difference."""
-    one = [
+    items = [
         replace(c, text="1.1 GB/s, where other pairs have 20 GB/s") if c.source == "n1" else c
         for c in cells(*both(("n1", "n2")))
     ]
@@ -84,27 +84,27 @@ def test_two_troubles_of_one_pair_are_two_findings() -> None:
         for c in cells(*both(("n1", "n2")))
     ]
 
-    assert [f.node for f in told(one)] == ["n1 → n2", "n2 → n1"]
+    assert [f.node for f in told(items)] == ["n1 → n2", "n2 → n1"]
     assert [f.node for f in told(rates)] == ["n1 ↔ n2"]
 
 
 def test_warnings_stay_warnings() -> None:
     """A pair with half the bandwidth."""
-    (found,) = told(
+    (finding,) = told(
         cells(*both(("n1", "n2")), status="warn", text="9 GB/s, where other pairs have 20 GB/s")
     )
 
-    assert (found.status, found.node) == ("warn", "n1 ↔ n2")
-    assert "ethtool ens1` on n1 and n2" in found.fix
+    assert (finding.status, finding.node) == ("warn", "n1 ↔ n2")
+    assert "ethtool ens1` on n1 and n2" in finding.fix
 
 
 def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
     """There are no figures."""
-    (found,) = told(
+    (finding,) = told(
         cells(*both(("n1", "n2")), bandwidth=None, transport="", text="connecting: timed out")
     )
 
-    assert "allow TCP between 10.0.0.1 and 10.0.0.2" in found.fix
+    assert "allow TCP between 10.0.0.1 and 10.0.0.2" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -125,19 +125,19 @@ def test_the_cause_is_read_from_the_node_that_has_it(
     reports = healthy(via=GDR)
     reports["n1"] = replace(reports["n1"], infiniband=("uverbs0",))
     reports["n2"] = replace(reports["n2"], **report)
-    (found,) = told(cells(*both(("n1", "n2"))), reports)
+    (finding,) = told(cells(*both(("n1", "n2"))), reports)
 
-    assert found.text.startswith(TCP)
-    assert found.text.endswith(text)
-    assert fix in found.fix
+    assert finding.text.startswith(TCP)
+    assert finding.text.endswith(text)
+    assert fix in finding.fix
 
 
 def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
     """The level that the pair does reach."""
     text = "NET/IB is below what is required: RDMA with GPUDirect"
-    (found,) = told(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
+    (finding,) = told(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
 
-    assert "`network: {require: rdma}` it is allowed" in found.fix
+    assert "`network: {require: rdma}` it is allowed" in finding.fix
 
 
 def test_pairs_that_were_not_measured_are_named_once() -> None:
@@ -145,9 +145,9 @@ def test_pairs_that_were_not_measured_are_named_once() -> None:
     missing = cells(
         *both(("n1", "n2"), ("n1", "n3")), transport="", bandwidth=None, text="was not measured"
     )
-    (found,) = told(missing)
+    (finding,) = told(missing)
 
-    assert (found.node, found.text) == ("n1", "every pair with this node: was not measured")
+    assert (finding.node, finding.text) == ("n1", "every pair with this node: was not measured")
     assert told(missing, {name: Report(node=name, backend="nccl") for name in NAMES}) == []
 
 
@@ -174,12 +174,12 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
 ) -> None:
     """Who arrived matters only where it did not."""
     rank = RankReport(rank=1, local_rank=0, phase=phase, ended=False, exit=exit_, tail="last words")
-    (found,) = ranked(rank)
+    (finding,) = ranked(rank)
 
-    assert (found.node, found.evidence) == ("n2", "last words")
-    assert text in found.text
-    assert ("arrived" in found.text) is ("arrived" in text)
-    assert fix in found.fix
+    assert (finding.node, finding.evidence) == ("n2", "last words")
+    assert text in finding.text
+    assert ("arrived" in finding.text) is ("arrived" in text)
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,11 @@ def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
     reports = healthy(via=GDR)
     reports["n1"] = replace(reports["n1"], **head)
     reports["n2"] = replace(reports["n2"], ranks=(rank,))
-    (found,) = [each for each in culprits.node_findings(measured(reports)) if each.node == "n2"]
+    (result,) = [
+        finding for finding in culprits.node_findings(measured(reports)) if finding.node == "n2"
+    ]
 
-    assert fix in found.fix
+    assert fix in result.fix
 
 
 def stopped(rank: int, error: str = "stopped: rank 0 (n1) ended") -> RankReport:
@@ -275,12 +277,12 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     reports = {name: Report(node=name, backend="nccl") for name in ("n1", "n2")}
     reports["n1"] = replace(reports["n1"], error="port 29500 is taken on the head")
     reports["n2"] = replace(reports["n2"], error="the head has another nonce")
-    one, two, three_ = culprits.node_findings(
+    first, two, three_ = culprits.node_findings(
         measured(reports, n3="ended with exit code 1: no such file")
     )
 
-    assert (one.node, two.node, three_.node) == ("n1", "n2", "n3")
-    assert "sport = :29500" in one.fix
+    assert (first.node, two.node, three_.node) == ("n1", "n2", "n3")
+    assert "sport = :29500" in first.fix
     assert "vlaunch logs n2" in two.fix
     assert three_.text == "its probe gave no report: ended with exit code 1: no such file"
 
@@ -288,7 +290,7 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
 def test_without_a_fabric_the_fix_is_the_inventory() -> None:
     """Containers get RDMA devices only when it says so."""
     reports = healthy(via="NET/Socket/0", log="n1:1:2 [0] NCCL INFO NET/IB : No device found.\n")
-    said = Measurement(inventory=three(""), reports=reports)
-    seen = transport.judge(said, ("rdma", "every node has an active RDMA port"))
+    text = Measurement(inventory=three(""), reports=reports)
+    findings = transport.judge(text, ("rdma", "every node has an active RDMA port"))
 
-    assert "network: {fabric: infiniband}" in seen.findings[0].fix
+    assert "network: {fabric: infiniband}" in findings.findings[0].fix

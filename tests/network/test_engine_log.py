@@ -19,7 +19,7 @@ LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDR
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "nodes", "told"),
+    ("accelerator", "nodes", "messages"),
     [
         ("nvidia", "", True),
         ("amd", "", True),
@@ -29,23 +29,23 @@ LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDR
     ],
 )
 def test_only_gpus_on_several_nodes_write_logs(
-    load: Load, accelerator: str, nodes: str, told: bool
+    load: Load, accelerator: str, nodes: str, messages: bool
 ) -> None:
     """A CPU has no NCCL, and one node no network."""
     inventory = load(f"accelerator: {accelerator}", nodes)
     settings = engine_log.variables(inventory, "chat-1")
 
-    assert bool(settings) is told
-    if told:
+    assert bool(settings) is messages
+    if messages:
         assert settings["NCCL_DEBUG"] == "INFO"
         assert settings["NCCL_DEBUG_FILE"] == "/tmp/vlaunch-nccl.chat-1.%h.%p.log"
 
 
 def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
     """In their containers, and no others."""
-    asked = engine_log.query_logs(Site(load()), ["gpu02"], "chat-1")
+    requests = engine_log.query_logs(Site(load()), ["gpu02"], "chat-1")
 
-    assert [(each.node, each.argv[:3]) for each in asked] == [
+    assert [(request.node, request.argv[:3]) for request in requests] == [
         ("gpu02", ("docker", "exec", "vlaunch-c-gpu02"))
     ]
 
@@ -53,11 +53,11 @@ def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
 def asked(load: Load, folder: Path, name: str) -> str:
     """Run on this machine what would run in a container, its folder being another."""
     argv = engine_log.query_logs(Site(load()), ["gpu01"], name)[0].argv[3:]
-    here = [
-        each.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else each
-        for at, each in enumerate(argv)
+    items = [
+        item.replace("/tmp/vlaunch-nccl", f"{folder}/vlaunch-nccl") if at == 2 else item
+        for at, item in enumerate(argv)
     ]
-    return subprocess.run(here, capture_output=True, text=True, check=False, cwd=folder).stdout
+    return subprocess.run(items, capture_output=True, text=True, check=False, cwd=folder).stdout
 
 
 def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ def facts(survey: Survey) -> dict[str, HostFacts]:
 
 
 def judged(
-    reports: dict[str, Report], survey: Survey, more: str = RDMA, ranks: int = 1
+    reports: dict[str, Report], survey: Survey, extra: str = RDMA, ranks: int = 1
 ) -> list[Finding]:
     """Judge figures of three nodes."""
-    inventory = three(more)
+    inventory = three(extra)
     measured = Measurement(inventory=inventory, reports=reports)
-    seen = Evidence(inventory=inventory, facts=facts(survey), expectations=KNOWN)
+    observed = Evidence(inventory=inventory, facts=facts(survey), expectations=KNOWN)
     verdict = transport.judge(measured, ("any", "as asked"))
-    return expected.judge(verdict, seen, ranks_per_node=ranks)
+    return expected.judge(verdict, observed, ranks_per_node=ranks)
 
 
 def fast(bandwidth: float, latency: float, via: str = GDR) -> dict[str, Report]:
@@ -55,12 +55,14 @@ def fast(bandwidth: float, latency: float, via: str = GDR) -> dict[str, Report]:
 def test_nine_tenths_of_the_line_rate_over_rdma() -> None:
     """HDR has 25 GB/s: 22.5 are enough, 20 are not."""
     assert judged(fast(23e9, 5e-6), Survey(rdma=(HDR,))) == []
-    found = judged(fast(20e9, 5e-6), Survey(rdma=(HDR,)))
+    findings = judged(fast(20e9, 5e-6), Survey(rdma=(HDR,)))
 
-    assert len(found) == 6
-    assert found[0].status == "warn"
-    assert found[0].node == "n1 → n2"
-    assert "20.0 GB/s, where mlx5_0 with 200 Gbit/s should give 22.5 GB/s or more" in found[0].text
+    assert len(findings) == 6
+    assert findings[0].status == "warn"
+    assert findings[0].node == "n1 → n2"
+    assert (
+        "20.0 GB/s, where mlx5_0 with 200 Gbit/s should give 22.5 GB/s or more" in findings[0].text
+    )
 
 
 def test_as_many_cards_as_ranks_work_at_once() -> None:
@@ -73,9 +75,9 @@ def test_as_many_cards_as_ranks_work_at_once() -> None:
 
 def test_a_fast_link_with_a_slow_latency_is_told() -> None:
     """Bandwidth alone would have passed."""
-    found = judged(fast(23e9, 5e-4), Survey(rdma=(HDR,)))
+    findings = judged(fast(23e9, 5e-4), Survey(rdma=(HDR,)))
 
-    assert "500 µs, where mlx5_0 with 200 Gbit/s should take 100 µs or less" in found[0].text
+    assert "500 µs, where mlx5_0 with 200 Gbit/s should take 100 µs or less" in findings[0].text
 
 
 def test_tcp_is_judged_by_the_interface() -> None:

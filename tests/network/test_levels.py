@@ -20,11 +20,11 @@ def read(name: str) -> Reading:
     return nccl_log.parse_log([(FIXTURES / f"{name}.log").read_bytes()])
 
 
-def log(*via: str, more: str = "") -> Reading:
+def log(*via: str, extra: str = "") -> Reading:
     """Make a log with one link per path, from gpu01 to gpu02."""
     line = "gpu01:1:2 [0] NCCL INFO Channel 0{0}/0 : 0[0] -> 1[0] [send] via {1}\n"
     return nccl_log.parse_log(
-        [("".join(line.format(at, path) for at, path in enumerate(via)) + more).encode()]
+        [("".join(line.format(at, path) for at, path in enumerate(via)) + extra).encode()]
     )
 
 
@@ -48,9 +48,14 @@ def test_the_worst_decides(
     """TCP is worse than RDMA, that than GPUDirect, and that than NVLink between nodes; GPUDirect is
     all or nothing.
     """
-    said = levels.as_json(log(*via))
+    payload = levels.as_json(log(*via))
 
-    assert (said["network"], said["gpudirect"], said["network_links"], said["mnnvl"]) == (
+    assert (
+        payload["network"],
+        payload["gpudirect"],
+        payload["network_links"],
+        payload["mnnvl"],
+    ) == (
         network,
         gpudirect,
         count,
@@ -62,9 +67,9 @@ def test_json_of_a_link() -> None:
     """A link is told with its ends, channel, direction, network, device, GPUDirect and host; all of
     it is plain data.
     """
-    said = levels.as_json(read("2.18-efa-torchrun"))
+    payload = levels.as_json(read("2.18-efa-torchrun"))
 
-    assert said["links"][0] == {
+    assert payload["links"][0] == {
         "source": 14,
         "target": 2,
         "channel": "05/1",
@@ -75,7 +80,7 @@ def test_json_of_a_link() -> None:
         "host": "ip-10-4-0-12",
         "inside": False,
     }
-    assert json.loads(json.dumps(said)) == said
+    assert json.loads(json.dumps(payload)) == payload
 
 
 TCP, RDMA, DIRECT, NVLINK = "NET/Socket/0", "NET/IB/0", "NET/IB/0/GDRDMA", "P2P/MNNVL"
@@ -93,9 +98,9 @@ TCP, RDMA, DIRECT, NVLINK = "NET/Socket/0", "NET/IB/0", "NET/IB/0/GDRDMA", "P2P/
 )
 def test_levels(via: str, verdicts: dict[str, str]) -> None:
     """Each level against each network."""
-    said = {level: levels.judge(log(via), level)[0].status for level in verdicts}  # type: ignore[arg-type]
+    findings = {level: levels.judge(log(via), level)[0].status for level in verdicts}  # type: ignore[arg-type]
 
-    assert said == verdicts
+    assert findings == verdicts
 
 
 def test_gb10_is_not_expected_to_use_gpudirect() -> None:
@@ -109,10 +114,10 @@ def test_gb10_is_not_expected_to_use_gpudirect() -> None:
 @pytest.mark.parametrize("level", ["any", "auto", "gdrdma"])
 def test_using_network_proves_nothing(name: str, level: str) -> None:
     """An announcement does not pass at any level; links do."""
-    found = levels.judge(read(name), level)  # type: ignore[arg-type]
+    findings = levels.judge(read(name), level)  # type: ignore[arg-type]
 
-    assert found[0].status == ("fail" if name == "using-only" else "pass")
-    assert ("proves nothing" in found[0].text and "NCCL_DEBUG=INFO" in found[0].fix) == (
+    assert findings[0].status == ("fail" if name == "using-only" else "pass")
+    assert ("proves nothing" in findings[0].text and "NCCL_DEBUG=INFO" in findings[0].fix) == (
         name == "using-only"
     )
 
@@ -120,35 +125,35 @@ def test_using_network_proves_nothing(name: str, level: str) -> None:
 @pytest.mark.parametrize("raw", [b"", b"\x00\xff" * 999, b"hello\n"])
 def test_no_log_of_nccl_does_not_pass(raw: bytes) -> None:
     """Empty, binary and foreign files prove nothing."""
-    (found,) = levels.judge(nccl_log.parse_log([raw]), "any")
+    (finding,) = levels.judge(nccl_log.parse_log([raw]), "any")
 
-    assert found.status == "fail"
+    assert finding.status == "fail"
 
 
 def test_many_communicators_of_one_job() -> None:
     """With TP inside nodes and PP between them, the links inside nodes are counted only."""
-    assert [each.status for each in levels.judge(read("vllm-tp2-pp2"), "gdrdma")] == ["pass"]
+    assert [finding.status for finding in levels.judge(read("vllm-tp2-pp2"), "gdrdma")] == ["pass"]
 
 
 def test_a_log_that_is_cut_off_warns() -> None:
     """What is missing at the end is said."""
-    found = levels.judge(
-        log(DIRECT, more="gpu01:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/I"),
+    findings = levels.judge(
+        log(DIRECT, extra="gpu01:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/I"),
         "gdrdma",
     )
 
-    assert [each.status for each in found] == ["pass", "warn"]
+    assert [item.status for item in findings] == ["pass", "warn"]
 
 
 def test_the_node_with_the_cause_is_named() -> None:
     """The host, the ranks, the cause, its evidence and the fix are in the finding."""
-    more = (
+    extra = (
         "gpu02:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/Socket/0\n"
         + "gpu02:1:2 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
     )
-    (found,) = levels.judge(log(TCP, more=more), "rdma")
+    (finding,) = levels.judge(log(TCP, extra=extra), "rdma")
 
-    assert found == Finding(
+    assert finding == Finding(
         node="gpu02",
         status="fail",
         text=(
@@ -165,29 +170,31 @@ def test_the_node_with_the_cause_is_named() -> None:
 
 def test_what_to_say_where_nodes_have_no_rdma() -> None:
     """With `auto`, TCP fails, and the way to allow it is told."""
-    (found,) = levels.judge(read("2.21-ib-none-tcp"), "auto")
+    (finding,) = levels.judge(read("2.21-ib-none-tcp"), "auto")
 
-    assert (found.node, found.fix.endswith("say `--require any`")) == ("gpu[01-02]", True)
+    assert (finding.node, finding.fix.endswith("say `--require any`")) == ("gpu[01-02]", True)
 
 
 def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
     """Where RDMA works, a trouble that would have stopped it is not the reason that GPUDirect is
     off.
     """
-    (found,) = levels.judge(read("2.27-ray-gb10"), "auto")
+    (finding,) = levels.judge(read("2.27-ray-gb10"), "auto")
 
-    assert "GPUDirect RDMA is off for HCA 0 'rocep1s0f1' on spark2" in found.text
-    assert "nvidia_peermem" in found.fix
+    assert "GPUDirect RDMA is off for HCA 0 'rocep1s0f1' on spark2" in finding.text
+    assert "nvidia_peermem" in finding.fix
 
 
 def test_the_provider_is_the_one_of_the_host() -> None:
     """Another host's says nothing of this one's link."""
-    more = (
+    extra = (
         "gpu02:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp\ngpu01:1:2 [0] NCCL INFO NET/OFI"
         " Selected Provider is efa\n"
     )
 
-    assert levels.judge(log("NET/AWS Libfabric/0/GDRDMA", more=more), "gdrdma")[0].status == "pass"
+    assert (
+        levels.judge(log("NET/AWS Libfabric/0/GDRDMA", extra=extra), "gdrdma")[0].status == "pass"
+    )
 
 
 BACK = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/Socket/0\n"
@@ -195,21 +202,24 @@ BACK = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via NET/So
 
 def test_links_inside_a_host_are_no_verdict() -> None:
     """They are listed and counted, and prove nothing about the network between nodes."""
-    near = log(TCP, more=BACK)
-    said = levels.as_json(near)
-    (found,) = levels.judge(near, "any")
+    near = log(TCP, extra=BACK)
+    payload = levels.as_json(near)
+    (finding,) = levels.judge(near, "any")
 
-    assert (said["network"], said["gpudirect"], said["network_links"]) == (None, None, 2)
-    assert [each["inside"] for each in said["links"]] == [True, True]
-    assert (found.status, "only links inside nodes: 2 NET/Socket" in found.text) == ("fail", True)
+    assert (payload["network"], payload["gpudirect"], payload["network_links"]) == (None, None, 2)
+    assert [link["inside"] for link in payload["links"]] == [True, True]
+    assert (finding.status, "only links inside nodes: 2 NET/Socket" in finding.text) == (
+        "fail",
+        True,
+    )
 
 
 def test_links_between_nodes_are_judged_without_those_inside() -> None:
     """TCP within a host does not lower what is between hosts."""
     far = "gpu0{0}:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 2[0] [{1}] via NET/IB/0/GDRDMA\n"
-    reading = log(TCP, more=BACK + far.format(1, "send") + far.format(2, "receive"))
+    reading = log(TCP, extra=BACK + far.format(1, "send") + far.format(2, "receive"))
 
-    assert [each.text for each in levels.judge(reading, "gdrdma")] == [
+    assert [finding.text for finding in levels.judge(reading, "gdrdma")] == [
         "NET/IB/GDRDMA on all 2 links between nodes"
     ]
     assert levels.as_json(reading)["network"] == "IB"
@@ -217,14 +227,14 @@ def test_links_between_nodes_are_judged_without_those_inside() -> None:
 
 def test_a_log_of_some_ranks_only_warns() -> None:
     """A communicator of 2 of which one host's log is here."""
-    more = (
+    extra = (
         "gpu01:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 commId"
         " 0x11 - Init START\n"
     )
-    found = levels.judge(log(DIRECT, more=more), "gdrdma")
+    findings = levels.judge(log(DIRECT, extra=extra), "gdrdma")
 
-    assert [each.status for each in found] == ["pass", "warn"]
-    assert "links of 1 of 2 ranks" in found[1].text
+    assert [item.status for item in findings] == ["pass", "warn"]
+    assert "links of 1 of 2 ranks" in findings[1].text
 
 
 def test_trouble_after_good_links_warns() -> None:
@@ -235,29 +245,34 @@ def test_trouble_after_good_links_warns() -> None:
         "gpu02:1:2 [0] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer"
         " 10.0.0.{0} with status=12\n"
     )
-    more = "".join(line.format(at) for at in range(3))
-    found = levels.judge(log(DIRECT, more=more), "gdrdma")
+    extra = "".join(line.format(at) for at in range(3))
+    findings = levels.judge(log(DIRECT, extra=extra), "gdrdma")
 
-    assert [(each.status, each.node) for each in found] == [("pass", ""), ("warn", "gpu02")]
-    assert (found[1].evidence.count("status=12"), "3 different warnings" in found[1].text) == (
+    assert [(item.status, item.node) for item in findings] == [("pass", ""), ("warn", "gpu02")]
+    assert (
+        findings[1].evidence.count("status=12"),
+        "3 different warnings" in findings[1].text,
+    ) == (
         2,
         True,
     )
-    assert [each.status for each in levels.judge(log(RDMA, more=more), "gdrdma")] == ["fail"]
+    assert [finding.status for finding in levels.judge(log(RDMA, extra=extra), "gdrdma")] == [
+        "fail"
+    ]
 
 
 def test_too_many_links_are_not_a_log_that_is_cut() -> None:
     """Each is said in its own words."""
-    found = levels.judge(replace(log(DIRECT), overflow=True), "gdrdma")
+    findings = levels.judge(replace(log(DIRECT), overflow=True), "gdrdma")
 
-    assert (len(found), "more than 100000 different links" in found[1].text) == (2, True)
+    assert (len(findings), "more than 100000 different links" in findings[1].text) == (2, True)
 
 
 def test_a_log_that_is_cut_off_before_its_first_link() -> None:
     """It is of NCCL, and the finding says so."""
-    more = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I"
+    extra = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I"
 
-    assert "cut off before the first link" in levels.judge(log(more=more), "any")[0].text
+    assert "cut off before the first link" in levels.judge(log(extra=extra), "any")[0].text
 
 
 def test_a_worthless_file_among_good_ones_is_named() -> None:
@@ -268,11 +283,13 @@ def test_a_worthless_file_among_good_ones_is_named() -> None:
         "near": log("P2P/CUMEM"),
         "using": read("using-only"),
     }
-    found = levels.judge_files(files, "any")
+    findings = levels.judge_files(files, "any")
 
-    assert [(each.status, each.text.partition(":")[0]) for each in found[-3:]] == [
+    assert [(item.status, item.text.partition(":")[0]) for item in findings[-3:]] == [
         ("fail", "empty"),
         ("warn", "near"),
         ("fail", "using"),
     ]
-    assert [each.status for each in levels.judge_files({"good": log(DIRECT)}, "any")] == ["pass"]
+    assert [finding.status for finding in levels.judge_files({"good": log(DIRECT)}, "any")] == [
+        "pass"
+    ]

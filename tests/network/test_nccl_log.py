@@ -42,11 +42,11 @@ SOUP = st.lists(
 def test_merge_is_as_one_log() -> None:
     """A log per host, merged, is what one log of both would be."""
     both = (FIXTURES / "vllm-tp2-pp2.log").read_text().splitlines(keepends=True)
-    one, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
+    first, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
-    assert one and two
-    assert nccl_log.merge_readings([said("".join(one)), said("".join(two))]) == said(
-        "".join(one + two)
+    assert first and two
+    assert nccl_log.merge_readings([said("".join(first)), said("".join(two))]) == said(
+        "".join(first + two)
     )
 
 
@@ -114,15 +114,15 @@ def test_libfabrics_provider_is_told() -> None:
     ],
 )
 @pytest.mark.parametrize("ranks", ["0[1b000] -> 8[1c000]", "0[0] -> 8[3]", "0 -> 8"])
-@pytest.mark.parametrize("word", ["Channel 02/1 :", "Channel 02 :", "Ring 02 :"])
+@pytest.mark.parametrize("label", ["Channel 02/1 :", "Channel 02 :", "Ring 02 :"])
 def test_every_form_of_a_network_line(
-    via: str, network: str, device: int | None, gpudirect: bool, ranks: str, word: str
+    via: str, network: str, device: int | None, gpudirect: bool, ranks: str, label: str
 ) -> None:
     """Name, device and GPUDirect are read whatever stands round them."""
-    reading = said(f"n1:7:8 [0] NCCL INFO {word} {ranks} [send] via {via}\n")
+    reading = said(f"n1:7:8 [0] NCCL INFO {label} {ranks} [send] via {via}\n")
 
     assert list(reading.links) == [
-        NcclLink(0, 8, word.split()[1], "send", network, device, gpudirect, "n1")
+        NcclLink(0, 8, label.split()[1], "send", network, device, gpudirect, "n1")
     ]
     assert reading.network_links == 1
 
@@ -387,12 +387,12 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"),
+    ("name", "observed"),
     [("vllm-tp2-pp2", (0, 0)), ("2.18-efa-torchrun", (2, 16)), ("2.28-h100-socket", (1, 2))],
 )
-def test_ranks_of_which_nothing_is_known(name: str, seen: tuple[int, int]) -> None:
+def test_ranks_of_which_nothing_is_known(name: str, observed: tuple[int, int]) -> None:
     """A communicator says how many ranks it has; what is between them must be in the log."""
-    assert nccl_log.count_unlinked_ranks(read(name)) == seen
+    assert nccl_log.count_unlinked_ranks(read(name)) == observed
 
 
 NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "receive"))
@@ -437,5 +437,5 @@ def test_recorded_log() -> None:
 
 def test_recorded_warning() -> None:
     """Its WARN lines begin with the time."""
-    words = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
-    assert list(read("2.28-h100-duplicate").alarms) == [words]
+    argv = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert list(read("2.28-h100-duplicate").alarms) == [argv]

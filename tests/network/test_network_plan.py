@@ -39,32 +39,33 @@ def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
     """All ranks meet there; the others follow in the inventory's order, and every node is told the
     same.
     """
-    asked = {
-        each.node: each.argv for each in network_plan.probe_commands(Site(load(nodes=NODES)), ASK)
+    requests = {
+        command.node: command.argv
+        for command in network_plan.probe_commands(Site(load(nodes=NODES)), ASK)
     }
 
-    assert {name: word(argv, "--node-rank") for name, argv in asked.items()} == {
+    assert {name: word(argv, "--node-rank") for name, argv in requests.items()} == {
         "gpu02": "0",
         "gpu01": "1",
         "gpu03": "2",
     }
-    assert {word(argv, "--nodes") for argv in asked.values()} == {
+    assert {word(argv, "--nodes") for argv in requests.values()} == {
         "gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"
     }
-    assert {word(argv, "--master") for argv in asked.values()} == {"10.0.0.12"}
-    assert {word(argv, "--nonce") for argv in asked.values()} == {"f00d"}
+    assert {word(argv, "--master") for argv in requests.values()} == {"10.0.0.12"}
+    assert {word(argv, "--nonce") for argv in requests.values()} == {"f00d"}
 
 
-@pytest.mark.parametrize(("asked", "each"), [(None, "4"), (2, "2")])
+@pytest.mark.parametrize(("requests", "item"), [(None, "4"), (2, "2")])
 def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
-    load: Load, asked: int | None, each: str
+    load: Load, requests: int | None, item: str
 ) -> None:
     """Ranks of a pair talk one to one, so that their number must be equal."""
     commands = network_plan.probe_commands(
-        Site(load(nodes=NODES)), replace(ASK, ranks_per_node=asked)
+        Site(load(nodes=NODES)), replace(ASK, ranks_per_node=requests)
     )
 
-    assert {word(command.argv, "--ranks-per-node") for command in commands} == {each}
+    assert {word(command.argv, "--ranks-per-node") for command in commands} == {item}
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_every_wait_ends(load: Load, ask: CheckOptions, nodes: int, seconds: flo
     commands = network_plan.probe_commands(Site(inventory), ask)
 
     assert network_plan.probe_deadline(inventory, ask) == seconds
-    assert {float(word(each.argv, "--deadline")) for each in commands} == {seconds}
-    assert all(each.timeout > seconds for each in commands)
+    assert {float(word(command.argv, "--deadline")) for command in commands} == {seconds}
+    assert all(command.timeout > seconds for command in commands)
     assert network_plan.network_gate(Site(inventory), ask, CheckResult()).deadline > 2 * seconds
 
 
@@ -114,7 +115,7 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
     """RCCL answers to NCCL's name."""
     commands = network_plan.probe_commands(Site(load(f"accelerator: {accelerator}")), ASK)
 
-    assert {word(each.argv, "--backend") for each in commands} == {backend}
+    assert {word(command.argv, "--backend") for command in commands} == {backend}
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -143,7 +144,10 @@ def test_without_a_container_and_without_an_image_nothing_is_measured(load: Load
     facts = probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
     findings = network_plan.plan_prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
 
-    assert [(each.node, each.status) for each in findings] == [("gpu01", "pass"), ("gpu02", "fail")]
+    assert [(finding.node, finding.status) for finding in findings] == [
+        ("gpu01", "pass"),
+        ("gpu02", "fail"),
+    ]
     assert "vlaunch up" in findings[1].fix
 
 
@@ -154,8 +158,8 @@ def test_a_doubtful_pair_is_measured_twice_and_the_better_figures_count(load: Lo
     proof = CheckResult()
     first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
 
-    assert [each.status for each in first] == ["wait"]
-    assert [each.status for each in second] == ["pass"]
+    assert [item.status for item in first] == ["wait"]
+    assert [item.status for item in second] == ["pass"]
     assert proof.verdict is not None
     assert proof.verdict.passed
     assert {cell.bandwidth for cell in proof.verdict.cells} == {2e9}
@@ -168,8 +172,8 @@ def test_a_pair_that_stays_slow_fails_at_the_second_time(load: Load) -> None:
     proof = CheckResult()
     first, second = judged(world, facts, ASK, proof), judged(world, facts, ASK, proof)
 
-    assert [each.status for each in first] == ["wait"]
-    assert [(each.node, each.status) for each in second if each.status == "fail"] == [
+    assert [item.status for item in first] == ["wait"]
+    assert [(item.node, item.status) for item in second if item.status == "fail"] == [
         ("gpu01 ↔ gpu02", "fail")
     ]
 
@@ -180,12 +184,12 @@ def test_what_is_beyond_doubt_is_not_measured_twice(load: Load, spoil: str) -> N
     world, facts = up(load(nodes=NODES))
     if spoil == "missing":
         world.reports["gpu03"] = "killed"
-    found = judged(
+    findings = judged(
         world, facts, replace(ASK, require="rdma" if spoil == "level" else None), CheckResult()
     )
 
-    assert "fail" in {each.status for each in found}
-    assert "wait" not in {each.status for each in found}
+    assert "fail" in {item.status for item in findings}
+    assert "wait" not in {item.status for item in findings}
 
 
 def test_a_verdict_between_some_nodes(load: Load) -> None:
@@ -203,26 +207,26 @@ def test_a_verdict_between_some_nodes(load: Load) -> None:
         verdict=passed, options=ask, servers={"chat": ServerLinks(id="1", said="s")}
     )
     written = replace(to_record(Site(inventory, facts), proof, measured_at="now"), passed=True)
-    kept = network_verdict.parse_record(
+    saved = network_verdict.parse_record(
         Answer(node="gpu02", code=0, out=json.dumps(asdict(written)))
     )
 
-    assert [each.node for each in gate.gates[0].queries] == ["gpu03", "gpu01"]
+    assert [query.node for query in gate.gates[0].queries] == ["gpu03", "gpu01"]
     assert {step.command.node for step in (*gate.steps, *keep.steps)} == {"gpu02"}
-    assert network_verdict.covered_nodes(Site(inventory, facts), kept) == {"gpu01", "gpu03"}
-    assert kept.servers["chat"].said == "s"
+    assert network_verdict.covered_nodes(Site(inventory, facts), saved) == {"gpu01", "gpu03"}
+    assert saved.servers["chat"].said == "s"
     for nodes, proven in ((("gpu01", "gpu03"), True), (("gpu02", "gpu03"), False), ((), False)):
-        asked = network_verdict.is_verified(
-            Site(inventory, facts), kept, require="any", collective=False, nodes=nodes
+        requests = network_verdict.is_verified(
+            Site(inventory, facts), saved, require="any", collective=False, nodes=nodes
         )
-        assert asked is proven
+        assert requests is proven
 
 
 def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
     """Of each server by its name, with the id of the very server."""
-    kept = NetworkRecord(servers={"chat": ServerLinks(id="1", said="NET/IB")})
+    saved = NetworkRecord(servers={"chat": ServerLinks(id="1", said="NET/IB")})
     step = network_plan.record_confirmation(
-        Site(load()), kept, server="embed", id="2", transport="NET/Socket"
+        Site(load()), saved, server="embed", id="2", transport="NET/Socket"
     )
     assert step.command.stdin is not None
 
@@ -249,6 +253,9 @@ def test_images_are_enough(load: Load) -> None:
     facts = {node.name: HostFacts(images={inventory.image: image}) for node in inventory.nodes}
 
     assert {
-        each.status
-        for each in network_plan.plan_prepare(Site(inventory, facts)).stages[0].gates[0].judge({})
+        finding.status
+        for finding in network_plan.plan_prepare(Site(inventory, facts))
+        .stages[0]
+        .gates[0]
+        .judge({})
     } == {"pass"}

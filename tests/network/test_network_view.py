@@ -251,7 +251,7 @@ def test_colour_only_repeats_what_a_word_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "level", "word"),
+    ("transport", "level", "label"),
     [
         ("P2P/MNNVL", "gdrdma", "MNNVL"),
         ("NET/AWS Libfabric/GDRDMA", "gdrdma", "GDR"),
@@ -261,15 +261,15 @@ def test_colour_only_repeats_what_a_word_says() -> None:
         ("", None, "?"),
     ],
 )
-def test_a_transport_has_a_short_word(transport: str, level: Level | None, word: str) -> None:
+def test_a_transport_has_a_short_word(transport: str, level: Level | None, label: str) -> None:
     """The word in a cell is the class of the transport, whatever the plugin's name is."""
     cell = Cell(source="a", target="b", status="pass", transport=transport, level=level)
 
-    assert network_view.transport_mark(cell) == word
+    assert network_view.transport_mark(cell) == label
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (8.2e-6, "8.2 µs"),
         (2.31e-4, "231 µs"),
@@ -278,6 +278,6 @@ def test_a_transport_has_a_short_word(transport: str, level: Level | None, word:
         (0.0, "0.0 µs"),
     ],
 )
-def test_a_latency_is_read_at_a_glance(seconds: float, words: str) -> None:
+def test_a_latency_is_read_at_a_glance(seconds: float, text: str) -> None:
     """Microseconds as long as they are few."""
-    assert network_view.format_latency(seconds) == words
+    assert network_view.format_latency(seconds) == text

@@ -207,6 +207,6 @@ def test_the_legend_names_each_colour() -> None:
 
     assert bandwidth.legend == latency.legend
     assert [colour for colour, _ in bandwidth.legend] == [*sorted(numbers, reverse=True), "none"]
-    for colour, words in bandwidth.legend[:-2]:
-        assert f"{numbers[colour]:g}×" in words
-    assert [words for _, words in transport.legend] == ["GDR: RDMA with GPUDirect"]
+    for colour, argv in bandwidth.legend[:-2]:
+        assert f"{numbers[colour]:g}×" in argv
+    assert [argv for _, argv in transport.legend] == ["GDR: RDMA with GPUDirect"]

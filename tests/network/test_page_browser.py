@@ -63,7 +63,7 @@ LOOK = """() => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Start the machine's Chromium once."""
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = next((result for name in NAMES if (result := shutil.which(name))), None)
     if path is None:
         pytest.fail("no Chromium on this machine; install it: `sudo apt-get install chromium`")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox refuses root
@@ -84,22 +84,22 @@ def seen(
         render_page(what, cluster="h100", measured_at="2026-11-20 22:00:00+0000", version="0.1.0"),
         encoding="utf-8",
     )
-    asked: list[str] = []
-    said: list[str] = []
+    requests: list[str] = []
+    messages: list[str] = []
     with browser.new_context(
         color_scheme=scheme, viewport={"width": width, "height": 900}
     ) as context:
         tab = context.new_page()
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
         tab.goto(file.as_uri(), wait_until="networkidle", timeout=30_000)
         tab.locator("summary").click(timeout=10_000)
         look: dict[str, Any] = tab.evaluate(LOOK)
 
-    assert asked == [file.as_uri()]
-    assert said == []
+    assert requests == [file.as_uri()]
+    assert messages == []
     return look
 
 
@@ -152,7 +152,7 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
         for name in ("Bandwidth", "Latency", "Transport")
     }
 
-    assert {name: len(found) for name, found in colours.items()} == {
+    assert {name: len(result) for name, result in colours.items()} == {
         "Bandwidth": 6,
         "Latency": 6,
         "Transport": 5,
@@ -195,7 +195,9 @@ def test_markup_in_names_is_no_markup(browser: Browser, tmp_path: Path) -> None:
         )
         for c in whole.cells
     )
-    findings = tuple(replace(each, text=name, evidence=name, fix=name) for each in whole.findings)
+    findings = tuple(
+        replace(finding, text=name, evidence=name, fix=name) for finding in whole.findings
+    )
     look = seen(
         browser,
         tmp_path,

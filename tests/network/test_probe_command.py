@@ -21,9 +21,9 @@ FIXTURES = Path(__file__).parent.parent / "fixtures" / "network"
 MINIMAL = {"node": "node1", "backend": "gloo"}
 
 
-def answer(out: str, **more: Any) -> Answer:
+def answer(out: str, **fields: Any) -> Answer:
     """What a node answered to the probe's command."""
-    return Answer(node="node1", **{"code": 0, **more}, out=out)
+    return Answer(node="node1", **{"code": 0, **fields}, out=out)
 
 
 def recorded(name: str, node: str) -> probe_command.Report:
@@ -90,12 +90,15 @@ def test_a_healthy_cluster_is_read_whole() -> None:
     assert [(rank.rank, rank.phase, rank.ended, rank.exit) for rank in report.ranks] == [
         (1, "done", True, 0)
     ]
-    assert sorted((each.source, each.target, each.correct) for each in report.transfers) == [
+    assert sorted(
+        (transfer.source, transfer.target, transfer.correct) for transfer in report.transfers
+    ) == [
         ("node1", "node2", True),
         ("node3", "node2", True),
     ]
     assert all(
-        each.latency and each.bandwidth and each.size >= 1 << 20 for each in report.transfers
+        transfer.latency and transfer.bandwidth and transfer.size >= 1 << 20
+        for transfer in report.transfers
     )
     assert report.collective is not None
     assert (report.collective.ranks, report.collective.correct, report.collective.error) == (
@@ -108,7 +111,7 @@ def test_a_healthy_cluster_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "source", "words"),
+    ("name", "node", "source", "text"),
     [
         ("cut-2-3", "node2", "node3", "connecting, rank 2 (node3) on the other side"),
         ("cut-2-3", "node3", "node2", "connecting, rank 1 (node2) on the other side"),
@@ -135,12 +138,14 @@ def test_a_healthy_cluster_is_read_whole() -> None:
         ("deadline", "node1", "node2", "the deadline of 5 s came"),
     ],
 )
-def test_a_fault_names_the_culprit(name: str, node: str, source: str, words: str) -> None:
+def test_a_fault_names_the_culprit(name: str, node: str, source: str, text: str) -> None:
     """The direction that could not be measured says why, on both ends."""
-    (found,) = [each for each in recorded(name, node).transfers if each.source == source]
+    (results,) = [
+        transfer for transfer in recorded(name, node).transfers if transfer.source == source
+    ]
 
-    assert found.bandwidth is None
-    assert words in found.error
+    assert results.bandwidth is None
+    assert text in results.error
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,7 @@ def test_pairs_without_the_culprit_are_measured(name: str, others: tuple[str, ..
     for node in others:
         report = recorded(name, node)
 
-        assert any(each.bandwidth for each in report.transfers)
+        assert any(transfer.bandwidth for transfer in report.transfers)
         assert report.collective is not None
         assert not report.collective.tried
 
@@ -161,8 +166,16 @@ def test_a_slow_sender_is_seen_in_its_own_direction() -> None:
     """100 Mbit/s is 12.5 MB/s; what the same node receives is not slowed, and a slow link is
     measured with little.
     """
-    (slow,) = [each for each in recorded("slow-node2", "node3").transfers if each.source == "node2"]
-    (back,) = [each for each in recorded("slow-node2", "node2").transfers if each.source == "node3"]
+    (slow,) = [
+        transfer
+        for transfer in recorded("slow-node2", "node3").transfers
+        if transfer.source == "node2"
+    ]
+    (back,) = [
+        transfer
+        for transfer in recorded("slow-node2", "node2").transfers
+        if transfer.source == "node3"
+    ]
 
     assert slow.bandwidth == pytest.approx(12.5e6, rel=0.05)
     assert slow.size == 2 << 20
@@ -174,7 +187,7 @@ def test_each_rank_of_a_node_has_its_own_figures() -> None:
     report = recorded("two-ranks-a-node", "node3")
 
     assert [rank.rank for rank in report.ranks] == [4, 5]
-    assert sorted((each.source, each.local_rank) for each in report.transfers) == [
+    assert sorted((transfer.source, transfer.local_rank) for transfer in report.transfers) == [
         ("node1", 0),
         ("node1", 1),
         ("node2", 0),

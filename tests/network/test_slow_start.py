@@ -45,10 +45,10 @@ def test_slow_starts_warn(
     seconds: tuple[tuple[float | None, float | None], ...], text: str, fix: str
 ) -> None:
     """With the seconds, and a fix of their own."""
-    (found,) = findings(*seconds)
+    (finding,) = findings(*seconds)
 
-    assert (found.node, found.status, found.text) == ("n2", "warn", text)
-    assert fix in found.fix
+    assert (finding.node, finding.status, finding.text) == ("n2", "warn", text)
+    assert fix in finding.fix
 
 
 def test_usual_starts_pass() -> None:

@@ -25,32 +25,32 @@ RDMA = "network: {fabric: infiniband}"
 
 def verdict(
     reports: dict[str, Report],
-    more: str = "accelerator: cpu",
+    extra: str = "accelerator: cpu",
     level: tuple[Level, str] = ANY,
     *,
     collective: bool = True,
     **missing: str,
 ) -> Verdict:
     """Judge reports of three nodes."""
-    left = {k: r for k, r in reports.items() if k not in missing}
+    remaining = {k: r for k, r in reports.items() if k not in missing}
     return transport.judge(
-        Measurement(inventory=three(more), reports=left, missing=missing),
+        Measurement(inventory=three(extra), reports=remaining, missing=missing),
         level,
         collective=collective,
     )
 
 
-def blamed(seen: Verdict) -> list[str]:
+def blamed(observed: Verdict) -> list[str]:
     """Return where failures are."""
-    return [finding.node for finding in seen.findings if finding.status == "fail"]
+    return [finding.node for finding in observed.findings if finding.status == "fail"]
 
 
 def test_a_healthy_network_passes_in_every_direction() -> None:
     """Six directions of three nodes, each with its figures."""
-    seen = verdict(healthy())
+    observed = verdict(healthy())
 
-    assert seen.passed
-    assert [(cell.source, cell.target) for cell in seen.cells] == [
+    assert observed.passed
+    assert [(cell.source, cell.target) for cell in observed.cells] == [
         ("n1", "n2"),
         ("n1", "n3"),
         ("n2", "n1"),
@@ -58,10 +58,10 @@ def test_a_healthy_network_passes_in_every_direction() -> None:
         ("n3", "n1"),
         ("n3", "n2"),
     ]
-    assert {(cell.transport, cell.bandwidth, cell.latency, cell.status) for cell in seen.cells} == {
-        ("Gloo/TCP", 1e9, 1e-4, "pass")
-    }
-    assert seen.findings == ()
+    assert {
+        (cell.transport, cell.bandwidth, cell.latency, cell.status) for cell in observed.cells
+    } == {("Gloo/TCP", 1e9, 1e-4, "pass")}
+    assert observed.findings == ()
 
 
 def test_bandwidth_is_the_sum_over_local_ranks() -> None:
@@ -77,23 +77,23 @@ def test_bandwidth_is_the_sum_over_local_ranks() -> None:
 
 def test_a_slow_pair_is_named_alone() -> None:
     """A tenth of the others' bandwidth."""
-    seen = verdict(between(healthy(), "n2", "n3", bandwidth=1e8))
+    observed = verdict(between(healthy(), "n2", "n3", bandwidth=1e8))
 
-    assert not seen.passed
-    assert blamed(seen) == ["n2 ↔ n3"]
-    assert {(c.source, c.target) for c in seen.cells if c.status == "fail"} == {
+    assert not observed.passed
+    assert blamed(observed) == ["n2 ↔ n3"]
+    assert {(c.source, c.target) for c in observed.cells if c.status == "fail"} == {
         ("n2", "n3"),
         ("n3", "n2"),
     }
-    assert transport.is_only_slow(seen)
+    assert transport.is_only_slow(observed)
 
 
 def test_half_the_bandwidth_is_a_warning() -> None:
     """It may be noise."""
-    seen = verdict(between(healthy(), "n2", "n3", bandwidth=4e8))
+    observed = verdict(between(healthy(), "n2", "n3", bandwidth=4e8))
 
-    assert seen.passed
-    assert [f.status for f in seen.findings] == ["warn"]
+    assert observed.passed
+    assert [f.status for f in observed.findings] == ["warn"]
 
 
 def test_one_slow_direction_is_named_with_its_way() -> None:
@@ -102,19 +102,19 @@ def test_one_slow_direction_is_named_with_its_way() -> None:
     slow = tuple(
         replace(t, bandwidth=1e7) if t.source == "n2" else t for t in reports["n3"].transfers
     )
-    seen = verdict({**reports, "n3": replace(reports["n3"], transfers=slow)})
+    observed = verdict({**reports, "n3": replace(reports["n3"], transfers=slow)})
 
-    assert blamed(seen) == ["n2 → n3"]
+    assert blamed(observed) == ["n2 → n3"]
 
 
 def test_a_node_all_of_whose_pairs_are_slow_is_named_itself() -> None:
     """Its own cable is the likely culprit."""
-    seen = verdict(
+    observed = verdict(
         between(between(healthy(), "n1", "n3", bandwidth=1e7), "n2", "n3", bandwidth=1e7)
     )
 
-    assert blamed(seen) == ["n3"]
-    assert "every pair with this node" in seen.findings[0].text
+    assert blamed(observed) == ["n3"]
+    assert "every pair with this node" in observed.findings[0].text
 
 
 def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
@@ -122,12 +122,12 @@ def test_a_cut_pair_is_named_with_the_addresses_to_open() -> None:
     error = "connecting, rank 2 (n3) on the other side: timed out"
     broken = between(healthy(), "n2", "n3", error=error, bandwidth=None, latency=None)
     no_reduce = Collective(ranks=3, error="not tried: 1 pair failed")
-    seen = verdict({k: replace(r, collective=no_reduce) for k, r in broken.items()})
+    observed = verdict({k: replace(r, collective=no_reduce) for k, r in broken.items()})
 
-    assert blamed(seen) == ["n2 ↔ n3"]
-    assert "10.0.0.2" in seen.findings[0].fix
-    assert "10.0.0.3" in seen.findings[0].fix
-    assert not transport.is_only_slow(seen)
+    assert blamed(observed) == ["n2 ↔ n3"]
+    assert "10.0.0.2" in observed.findings[0].fix
+    assert "10.0.0.3" in observed.findings[0].fix
+    assert not transport.is_only_slow(observed)
 
 
 @pytest.mark.parametrize("others", [("n1", "n3"), ("n1",)])
@@ -142,15 +142,15 @@ def test_a_node_whose_variable_names_no_interface_of_its_own_is_named_once(
     for name in others:
         broken = between(broken, "n2", name, error=error, bandwidth=None, latency=None)
         far = [
-            replace(each, error=each.error and f"rank 1 (n2): {error}")
-            for each in broken[name].transfers
+            replace(transfer, error=transfer.error and f"rank 1 (n2): {error}")
+            for transfer in broken[name].transfers
         ]
         broken[name] = replace(broken[name], transfers=tuple(far))
-    seen = verdict(broken)
+    observed = verdict(broken)
 
-    assert blamed(seen) == ["n2"]
-    assert seen.findings[0].text == error
-    assert seen.findings[0].fix.startswith("take GLOO_SOCKET_IFNAME out of `env:`")
+    assert blamed(observed) == ["n2"]
+    assert observed.findings[0].text == error
+    assert observed.findings[0].fix.startswith("take GLOO_SOCKET_IFNAME out of `env:`")
 
 
 @pytest.mark.parametrize("via", ["", "NET/Socket/0"])
@@ -158,17 +158,17 @@ def test_a_cut_pair_is_no_lack_of_rdma(via: str) -> None:
     """No container of this cluster has /dev/infiniband; that is not why two of them cannot talk."""
     reports = healthy(via=via, infiniband=(), memlock=65536)
     broken = between(reports, "n2", "n3", error="timed out", bandwidth=None, latency=None)
-    seen = verdict(broken, "" if via else "accelerator: cpu")
+    observed = verdict(broken, "" if via else "accelerator: cpu")
 
-    assert "10.0.0.2" in seen.findings[0].fix
+    assert "10.0.0.2" in observed.findings[0].fix
 
 
 def test_wrong_data_fails_whatever_the_bandwidth() -> None:
     """Fast nonsense is no transfer."""
-    seen = verdict(between(healthy(), "n1", "n2", correct=False))
+    observed = verdict(between(healthy(), "n1", "n2", correct=False))
 
-    assert blamed(seen) == ["n1 ↔ n2"]
-    assert "not the data that was sent" in seen.findings[0].text
+    assert blamed(observed) == ["n1 ↔ n2"]
+    assert "not the data that was sent" in observed.findings[0].text
 
 
 def test_a_second_look_keeps_the_better_figures() -> None:
@@ -208,30 +208,30 @@ def test_a_second_look_keeps_the_better_figures() -> None:
 def test_a_rank_that_did_not_finish_is_named_with_its_phase(rank: RankReport, text: str) -> None:
     """And who did arrive, where it did not."""
     reports = healthy()
-    seen = verdict({**reports, "n2": replace(reports["n2"], ranks=(rank,), transfers=())})
+    observed = verdict({**reports, "n2": replace(reports["n2"], ranks=(rank,), transfers=())})
 
-    assert "n2" in blamed(seen)
-    assert any(text in f.text and rank.phase in f.text for f in seen.findings)
+    assert "n2" in blamed(observed)
+    assert any(text in f.text and rank.phase in f.text for f in observed.findings)
 
 
 def test_a_probe_without_a_report_is_named() -> None:
     """What cannot be read is a failure."""
-    seen = verdict(healthy(), n2="the network probe ended with exit code 1: No such container")
+    observed = verdict(healthy(), n2="the network probe ended with exit code 1: No such container")
 
-    assert blamed(seen)[0] == "n2"
-    assert not seen.passed
+    assert blamed(observed)[0] == "n2"
+    assert not observed.passed
 
 
 def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
     """On the head."""
     reports = {k: Report(node=k, backend="gloo") for k in NAMES}
-    seen = verdict(
+    observed = verdict(
         {**reports, "n1": replace(reports["n1"], error="port 29500 is taken on the head")}
     )
 
-    assert blamed(seen)[0] == "n1"
-    assert "ss -ltnp 'sport = :29500'" in seen.findings[0].fix
-    assert "ports: {probe:" in seen.findings[0].fix
+    assert blamed(observed)[0] == "n1"
+    assert "ss -ltnp 'sport = :29500'" in observed.findings[0].fix
+    assert "ports: {probe:" in observed.findings[0].fix
 
 
 @pytest.mark.parametrize(
@@ -248,20 +248,20 @@ def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
 )
 def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, passes: bool) -> None:
     """MNNVL is better than any NIC."""
-    seen = verdict(healthy(via=via), RDMA, (level, "as asked"))
+    observed = verdict(healthy(via=via), RDMA, (level, "as asked"))
 
-    assert seen.passed is passes
-    assert blamed(seen) == ([] if passes else [""])  # all pairs alike: one finding for all
+    assert observed.passed is passes
+    assert blamed(observed) == ([] if passes else [""])  # all pairs alike: one finding for all
 
 
 def test_a_pair_below_the_level_is_named_alone() -> None:
     """One node's NIC is not used for one of its pairs."""
-    seen = verdict(
+    observed = verdict(
         linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as asked")
     )
 
-    assert blamed(seen) == ["n1 ↔ n2"]
-    assert "NET/Socket is below what is required: RDMA with GPUDirect" in seen.findings[0].text
+    assert blamed(observed) == ["n1 ↔ n2"]
+    assert "NET/Socket is below what is required: RDMA with GPUDirect" in observed.findings[0].text
 
 
 def test_the_cause_is_read_from_what_the_node_wrote() -> None:
@@ -269,22 +269,22 @@ def test_the_cause_is_read_from_what_the_node_wrote() -> None:
     reports = linked(
         linked(healthy(via=GDR), "n1", "n3", "NET/Socket/0"), "n2", "n3", "NET/Socket/0"
     )
-    said = "n3:7:9 [0] NCCL INFO NET/IB : No device found.\n"
-    reports["n3"] = replace(reports["n3"], log=said)
-    seen = verdict(reports, RDMA, ("rdma", "as asked"))
+    text = "n3:7:9 [0] NCCL INFO NET/IB : No device found.\n"
+    reports["n3"] = replace(reports["n3"], log=text)
+    observed = verdict(reports, RDMA, ("rdma", "as asked"))
 
-    assert blamed(seen) == ["n3"]
-    assert "No device found" in seen.findings[0].evidence
-    assert "sudo modprobe -a mlx5_ib" in seen.findings[0].fix
+    assert blamed(observed) == ["n3"]
+    assert "No device found" in observed.findings[0].evidence
+    assert "sudo modprobe -a mlx5_ib" in observed.findings[0].fix
 
 
 def test_a_silent_nccl_proves_nothing() -> None:
     """Figures alone do not say what carried them."""
     reports = {k: replace(r, pair_logs={}) for k, r in healthy(via=GDR).items()}
-    seen = verdict(reports, RDMA)
+    observed = verdict(reports, RDMA)
 
-    assert not seen.passed
-    assert "nothing proves" in seen.findings[0].text
+    assert not observed.passed
+    assert "nothing proves" in observed.findings[0].text
 
 
 @pytest.mark.parametrize("silent", ["n1", "n2"])
@@ -293,9 +293,9 @@ def test_each_end_must_have_written_of_the_link(silent: str) -> None:
     reports = healthy(via=GDR)
     other = {"n1": "n2", "n2": "n1"}[silent]
     reports[silent] = replace(reports[silent], pair_logs={**reports[silent].pair_logs, other: ""})
-    seen = verdict(reports, RDMA)
+    observed = verdict(reports, RDMA)
 
-    assert blamed(seen) == ["n1 ↔ n2"]
+    assert blamed(observed) == ["n1 ↔ n2"]
 
 
 def test_each_rank_must_have_written_of_its_link() -> None:
@@ -337,10 +337,10 @@ def test_one_node_without_rdma_is_told() -> None:
         k: replace(r, rdma=("mlx5_0:1",) if k != "n3" else ())
         for k, r in healthy(via="NET/Socket/0").items()
     }
-    seen = verdict(reports, "")
+    observed = verdict(reports, "")
 
-    assert seen.passed
-    assert [(f.node, f.status) for f in seen.findings] == [("n3", "warn")]
+    assert observed.passed
+    assert [(f.node, f.status) for f in observed.findings] == [("n3", "warn")]
     assert verdict(reports, "network: {require: any}").findings == ()
 
 
@@ -357,10 +357,10 @@ def test_other_versions_are_told() -> None:
     """Ranks of different NCCLs hang or fail."""
     reports = healthy()
     reports["n2"] = replace(reports["n2"], versions={"torch": "2.12.0"})
-    seen = verdict(reports)
+    observed = verdict(reports)
 
-    assert not seen.passed
-    assert "n2 has 2.12.0" in seen.findings[0].text
+    assert not observed.passed
+    assert "n2 has 2.12.0" in observed.findings[0].text
 
 
 def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
@@ -375,7 +375,7 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "gpu", "rdma", "level"),
+    ("extra", "gpu", "rdma", "level"),
     [
         ("accelerator: cpu", "", False, "any"),
         ("", "NVIDIA H100 80GB HBM3", False, "any"),
@@ -387,15 +387,15 @@ def test_a_failing_all_reduce_counts_where_collectives_cross_nodes() -> None:
         ("network: {fabric: roce, require: any}", "NVIDIA H100 80GB HBM3", True, "any"),
     ],
 )
-def test_auto_is_what_the_hardware_can_do(more: str, gpu: str, rdma: bool, level: str) -> None:
+def test_auto_is_what_the_hardware_can_do(extra: str, gpu: str, rdma: bool, level: str) -> None:
     """GPUDirect is expected of datacenter GPUs on an RDMA fabric, RDMA wherever every node has an
     active port.
     """
     nodes = NAMES if rdma else ()
 
-    assert required_level(three(more), gpus=[gpu], rdma=nodes, expectations=KNOWN)[0] == level
+    assert required_level(three(extra), gpus=[gpu], rdma=nodes, expectations=KNOWN)[0] == level
     assert required_level(
-        three(more), gpus=[gpu], rdma=nodes, expectations=KNOWN, requested="any"
+        three(extra), gpus=[gpu], rdma=nodes, expectations=KNOWN, requested="any"
     ) == (
         "any",
         "as asked",
@@ -421,9 +421,9 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
             name: replace(report, shared_switch=name == "n1")
             for name, report in healthy(via=via).items()
         }
-        seen = verdict(reports, RDMA, level)
-        assert seen.passed
-        return [finding.node for finding in seen.findings if finding.status == "warn"]
+        observed = verdict(reports, RDMA, level)
+        assert observed.passed
+        return [finding.node for finding in observed.findings if finding.status == "warn"]
 
     assert warned("NET/IB/0", level) == ["n2", "n3"]
     assert warned(GDR, level) == []

@@ -26,13 +26,13 @@ from launcher.network.levels import find_worst_link
 )
 def test_what_a_network_is_worth(via: str, provider: str, level: str) -> None:
     """Sockets are TCP under any name, and so is libfabric over them."""
-    more = (
+    extra = (
         f"gpu01:1:2 [0] NCCL INFO NET/OFI Selected Provider is {provider} (found 1 nics)\n"
         if provider
         else ""
     )
     line = f"gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{via}\n"
-    found = find_worst_link(nccl_log.parse_log([(line + more).encode()]))
+    result = find_worst_link(nccl_log.parse_log([(line + extra).encode()]))
 
-    assert found is not None
-    assert found.level == level
+    assert result is not None
+    assert result.level == level

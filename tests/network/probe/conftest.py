@@ -30,7 +30,7 @@ NAMES = (
 def payload() -> Iterator[SimpleNamespace]:
     """The payload's modules, imported as they are in a container; nothing of them stays behind."""
     sys.path[:0] = FOLDERS
-    kept = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    saved = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     try:
         modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in NAMES}
         yield SimpleNamespace(
@@ -40,4 +40,4 @@ def payload() -> Iterator[SimpleNamespace]:
         del sys.path[:2]
         for name in NAMES:
             sys.modules.pop(name, None)
-        sys.modules.update(kept)
+        sys.modules.update(saved)

@@ -40,7 +40,7 @@ exec(words[words.index("--nonce") + 1])
 class Run:
     """The parent as a process, with stand-ins for its ranks; its standard input is held open."""
 
-    def __init__(self, tmp_path: Path, does: str, *more: str, rank: int = 1) -> None:
+    def __init__(self, tmp_path: Path, does: str, *args: str, rank: int = 1) -> None:
         (tmp_path / "stub.py").write_text(STUB)
         argv = [
             "--node",
@@ -59,7 +59,7 @@ class Run:
             does,
             "--deadline",
             "20",
-            *more,
+            *args,
         ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, PATH, str(tmp_path / "stub.py"), *argv],
@@ -79,13 +79,13 @@ class Run:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         out, err = self.process.stdout.read(), self.process.stderr.read()
-        for each in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert each is not None
-            each.close()
+        for item in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert item is not None
+            item.close()
         self.process.wait(20)
         assert err == b""
-        found: dict[str, Any] = json.loads(out)
-        return found
+        payload: dict[str, Any] = json.loads(out)
+        return payload
 
 
 def until_written(path: Path) -> str:
@@ -134,7 +134,7 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
         (2, "done", True, "said 0\n"),
         (3, "done", True, "said 1\n"),
     ]
-    assert [(each["source"], each["local_rank"]) for each in report["transfers"]] == [
+    assert [(transfer["source"], transfer["local_rank"]) for transfer in report["transfers"]] == [
         ("a", 0),
         ("a", 1),
     ]
@@ -151,7 +151,7 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "error", "words"),
+    ("does", "error", "text"),
     [
         (
             "say(phase='importing torch'); os.kill(os.getpid(), 11)",
@@ -165,17 +165,18 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
     ids=["signal", "exit code", "own word", "silent about a peer"],
 )
 def test_a_direction_that_was_not_measured_says_why(
-    tmp_path: Path, does: str, error: str, words: str
+    tmp_path: Path, does: str, error: str, text: str
 ) -> None:
     """The node's report has every direction towards it, whatever became of the rank."""
     report = Run(tmp_path, does, "--reach", "0.3").report()
 
     assert report["ranks"][0]["error"] == error
-    ((source, target, said),) = [
-        (each["source"], each["target"], each["error"]) for each in report["transfers"]
+    ((source, target, output),) = [
+        (transfer["source"], transfer["target"], transfer["error"])
+        for transfer in report["transfers"]
     ]
     assert (source, target) == ("a", "b")
-    assert words in said
+    assert text in output
 
 
 def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
@@ -219,10 +220,10 @@ def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
 
 def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
     """No rank is started."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as claimed:
+        claimed.bind(("127.0.0.1", 0))
+        claimed.listen()
+        port = claimed.getsockname()[1]
         report = Run(tmp_path, "say(phase='never')", "--port", str(port), rank=0).report()
 
     assert report["error"] == f"port {port} is taken on the head"
@@ -292,8 +293,8 @@ def test_a_killed_rank_ends_its_nodes_part(
     assert (killed["exit"], killed["error"]) == (-9, "ended by signal 9")
     stopped = [f"no stopped: rank {killed['rank']} ({node}) ended"] * (per_node - 1)
     if node == "b":  # the head may have released it before it knows
-        words = {"at once": ["go b"], "with torch": ["go b", "lost b"], "released": ["lost b"]}
-        expected = [[*[word] * per_node, *stopped] for word in words[moment]]
+        mapping = {"at once": ["go b"], "with torch": ["go b", "lost b"], "released": ["lost b"]}
+        expected = [[*[label] * per_node, *stopped] for label in mapping[moment]]
     else:
         head = f"no stopped: the head's probe at 127.0.0.1:{port} ended before all ranks had met"
         expected = [[*stopped, *[f"{head}: rank 0 (a) ended"] * per_node]]

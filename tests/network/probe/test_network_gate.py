@@ -43,7 +43,7 @@ DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/
 
 
 @pytest.mark.parametrize(
-    ("require", "log", "said"),
+    ("require", "log", "messages"),
     [
         ("gdrdma", DIRECT, []),
         ("gdrdma", DIRECT + LINK.format("P2P/CUMEM"), []),
@@ -62,14 +62,14 @@ DIRECT, RDMA, TCP = (LINK.format(f"NET/{each}") for each in ("IB/0/GDRDMA", "IB/
     ],
 )
 def test_every_link_must_reach_the_level(
-    gate: ModuleType, require: str, log: str, said: list[str]
+    gate: ModuleType, require: str, log: str, messages: list[str]
 ) -> None:
     """By what NCCL says that it uses, not by what is fast."""
-    assert gate.judge(GOOD, require, log) == said
+    assert gate.judge(GOOD, require, log) == messages
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "expected"),
     [
         ({"error": "the deadline of 9 s came"}, "the check: the deadline of 9 s came"),
         ({"ranks": [{**RANK, "ended": False, "error": ""}]}, "rank 0 in phase `done`: it did not"),
@@ -80,11 +80,13 @@ def test_every_link_must_reach_the_level(
         ({"collective": {"error": "", "correct": False}}, "all_reduce: wrong result"),
     ],
 )
-def test_what_was_not_seen_is_not_proven(gate: ModuleType, part: dict[str, Any], said: str) -> None:
+def test_what_was_not_seen_is_not_proven(
+    gate: ModuleType, part: dict[str, Any], expected: str
+) -> None:
     """Each part of the report that says less than it should."""
-    (found,) = gate.judge({**GOOD, **part}, "any", DIRECT)
+    (finding,) = gate.judge({**GOOD, **part}, "any", DIRECT)
 
-    assert said in found
+    assert expected in finding
 
 
 def test_cpus_have_no_rdma(gate: ModuleType) -> None:
@@ -117,10 +119,10 @@ def options(rank: int, port: int, wait: float = 30) -> list[str]:
     ]
 
 
-def start(program: list[str | Path], *words: str, **env: str) -> subprocess.Popen[str]:
+def start(program: list[str | Path], *args: str, **env: str) -> subprocess.Popen[str]:
     """Start a check."""
     return subprocess.Popen(
-        [sys.executable, *program, *words],
+        [sys.executable, *program, *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

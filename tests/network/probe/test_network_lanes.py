@@ -102,8 +102,8 @@ def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
     lane.send("t", 0)
     lane.recv("t", 0)
     lane.reduce("t")
-    for known in ([], ["SUCCESS"]):
-        errors = known
+    for expected in ([], ["SUCCESS"]):
+        errors = expected
         with pytest.raises(TimeoutError, match="the GPU waited 0 s"):
             lane.settle()
     errors = ["COMM_ERROR"]

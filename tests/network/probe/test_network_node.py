@@ -40,10 +40,10 @@ def test_a_link_is_never_cut_for_what_every_communicator_repeats(
     link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
     start = len(devices * 60)
-    kept = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
+    saved = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
 
-    assert kept.startswith(link)
-    assert kept.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2
+    assert saved.startswith(link)
+    assert saved.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2
 
 
 @pytest.mark.parametrize(

@@ -21,42 +21,42 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(
 ) -> None:
     """In as few rounds as can be."""
     rounds = payload.rank.tournament(count)
-    pairs = [pair for each in rounds for pair in each]
+    pairs = [pair for item in rounds for pair in item]
 
     assert sorted(pairs) == [(low, high) for low in range(count) for high in range(low + 1, count)]
-    assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in rounds)
+    assert all(len({node for pair in item for node in pair}) == 2 * len(item) for item in rounds)
     assert len(rounds) == (0 if count == 1 else count - 1 + count % 2)
 
 
 @pytest.mark.parametrize(
-    ("word", "lost"), [("go", []), ("go ", []), ("go b", [2, 3]), ("go b,c", [2, 3, 4, 5])]
+    ("label", "lost"), [("go", []), ("go ", []), ("go b", [2, 3]), ("go b,c", [2, 3, 4, 5])]
 )
 def test_a_rank_begins_without_the_nodes_that_did_not_come(
-    payload: SimpleNamespace, word: str, lost: list[int]
+    payload: SimpleNamespace, label: str, lost: list[int]
 ) -> None:
     """All ranks of them, so that nobody waits for one."""
-    said: list[dict[str, object]] = []
+    messages: list[dict[str, object]] = []
     rank = SimpleNamespace(
         lost=[],
         ranks_of={"b": [2, 3], "c": [4, 5]}.get,
         called=str,
-        told=SimpleNamespace(say=lambda **what: said.append(what)),
+        told=SimpleNamespace(say=lambda **what: messages.append(what)),
     )
-    payload.rank.Rank.let_go(rank, io.StringIO(f"{word}\n"))
+    payload.rank.Rank.let_go(rank, io.StringIO(f"{label}\n"))
 
-    assert (rank.lost, len(said)) == (lost, 1 if lost else 0)
+    assert (rank.lost, len(messages)) == (lost, 1 if lost else 0)
 
 
 @pytest.mark.parametrize(
-    ("word", "why"),
+    ("label", "why"),
     [("no the head did not open x", "the head did not open x"), ("", "its probe ended")],
 )
 def test_a_rank_that_cannot_meet_the_others_says_why(
-    payload: SimpleNamespace, word: str, why: str
+    payload: SimpleNamespace, label: str, why: str
 ) -> None:
     """In its parent's words."""
     with pytest.raises(payload.work.Failed, match=why):
-        payload.rank.Rank.let_go(SimpleNamespace(), io.StringIO(word))
+        payload.rank.Rank.let_go(SimpleNamespace(), io.StringIO(label))
 
 
 class FakeStore:
@@ -78,10 +78,10 @@ class FakeStore:
 
 
 @pytest.mark.parametrize(
-    ("words", "at_once"), [("", False), ("lost b\n", False), ("lost b\nlost c\n", True)]
+    ("text", "at_once"), [("", False), ("lost b\n", False), ("lost b\nlost c\n", True)]
 )
 def test_the_head_waits_for_no_rank_that_has_ended(
-    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, words: str, at_once: bool
+    payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, text: str, at_once: bool
 ) -> None:
     """Of four nodes, b and c do not come: rank 0 continues as soon as it knows that neither will,
     else at the time limit.
@@ -92,7 +92,7 @@ def test_the_head_waits_for_no_rank_that_has_ended(
     )
     rank = payload.rank.Rank(args, SimpleNamespace())
     rank.store = FakeStore("arrived/rendezvous/0", "arrived/rendezvous/3")
-    rank.obey(io.StringIO(words))
+    rank.obey(io.StringIO(text))
     arrived = {other: f"arrived/rendezvous/{other}" for other in range(4)}
     began = time.monotonic()
     rank.count("rendezvous", arrived, 1.0)
@@ -115,12 +115,12 @@ def test_a_rank_stops_at_its_parents_word(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, met: bool
 ) -> None:
     """Unless it has met the others: then it can measure."""
-    ends, said = list[int](), list[dict[str, object]]()
+    ends, text = list[int](), list[dict[str, object]]()
     monkeypatch.setattr(payload.rank, "leave", ends.append)
-    rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: said.append(what)))
+    rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: text.append(what)))
     payload.rank.Rank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
 
-    assert (ends, said) == (([], []) if met else ([1], [{"error": "stopped: rank 7 ended"}]))
+    assert (ends, text) == (([], []) if met else ([1], [{"error": "stopped: rank 7 ended"}]))
 
 
 class FakeLane:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("said", "short"),
+    ("expected", "short"),
     [
         (
             (
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.processes
     ],
 )
 def test_an_exception_is_cut_to_its_telling_line(
-    payload: SimpleNamespace, said: str, short: str
+    payload: SimpleNamespace, expected: str, short: str
 ) -> None:
     """Without the place in somebody's source; NCCL's last error tells more than its first."""
-    assert payload.work.short(ValueError(said)) == short
+    assert payload.work.short(ValueError(expected)) == short
 
 
 def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
@@ -53,8 +53,8 @@ def test_a_thread_takes_its_own_gpu(
     payload: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA's current device belongs to a thread, and every group is made in a new one."""
-    taken: list[int] = []
-    torch = SimpleNamespace(cuda=SimpleNamespace(set_device=taken.append))
+    claimed: list[int] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(set_device=claimed.append))
     store = SimpleNamespace(set_timeout=lambda _: None)
     args = SimpleNamespace(backend="nccl", pair_timeout=5, node_rank=0)
     rank = SimpleNamespace(
@@ -63,7 +63,7 @@ def test_a_thread_takes_its_own_gpu(
     monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
 
     assert payload.work.Work(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
-    assert taken == [3]
+    assert claimed == [3]
 
 
 def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
