@@ -117,15 +117,15 @@ def test_only_required_commands_run(cluster: Cluster) -> None:
 def test_the_list_needs_neither_node_nor_inventory(cluster: Cluster) -> None:
     """Every check with what it proves; as JSON, one list."""
     cluster.path.unlink()
-    ran, text = (
+    ran, as_json = (
         cluster.run("check", "--list"),
         cluster.run("check", "--list", "--json", "--group", "model"),
     )
 
-    assert (ran.code, text.code, cluster.commands) == (0, 0, [])
+    assert (ran.code, as_json.code, cluster.commands) == (0, 0, [])
     assert all(check.id in ran.out and check.what in ran.out for check in CATALOGUE)
-    assert {row["group"] for row in json.loads(text.out)} == {"model"}
-    assert set(json.loads(text.out)[0]) == {"id", "group", "what", "why"}
+    assert {row["group"] for row in json.loads(as_json.out)} == {"model"}
+    assert set(json.loads(as_json.out)[0]) == {"id", "group", "what", "why"}
 
 
 def test_json_is_a_single_document(cluster: Cluster) -> None:
@@ -180,18 +180,18 @@ def test_a_node_that_says_nothing_readable_is_not_reached(cluster: Cluster) -> N
     answer = cluster.world.answer
 
     def garbled(command: Any) -> Any:
-        text = answer(command)
+        original = answer(command)
         return (
-            text
-            if command.node != "gpu02" or text is None
-            else type(text)(node="gpu02", code=0, out="motd of the day")
+            original
+            if command.node != "gpu02" or original is None
+            else type(original)(node="gpu02", code=0, out="motd of the day")
         )
 
     cluster.world.answer = garbled  # type: ignore[method-assign]
-    text = results(cluster.run("check", "--json"))
+    checks = results(cluster.run("check", "--json"))
 
-    assert finding_texts(text["ssh"])["gpu02"][0] == "fail"
-    assert "motd" in json.dumps(text["ssh"])
+    assert finding_texts(checks["ssh"])["gpu02"][0] == "fail"
+    assert "motd" in json.dumps(checks["ssh"])
 
 
 def skip_inside(cluster: Cluster) -> None:
@@ -267,11 +267,11 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
     """A preflight on a machine without the secret reports it in its check."""
     monkeypatch.delenv("HF_TOKEN")
     ran = cluster.run("check", "--group", "model", "--json", "--model", MODEL)
-    text = results(ran)
+    checks = results(ran)
 
     assert (ran.code, ran.err) == (0, "")
-    assert "HF_TOKEN" in json.dumps(text["hf-token"])
-    assert text["hf-token"]["status"] == "skip"
+    assert "HF_TOKEN" in json.dumps(checks["hf-token"])
+    assert checks["hf-token"]["status"] == "skip"
 
 
 @pytest.mark.parametrize(

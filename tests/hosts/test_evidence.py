@@ -158,12 +158,12 @@ def test_a_connection_that_breaks_leaves_gaps_with_reasons() -> None:
         return answer(command)
 
     of.answer = breaking  # type: ignore[method-assign]
-    actual, _ = gather(of, model="org/m")
-    results = {gathered.check.id: gathered for gathered in catalogue.run_checks(actual)}
+    gathered, _ = gather(of, model="org/m")
+    results = {result.check.id: result for result in catalogue.run_checks(gathered)}
 
-    assert actual.inside["gpu03"].error == "connection lost"
-    assert "connection lost" in actual.probes_missing["gpu03"]
-    assert "gpu03" not in actual.files
+    assert gathered.inside["gpu03"].error == "connection lost"
+    assert "connection lost" in gathered.probes_missing["gpu03"]
+    assert "gpu03" not in gathered.files
     for id_ in ("ray-version", "ports-reachable"):
         assert {f.node: f.status for f in results[id_].findings}["gpu03"] == "skip"
 

@@ -53,7 +53,7 @@ class Trouble:
 ADA = "GPU-3, 4711, python3, 61169\n@4711 ada 0::/user.slice/user-1000.slice\n"
 CASES = {
     "busy": Trouble(
-        probed={"gpus": (listed(program={3: 61173}), 0), "gpuapps": (ADA, 0)},
+        probed={"gpus": (listed(usage={3: 61173}), 0), "gpuapps": (ADA, 0)},
     ),
     "lost": Trouble(probed={"gpus": (listed(lost=3), 255), "gpuapps": ("", 0)}),
     "no-hook": Trouble(
@@ -61,7 +61,7 @@ CASES = {
         before=True,
     ),
     "display": Trouble(
-        probed={"gpus": (listed(program={0: 2612}), 0)},
+        probed={"gpus": (listed(usage={0: 2612}), 0)},
         survey={"gpustate": states(display=0)},
     ),
 }

@@ -102,27 +102,27 @@ def hosts(
     """Two hosts; nothing stands where the inventory will."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    created = Hosts(capsys, {"gpu01": Host("10.0.0.11"), "gpu02": Host("10.0.0.12")})
+    simulated = Hosts(capsys, {"gpu01": Host("10.0.0.11"), "gpu02": Host("10.0.0.12")})
 
     class FakeFleet(contextlib.nullcontext["FakeFleet"]):
         """Stands where `Fleet` does: the one boundary."""
 
         def __init__(self, inventory: Inventory, **_: Any) -> None:
             super().__init__(self)
-            created.fleets.append(inventory)
+            simulated.fleets.append(inventory)
 
         def __enter__(self) -> FakeFleet:
             return self
 
         def connect(self, nodes: Iterable[str]) -> dict[str, ConnectError]:
-            return {name: error for name, error in created.missing.items() if name in set(nodes)}
+            return {name: error for name, error in simulated.missing.items() if name in set(nodes)}
 
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:
-            created.batches.append(list(commands))
-            return FakeTransport(created.answer).run(commands)
+            simulated.batches.append(list(commands))
+            return FakeTransport(simulated.answer).run(commands)
 
     monkeypatch.setattr("launcher.ssh.fleet.Fleet", FakeFleet)
-    return created
+    return simulated
 
 
 def test_it_writes_an_inventory_and_says_what_comes_next(hosts: Hosts) -> None:

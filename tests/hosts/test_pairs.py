@@ -41,9 +41,9 @@ def probe(peers: int = 1) -> Argv:
     )
 
 
-def answer(text: object, code: int = 0) -> Answer:
+def answer(value: object, code: int = 0) -> Answer:
     """Return a node's answer."""
-    return Answer(node="a", code=code, out=f"{json.dumps(text)}\n")
+    return Answer(node="a", code=code, out=f"{json.dumps(value)}\n")
 
 
 def test_the_program_travels_as_an_argument_and_fits() -> None:

@@ -107,23 +107,23 @@ def test_every_node_knocks_at_all_the_others_at_once(load: Load) -> None:
     with its card's MTU.
     """
     inventory = load(nodes=NODES)
-    commands = probing(inventory, collect_facts(inventory))
+    requests = probing(inventory, collect_facts(inventory))
 
     assert {
-        name: [peer["name"] for peer in request["peers"]] for name, request in commands.items()
+        name: [peer["name"] for peer in request["peers"]] for name, request in requests.items()
     } == {
         "gpu01": ["gpu02", "gpu03"],
         "gpu02": ["gpu01", "gpu03"],
         "gpu03": ["gpu01", "gpu02"],
     }
     assert {
-        (request["port"], request["nonce"], request["mtu"]) for request in commands.values()
+        (request["port"], request["nonce"], request["mtu"]) for request in requests.values()
     } == {(43210, "f00d", 9000)}
-    assert commands["gpu01"]["ip"] == "10.0.0.11"
-    assert commands["gpu01"]["listen"] == sorted(
+    assert requests["gpu01"]["ip"] == "10.0.0.11"
+    assert requests["gpu01"]["listen"] == sorted(
         preflight.fixed_ports(inventory.ports, inventory.node("gpu01"))
     )
-    assert commands["gpu01"]["peers"][0]["ports"] == list(
+    assert requests["gpu01"]["peers"][0]["ports"] == list(
         preflight.fixed_ports(inventory.ports, inventory.head)
     )
     for command in preflight.query_port_probes(

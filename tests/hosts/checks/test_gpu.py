@@ -407,8 +407,8 @@ def test_channels_are_read() -> None:
     """Their names, none without any, and None without a query."""
 
     def read(text: str | None) -> tuple[str, ...] | None:
-        commands = {} if text is None else {"imex": (text, 0)}
-        survey = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **commands}), {})
+        parts = {} if text is None else {"imex": (text, 0)}
+        survey = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **parts}), {})
         assert survey is not None
         return survey.imex
 

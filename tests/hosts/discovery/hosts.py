@@ -103,7 +103,7 @@ def host(
     **facts: Any,
 ) -> ScannedHost:
     """A host with these interfaces, and Docker."""
-    evidence = Survey(
+    surveyed = Survey(
         **{
             "system": "Ubuntu 24.04.3 LTS",
             "kernel": "6.8.0-85-generic",
@@ -120,13 +120,13 @@ def host(
     addresses = tuple(
         Address(
             interface=interface.name,
-            ip=text.split("/")[0],
-            prefix=int(text.split("/")[1]),
+            ip=cidr.split("/")[0],
+            prefix=int(cidr.split("/")[1]),
             up=interface.up,
         )
-        for interface in evidence.nics or ()
-        for text in interface.addresses
-        if "/" in text
+        for interface in surveyed.nics or ()
+        for cidr in interface.addresses
+        if "/" in cidr
     )
     probe_facts: dict[str, Any] = {
         "hostname": hostname or name,
@@ -138,9 +138,9 @@ def host(
         "disk_free": 3500 * GIB,
         **facts,
     }
-    has = assets or LocalAssets()
+    local_assets = assets or LocalAssets()
     return ScannedHost(
-        host=name, name=name, facts=HostFacts(**probe_facts, survey=evidence), assets=has
+        host=name, name=name, facts=HostFacts(**probe_facts, survey=surveyed), assets=local_assets
     )
 
 

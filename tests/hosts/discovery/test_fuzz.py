@@ -79,7 +79,7 @@ def clusters(draw: st.DrawFn) -> list[ScannedHost]:
                 ): draw(TEXTS)
             },
         )
-        created = host(
+        scanned = host(
             draw(st.sampled_from([f"gpu{at}", f"10.7.0.{at + 1}"])),
             *nics,
             rdma=devices,
@@ -90,8 +90,8 @@ def clusters(draw: st.DrawFn) -> list[ScannedHost]:
         )
         hosts.append(
             replace(
-                created,
-                facts=replace(created.facts, docker_version=draw(st.sampled_from([None, "28"]))),
+                scanned,
+                facts=replace(scanned.facts, docker_version=draw(st.sampled_from([None, "28"]))),
             )
         )
     return hosts
