@@ -110,7 +110,7 @@ def test_other_json_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 41])
-def test_a_number_that_nobody_can_count_with_is_refused(number: str) -> None:
+def test_unusable_numbers_are_rejected(number: str) -> None:
     """Python accepts them; rejected in unknown fields too."""
     with pytest.raises(UnreadableAnswer):
         decode.parse_json(Cart, f'{{"name": "a", "owner": "b", "other": {number}}}', "the cart")
@@ -121,7 +121,7 @@ def test_halves_of_characters_become_question_marks() -> None:
     assert decode.parse_json(Cart, '{"name": "\\ud800", "owner": "b"}', "the cart").name == "?"
 
 
-def test_a_field_that_nobody_knows_is_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     """A newer version wrote it; a closed shape refuses it, at any depth."""
     fields = {"size": 1, "new": 2}
     assert decode.validate(Wheel, fields, "a wheel") == Wheel(size=1)

@@ -159,12 +159,12 @@ def test_bytes_without_a_secret_pass_unchanged() -> None:
     assert raw.getvalue() == bytes(range(256))
 
 
-def test_a_bug_s_traceback_is_guarded() -> None:
+def test_the_traceback_of_a_bug_is_redacted() -> None:
     """The interpreter prints an unexpected exception after the program's end."""
     program = (
         "from launcher.core import redaction\n"
-        "redaction.learn('hf_this' + 'MustStayHidden')\n"
-        "with redaction.guarded():\n"
+        "redaction.add_secrets('hf_this' + 'MustStayHidden')\n"
+        "with redaction.redact_output():\n"
         "    raise KeyError('hf_this' + 'MustStayHidden')\n"
     )
     ran = subprocess.run(
@@ -175,7 +175,7 @@ def test_a_bug_s_traceback_is_guarded() -> None:
     assert "KeyError: '***'" in ran.stderr
 
 
-def test_nobody_goes_around_the_guard() -> None:
+def test_no_module_bypasses_the_redaction() -> None:
     """To the terminal itself, or to the streams that Python had at its start."""
     folder = Path(launcher.__file__).parent
     paths = [

@@ -95,7 +95,7 @@ def test_values_that_the_program_knows_go_first() -> None:
         redaction.clear_secrets()
 
 
-# What people and generators put into passwords, and what JSON escapes.
+# Characters of typical passwords, and those escaped in JSON.
 PASSWORDS = (
     'quote"inside-it', "back\\slash-in-it", "tab\tand more of it", "naïve-пароль-密码",
     "p@$$w0rd!{}[]",
@@ -179,5 +179,5 @@ def test_any_text_is_read_in_time_in_proportion_to_its_length(
     for pieces in [*((piece,) for piece in PIECES), *mixed]:
         unit = "".join(pieces)
         text = (unit * (length // len(unit) + 1))[:length]
-        # The machine may be busy: once in three times is enough.
+        # The machine may be busy: allow two slow runs of three.
         assert any(_ratio(read, text) < most for _ in range(3)), pieces

@@ -324,4 +324,4 @@ def test_expectations_that_cannot_be_read_stop_before_a_node_is_reached(
 
     assert ran.code == 2
     assert own.name in ran.err
-    assert cluster.asked == []  # no fleet was made, so nothing was connected to
+    assert cluster.asked == []  # no fleet, so no connection

@@ -137,7 +137,7 @@ def test_a_single_node_probes_no_peers() -> None:
     assert list(gathered.facts) == ["gpu03"]
 
 
-def test_nobody_reached() -> None:
+def test_no_reachable_node() -> None:
     """No commands."""
     gathered, commands = gather(world(), missing=["gpu01", "gpu02", "gpu03"], model="org/m")
 

@@ -61,7 +61,7 @@ def test_a_throw_away_look_makes_nothing_on_the_node(load: Load) -> None:
         assert command.argv[3:6] == ("once", f"vlaunch-c-{command.node}-probe", "--interactive")
         assert {"/dev/infiniband", "IPC_LOCK"} <= set(command.argv)
         assert not {"--volume", "--mount", "--detach", "--restart"} & set(command.argv)
-        assert "/opt/vlaunch/entry.sh" not in command.argv  # which is on a mount
+        assert "/opt/vlaunch/entry.sh" not in command.argv  # it is on a mount
 
 
 def test_a_container_that_runs_is_looked_into_itself(load: Load) -> None:

@@ -70,7 +70,7 @@ def test_two_nodes_are_two_machines(mistakes: Mistakes, nodes: list[str], expect
         ),
         (["host: bastion, name: b", "host: b"], ["5: nodes[1].host: `b` {also}"]),
         (["host: bastion, name: a", "host: bastion, ssh: {port: 22}"], []),
-        # The third is the second once more, and told as that.
+        # The third equals the second and is reported as such.
         (
             ["host: b, ssh: {port: 1}", "host: b, ssh: {port: 2}", "host: b, ssh: {port: 2}"],
             [
@@ -267,7 +267,7 @@ def test_at_most_a_single_node_is_local(mistakes: Mistakes, load_text: Load) -> 
     assert [node.connection for node in load_text(nodes=nodes % "").nodes] == ["local", "ssh"]
 
 
-def test_the_loopback_interface_reaches_nobody(mistakes: Mistakes, load_text: Load) -> None:
+def test_the_loopback_interface_reaches_no_peer(mistakes: Mistakes, load_text: Load) -> None:
     """But it is enough for one node."""
     text = "should lead to the other nodes, which `lo` does not"
     nodes = (

@@ -69,7 +69,7 @@ def test_every_file_of_shell_is_used_and_packed() -> None:
     """Unused files are leftovers; files missing from the wheel fail on a user's machine."""
     python = "".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
     named = re.findall(r'shell\.program\("(\w+)"\)', python)
-    for name in named:  # grows: what comes along with a program may bring another one
+    for name in named:  # grows: an included program may include another one
         text = (FOLDER / f"{name}.sh").read_text()
         named += re.findall(r"(?:^\. |cat )\./(\w+)\.sh", text, re.MULTILINE)
     packed = {file.relative_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}

@@ -144,7 +144,7 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
     assert address.findings[1].text == "it was not reached: see `ssh`"
 
 
-def test_a_single_node_has_nobody_to_reach() -> None:
+def test_a_single_node_has_no_peers() -> None:
     """And is not compared with itself."""
     alone = {"gpu01": facts("gpu01")}
     evidence = replace(HEALTHY.build_evidence(), inventory=inventory(count=1), facts=alone)

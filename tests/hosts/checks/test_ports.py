@@ -132,7 +132,7 @@ def test_ports_of_the_clusters_own_containers_are_no_conflict(
         ("metrics: 6400", 6400, "port 6400 (the agent's metrics) is taken"),
     ],
 )
-def test_a_port_that_the_running_container_does_not_have_is_somebody_elses(
+def test_a_port_outside_the_running_container_is_a_conflict(
     ports: str, used: int, text: str, load: Load, good: Good
 ) -> None:
     """After an inventory change, `up` removes containers before new ones bind: their ports will be

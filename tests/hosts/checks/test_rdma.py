@@ -223,7 +223,7 @@ def test_nccl_takes_prefixes_of_device_names_by_default(value: str, status: str)
     assert {finding.status for finding in findings(case)} == {status}
 
 
-def test_a_port_that_nobody_named_may_be_down() -> None:
+def test_an_unconfigured_port_may_be_down() -> None:
     """NCCL skips it; the finding mentions it."""
     second = replace(HCA, name="mlx5_1", ports=(replace(PORT, state="DOWN"),))
     case = Case(

@@ -34,7 +34,7 @@ def test_an_image_that_all_hosts_have_is_used() -> None:
     [
         [{"my/vllm:1": "a"}, {"my/vllm:1": "b"}],  # another image under the same name
         [{"my/vllm:1": "a"}, {}],  # on one host only
-        [{"my/vllm-cpu:1": "a"}, {"my/vllm-cpu:1": "a"}],  # for something else
+        [{"my/vllm-cpu:1": "a"}, {"my/vllm-cpu:1": "a"}],  # for another accelerator
     ],
 )
 def test_an_image_that_is_not_the_same_everywhere_is_not_used(

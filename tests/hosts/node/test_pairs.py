@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 HIGH = 27311
 PORTS = (16379, 18265)
-# Of this process alone: another run of these tests on the same machine holds the same ports.
+# Unique per process: concurrent test runs use the same ports.
 NET = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
 IPS = {"a": f"{NET}.2", "b": f"{NET}.3", "c": f"{NET}.4"}
 Process = subprocess.Popen[str]
@@ -135,7 +135,7 @@ def test_a_port_in_use_is_skipped() -> None:
 def test_a_refused_port_is_final_once_the_peer_was_met() -> None:
     """The peer holds its ports open before it greets anybody, so this ends at once."""
     with socket.socket() as used, probe("a", "b") as a:
-        # bound, and nobody listens: neither the probe nor anyone else can
+        # bound without a listener: no process can listen on it
         used.bind((IPS["b"], 16379))
         with probe("b", "a") as b:
             began = time.monotonic()
