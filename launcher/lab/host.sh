@@ -1,10 +1,9 @@
 #!/bin/sh
-# The first process of a practice host, already in namespaces of its own: give it a file system like
-# a fresh server's. The machine lends /usr and its like, to be read only; everything a server writes
-# to (/etc, /var, /run, /root, ...) lies below $1/fs.
-# What lies in $1/programs, where there is such a folder, comes before the machine's own programs,
-# and $1/class before its /sys/class; $1/devices has lines `NAME MAJOR MINOR`, nodes of a /dev of
-# its own.
+# Init process of a lab host, in its own namespaces: mounts a file system like that of a fresh server.
+# /usr and the like are the machine's, read-only; everything a server writes to (/etc, /var, /run,
+# /root, ...) is below $1/fs.
+# $1/programs, if it exists, overlays the machine's own programs, and $1/class its /sys/class;
+# $1/devices has lines `NAME MAJOR MINOR`, the nodes of the host's own /dev.
 # usage: host.sh DIRECTORY HOSTNAME
 set -eu
 own=$1/fs
@@ -61,7 +60,7 @@ done
 
 mkdir "$new/proc" "$new/sys" "$new/old"
 mount -t proc proc "$new/proc"
-# Of this network namespace; a new one comes without the cgroup mounts.
+# sysfs of this network namespace; a new mount lacks the cgroup mounts.
 mount -t sysfs sysfs "$new/sys"
 if [ -d "$1/class" ]; then
     cd "$1"
@@ -75,5 +74,5 @@ pivot_root . old
 umount -l /old
 rmdir /old
 touch /run/booted
-# Orphans come to the first process; with the signal ignored the kernel buries them.
+# Orphans become children of init; with the signal ignored, the kernel reaps them.
 exec env --ignore-signal=CHLD sleep infinity

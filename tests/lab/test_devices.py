@@ -20,7 +20,7 @@ def lab(folder: Path, **changes: Any) -> Lab:
     return layout.make_lab(name="lab", directory=folder, subnet="10.77.0.0/24", nodes=1, **options)
 
 
-def read(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
+def read_devices(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
     """Query the files with the survey's script, and parse its output."""
     devices.prepare(lab_spec, lab_spec.hosts[0])
     program = shell.program_text("survey_rdma")
@@ -33,7 +33,7 @@ def read(lab_spec: Lab) -> tuple[RdmaDevice, ...]:
 
 def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
     """Port, rate and the address of the host in the GID table."""
-    first, second = read(lab(tmp_path, rdma="roce"))
+    first, second = read_devices(lab(tmp_path, rdma="roce"))
 
     assert (first.name, first.model, first.numa) == ("mlx5_0", "MT4129", 0)
     assert (second.name, second.numa, second.netdevs) == ("mlx5_1", 1, ("eth0",))
@@ -45,7 +45,7 @@ def test_cards_are_read_as_those_of_the_kernel(tmp_path: Path) -> None:
 
 def test_infiniband_has_no_address_and_no_interface(tmp_path: Path) -> None:
     """Only what its own fabric has."""
-    first, *_ = read(lab(tmp_path, rdma="infiniband"))
+    first, *_ = read_devices(lab(tmp_path, rdma="infiniband"))
 
     assert (first.ports[0].link_layer, first.netdevs) == ("InfiniBand", ())
     assert [gid.index for gid in first.ports[0].gids] == [0]
@@ -55,7 +55,7 @@ def test_storage_has_its_own_card(tmp_path: Path) -> None:
     """As fast as the others, and near to no GPU."""
     lab_spec = lab(tmp_path, accelerator="nvidia", rdma="infiniband")
 
-    assert len(read(lab_spec)) == 3
+    assert len(read_devices(lab_spec)) == 3
     assert devices.gpu_affinity(lab_spec, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
     assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(lab_spec)
 

@@ -12,7 +12,7 @@ from launcher.lab import gpu_image, image
 from launcher.tools import derived
 
 
-def read(archive: Path) -> dict[str, bytes]:
+def read_archive(archive: Path) -> dict[str, bytes]:
     with tarfile.open(archive) as tar:
         return {name: file.read() for name in tar.getnames() if (file := tar.extractfile(name))}
 
@@ -23,11 +23,11 @@ def test_the_archive_adds_one_layer_to_the_practice_image(tmp_path: Path) -> Non
     (rootfs / "etc").mkdir(parents=True)
     base = tmp_path / "image-abc.tar"
     image.pack(rootfs, base)
-    below = read(base)
+    below = read_archive(base)
 
     archive = gpu_image.ensure(tmp_path, base)
 
-    members = read(archive)
+    members = read_archive(archive)
     manifest = json.loads(members["manifest.json"])[0]
     config = json.loads(members[manifest["Config"]])
     lower, upper = manifest["Layers"]
@@ -52,7 +52,7 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
     rootfs = tmp_path / "building/rootfs"
     rootfs.mkdir(parents=True)
     image.pack(rootfs, tmp_path / "image-abc.tar")
-    members = read(gpu_image.ensure(tmp_path, tmp_path / "image-abc.tar"))
+    members = read_archive(gpu_image.ensure(tmp_path, tmp_path / "image-abc.tar"))
     manifest = json.loads(members["manifest.json"])[0]
     with tarfile.open(fileobj=io.BytesIO(members[manifest["Layers"][1]])) as layer:
         names = layer.getnames()

@@ -32,7 +32,7 @@ class Smi:
         self.document_dir = folder / "gpus"
         self.document_dir.mkdir()
 
-    def be(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
+    def configure(self, *troubles: str, gpus_: int = 8, model: str = "h100") -> list[str]:
         """Let the host have GPUs; return their UUIDs."""
         lab = layout.make_lab(
             name=f"lab{os.getpid()}",  # claims of other tests that run now are none of it
@@ -57,11 +57,11 @@ class Smi:
             fcntl.flock(opened, fcntl.LOCK_EX)
             yield
 
-    def hand_out(self, *uuids: str) -> None:
+    def expose(self, *uuids: str) -> None:
         """Let this be a container that has these GPUs."""
         (self.folder / "gpus.visible").write_text("\n".join(uuids))
 
-    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, nvidia_smi.__file__, *arguments],
             env={**os.environ, "PRACTICE_GPUS": str(self.document_dir)},
@@ -96,16 +96,16 @@ def queried_fields(program: str) -> str:
 @pytest.mark.parametrize("program", ["probe", "survey", "survey_fabric"])
 def test_all_gpu_queries_are_answered(smi: Smi, program: str) -> None:
     """New fields of a query must exist here as well."""
-    smi.be()
-    answer = smi.ask(f"--query-gpu={queried_fields(program)}", CSV)
+    smi.configure()
+    answer = smi.run(f"--query-gpu={queried_fields(program)}", CSV)
 
     assert (answer.returncode, len(answer.stdout.splitlines())) == (0, 8)
 
 
 def test_the_probe_reads_every_gpu(smi: Smi) -> None:
     """A line per GPU; the name marks a simulated one."""
-    uuids = smi.be()
-    answer = smi.ask(f"--query-gpu={queried_fields('probe')}", CSV)
+    uuids = smi.configure()
+    answer = smi.run(f"--query-gpu={queried_fields('probe')}", CSV)
 
     assert answer.stdout.splitlines()[7] == (
         f"7, NVIDIA H100 80GB HBM3 (practice), 81559, 4, 580.95.05, {uuids[7]}"
@@ -114,38 +114,38 @@ def test_the_probe_reads_every_gpu(smi: Smi) -> None:
 
 def test_the_survey_reads_errors_and_topology(smi: Smi) -> None:
     """`--query-gpu` and `topo -m`, through the functions that read the real one."""
-    smi.be("ecc:3")
+    smi.configure("ecc:3")
     gpus = gpu_survey.parse_gpu_states(
-        smi.ask(f"--query-gpu={queried_fields('survey')}", CSV).stdout, smi.ask("topo", "-m").stdout
+        smi.run(f"--query-gpu={queried_fields('survey')}", CSV).stdout, smi.run("topo", "-m").stdout
     )
 
     assert [gpu.ecc_errors for gpu in gpus] == [0, 0, 0, 2, 0, 0, 0, 0]
-    assert smi.ask("topo", "-m").stdout.count("NV18") == 8 * 7
+    assert smi.run("topo", "-m").stdout.count("NV18") == 8 * 7
 
 
 def test_a_holder_is_listed_until_it_exits(smi: Smi) -> None:
     """Its memory is in use exactly as long as it runs."""
-    uuids = smi.be()
+    uuids = smi.configure()
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     with smi.occupied(5, pid=4711):
-        reported = gpu_survey.parse_processes(smi.ask(*apps).stdout)
-        used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
+        reported = gpu_survey.parse_processes(smi.run(*apps).stdout)
+        used = smi.run("--query-gpu=memory.used", CSV).stdout.split()
 
     assert reported == (GpuProcess(gpu=uuids[5], pid=4711, name=nvidia_smi.HOLDER, memory=61169),)
     assert used == ["4", "4", "4", "4", "4", "61173", "4", "4"]
-    assert smi.ask(*apps).stdout == ""
-    assert smi.ask("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
+    assert smi.run(*apps).stdout == ""
+    assert smi.run("--query-gpu=memory.used", CSV).stdout.split() == ["4"] * 8
 
 
 def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
     """In addition to another process, while they run, with their own process ids."""
-    uuids = smi.be(gpus_=2)
+    uuids = smi.configure(gpus_=2)
     apps = (f"--query-compute-apps={queried_fields('gpu_processes')}", CSV)
     claim = os.memfd_create(f"gpu-memory:{uuids[0]}:20000")
     try:
         with smi.occupied(0, pid=4711):
-            reported = gpu_survey.parse_processes(smi.ask(*apps).stdout)
-            used = smi.ask("--query-gpu=memory.used", CSV).stdout.split()
+            reported = gpu_survey.parse_processes(smi.run(*apps).stdout)
+            used = smi.run("--query-gpu=memory.used", CSV).stdout.split()
     finally:
         os.close(claim)
 
@@ -155,13 +155,13 @@ def test_ranks_of_vllm_hold_what_they_claim(smi: Smi) -> None:
     ]
     assert "python" in reported[1].name
     assert used == ["81173", "4"]
-    assert smi.ask(*apps).stdout == ""
+    assert smi.run(*apps).stdout == ""
 
 
 def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
     """The others keep their numbers, and the message is on standard error."""
-    smi.be("lost:3")
-    answer = smi.ask("--query-gpu=index", CSV)
+    smi.configure("lost:3")
+    answer = smi.run("--query-gpu=index", CSV)
 
     assert answer.stdout.split() == ["0", "1", "2", "4", "5", "6", "7"]
     assert answer.stderr == (
@@ -172,11 +172,11 @@ def test_a_lost_gpu_leaves_a_gap(smi: Smi) -> None:
 
 def test_a_container_sees_its_gpus_renumbered(smi: Smi) -> None:
     """In bus order; processes of other namespaces have no names."""
-    uuids = smi.be()
-    smi.hand_out(uuids[5], uuids[4])
+    uuids = smi.configure()
+    smi.expose(uuids[5], uuids[4])
     with smi.occupied(5, pid=4711):
-        listed = smi.ask("-L").stdout
-        apps = smi.ask("--query-compute-apps=gpu_uuid,process_name", CSV).stdout
+        listed = smi.run("-L").stdout
+        apps = smi.run("--query-compute-apps=gpu_uuid,process_name", CSV).stdout
 
     assert listed == (
         f"GPU 0: NVIDIA H100 80GB HBM3 (practice) (UUID: {uuids[4]})\n"
@@ -187,7 +187,7 @@ def test_a_container_sees_its_gpus_renumbered(smi: Smi) -> None:
 
 def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own commands, run as it runs them; a server that needs fewer does not wait."""
-    smi.be()
+    smi.configure()
     smi.on_path(monkeypatch)
 
     assert agent.free_gpus(0.92, None, 8) == (8, "")
@@ -202,7 +202,7 @@ def test_the_agents_gate_names_the_busy_gpu(smi: Smi, monkeypatch: pytest.Monkey
 
 def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the message of the real program."""
-    smi.be("lost:0")
+    smi.configure("lost:0")
     smi.on_path(monkeypatch)
 
     with pytest.raises(agent.GpuLost, match="Unable to determine the device handle for GPU0"):
@@ -211,9 +211,9 @@ def test_the_agent_sees_a_loss(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_display_is_reported(smi: Smi) -> None:
     """Both that one is attached and that it is in use."""
-    smi.be("display:1", gpus_=2)
+    smi.configure("display:1", gpus_=2)
 
-    assert smi.ask("--query-gpu=display_attached,display_active", CSV).stdout.splitlines() == [
+    assert smi.run("--query-gpu=display_attached,display_active", CSV).stdout.splitlines() == [
         "No, Disabled",
         "Yes, Enabled",
     ]
@@ -221,18 +221,18 @@ def test_a_display_is_reported(smi: Smi) -> None:
 
 def test_units_and_headings_are_optional(smi: Smi) -> None:
     """Included without `nounits` and `noheader`, in the format of the real program."""
-    smi.be(gpus_=1)
+    smi.configure(gpus_=1)
 
-    assert smi.ask("--query-gpu=index,memory.total,memory.free", "--format=csv").stdout == (
+    assert smi.run("--query-gpu=index,memory.total,memory.free", "--format=csv").stdout == (
         "index, memory.total [MiB], memory.free [MiB]\n0, 81559 MiB, 81555 MiB\n"
     )
 
 
 def test_a_gpu_that_shares_the_hosts_memory_reports_none(smi: Smi) -> None:
     """As a GB10."""
-    smi.be(gpus_=1, model="gb10")
+    smi.configure(gpus_=1, model="gb10")
 
-    output = smi.ask("--query-gpu=name,memory.total,memory.used", CSV).stdout
+    output = smi.run("--query-gpu=name,memory.total,memory.used", CSV).stdout
     assert output == "NVIDIA GB10 (practice), [N/A], [N/A]\n"
 
 
@@ -249,8 +249,8 @@ def test_what_it_cannot_answer_it_says(
     smi: Smi, arguments: tuple[str, ...], message: str, status: int
 ) -> None:
     """Never an empty output that looks valid."""
-    smi.be()
-    answer = smi.ask(*arguments)
+    smi.configure()
+    answer = smi.run(*arguments)
 
     assert message in answer.stdout
     assert answer.returncode == status
@@ -258,17 +258,17 @@ def test_what_it_cannot_answer_it_says(
 
 def test_one_gpu_can_be_queried(smi: Smi) -> None:
     """By number or UUID."""
-    uuids = smi.be()
+    uuids = smi.configure()
 
-    assert smi.ask("-i", "3", "--query-gpu=uuid", CSV).stdout == f"{uuids[3]}\n"
-    assert smi.ask(f"--id={uuids[3]}", "--query-gpu=index", CSV).stdout == "3\n"
+    assert smi.run("-i", "3", "--query-gpu=uuid", CSV).stdout == f"{uuids[3]}\n"
+    assert smi.run(f"--id={uuids[3]}", "--query-gpu=index", CSV).stdout == "3\n"
 
 
 def test_container_without_gpus(smi: Smi) -> None:
     """A list is empty and exits with 0, a query fails, as with the real program (driver 580)."""
-    smi.be()
-    smi.hand_out()
-    listed, queried = smi.ask("-L"), smi.ask("--query-gpu=index", CSV)
+    smi.configure()
+    smi.expose()
+    listed, queried = smi.run("-L"), smi.run("--query-gpu=index", CSV)
 
     assert (listed.returncode, listed.stdout) == (0, "No devices found.\n")
     assert (queried.returncode, queried.stdout) == (6, "No devices were found\n")
@@ -276,14 +276,14 @@ def test_container_without_gpus(smi: Smi) -> None:
 
 def test_load_is_read_by_the_agent(smi: Smi) -> None:
     """An inspection reads figures without units."""
-    smi.be(gpus_=1)
-    answer = smi.ask(*inspection._NVIDIA[1:])
+    smi.configure(gpus_=1)
+    answer = smi.run(*inspection._NVIDIA[1:])
 
     assert answer.stdout == "0, 0, 0, 62.00, 700.00\n"
 
 
 def test_a_host_without_a_driver(smi: Smi) -> None:
     """Without data it fails as the real program does without a driver."""
-    answer = smi.ask("-L")
+    answer = smi.run("-L")
 
     assert (answer.returncode, "couldn't communicate" in answer.stdout) == (9, True)

@@ -13,7 +13,7 @@ LAB = layout.make_lab(
 )
 
 
-def show(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:
+def write_process(proc: Path, pid: int, name: str, environment: str, nspid: str) -> None:
     """Write the `/proc` entry of a process."""
     (proc / f"{pid}/ns").mkdir(parents=True, exist_ok=True)
     (proc / f"{pid}/ns/net").touch()
@@ -36,8 +36,8 @@ def test_a_host_has_booted_when_no_exec_can_hide_its_first_process(
 ) -> None:
     """Commands that enter a host right after its boot must always see its init process."""
     monkeypatch.setattr(processes, "_PROC", tmp_path)
-    show(tmp_path, 71, "unshare", "VLAUNCH_LAB=vlaunch-lab/node1\0", "71")
-    show(tmp_path, 72, name, environment, "72\t1")
+    write_process(tmp_path, 71, "unshare", "VLAUNCH_LAB=vlaunch-lab/node1\0", "71")
+    write_process(tmp_path, 72, name, environment, "72\t1")
 
     assert processes.is_booted(LAB.hosts[0]) is booted
     assert processes.init_pid(LAB.hosts[0]) == (72 if "node1" in environment else None)

@@ -170,7 +170,7 @@ def docker(tmp_path: Path) -> Path:
     return path
 
 
-def say(
+def query_output(
     docker: Path, parts: tuple[str, ...], *, size: int = 10_000, since: float | None = None
 ) -> str:
     """Query this machine, and return its output."""
@@ -190,16 +190,16 @@ def say(
     return ran.stdout
 
 
-def ask(
+def query_report(
     docker: Path, parts: tuple[str, ...] = DIAGNOSIS, *, since: float | None = None
 ) -> NodeReport:
     """Ask this machine, and read its answer."""
-    return parse_report(say(docker, parts, since=since), MARK)
+    return parse_report(query_output(docker, parts, since=since), MARK)
 
 
 def test_containers_and_their_logs_are_reported(docker: Path) -> None:
     """All containers with states, all lines with times."""
-    report = ask(docker)
+    report = query_report(docker)
 
     assert report.clock is not None
     assert [
@@ -228,7 +228,7 @@ def test_what_runs_is_looked_into(docker: Path) -> None:
     (logs / "worker-2.out").write_text("")
     (logs / "raylet.out").write_text("raylet\n")
     (logs.parents[2] / "vlaunch-nccl.x.log").write_text("chatter\nNCCL WARN no\n")
-    report = ask(docker, (STATE, INSIDE))
+    report = query_report(docker, (STATE, INSIDE))
 
     assert [(log.title, log.lines) for log in report.logs] == [
         ("job driver", ("driver",)),
@@ -249,7 +249,7 @@ def test_the_keeper_s_files_come_along(docker: Path) -> None:
     (folder / "chat" / "observed.json").write_text('{"state": "ready"}')
     (folder / "chat" / "desired.json").write_text("{half")
     (folder / "embed" / "history.json").write_text("[1]")
-    report = ask(docker)
+    report = query_report(docker)
 
     assert report.supervisor_files == {
         "chat": {"observed": {"state": "ready"}},
@@ -263,7 +263,7 @@ def test_the_logs_of_engines_come_along(docker: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "engine.log.1").write_text("".join(f"{at}\n" for at in range(100)))
     (folder / "engine.log").write_text("last\n")
-    (log,) = ask(docker, (ENGINES,)).logs
+    (log,) = query_report(docker, (ENGINES,)).logs
 
     assert (log.title, len(log.lines), log.lines[-2:]) == ("server chat", 50, ("99", "last"))
 
@@ -273,17 +273,17 @@ def test_a_log_has_its_limit_in_lines_and_in_bytes(docker: Path) -> None:
     (docker.parent / "docker.log").write_text(
         "".join(f"2026-11-21T20:14:00Z {at}\n" for at in range(1000))
     )
-    lines = ask(docker, (LOGS,)).logs[0].lines
+    lines = query_report(docker, (LOGS,)).logs[0].lines
     (docker.parent / "docker.log").write_text("x" * 5_000_000)
 
     assert (len(lines), lines[-1]) == (50, "999")
-    assert len(say(docker, (LOGS,), size=2000)) < 2 * 2000 + 2000
+    assert len(query_output(docker, (LOGS,), size=2000)) < 2 * 2000 + 2000
 
 
 def test_only_requested_parts_are_reported(docker: Path) -> None:
     """And how far back is Docker's own business."""
-    report = ask(docker, (STATE, INSPECT))
-    ask(docker, (LOGS,), since=1800)
+    report = query_report(docker, (STATE, INSPECT))
+    query_report(docker, (LOGS,), since=1800)
 
     assert (report.logs, json.loads(report.inspect)) == ((), [{"Name": "/c-gpu01"}])
     assert "--since=1800s" in (docker.parent / "docker.said").read_text()
@@ -292,7 +292,7 @@ def test_only_requested_parts_are_reported(docker: Path) -> None:
 def test_a_node_that_refuses_docker_says_why(docker: Path) -> None:
     """The message is the evidence."""
     (docker.parent / "docker.refuses").touch()
-    report = ask(docker)
+    report = query_report(docker)
 
     assert report.gaps["containers"].startswith("permission denied while trying to connect")
     assert report.states == ()
@@ -302,8 +302,8 @@ def test_a_first_line_that_was_cut_is_dropped(docker: Path) -> None:
     """A truncated secret would not be recognised; complete lines stay."""
     lines = [f"2026-11-21T20:14:00.1Z {number:04} {'x' * 60}" for number in range(49)]
     (docker.parent / "docker.log").write_text("\n".join(lines) + "\n")
-    whole = [log.lines for log in ask(docker).logs if log.part == "log-1"]
-    cut = [log.lines for log in parse_report(say(docker, ("logs",), size=2000), MARK).logs]
+    whole = [log.lines for log in query_report(docker).logs if log.part == "log-1"]
+    cut = [log.lines for log in parse_report(query_output(docker, ("logs",), size=2000), MARK).logs]
 
     assert len(whole[0]) == 49
     assert 0 < len(cut[0]) < 30
@@ -317,7 +317,7 @@ def test_a_first_line_of_a_worker_that_was_cut_is_dropped(docker: Path) -> None:
     (logs / "worker-1.err").write_text("one\ntwo\n")
     (logs / "worker-2.out").write_text("".join(f"{'x' * 990}\n" for _ in range(99)))
     worker_lines = {
-        log.part: log.lines for log in ask(docker).logs if log.part.startswith("worker")
+        log.part: log.lines for log in query_report(docker).logs if log.part.startswith("worker")
     }
 
     assert ("one", "two") in worker_lines.values()

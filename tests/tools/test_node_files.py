@@ -43,7 +43,7 @@ def titles(steps: list[Step]) -> list[str]:
     return [step.title for step in steps]
 
 
-def send(step: Step) -> None:
+def run_step(step: Step) -> None:
     """Run a step on this machine."""
     stdin = step.command.stdin() if step.command.stdin else b""
     subprocess.run(step.command.argv, input=stdin, check=True, timeout=10)
@@ -92,7 +92,7 @@ def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) 
         file.write_text("x")
         file.chmod(0o600)
 
-    def hand(user: str) -> subprocess.CompletedProcess[str]:
+    def hand_over(user: str) -> subprocess.CompletedProcess[str]:
         argv = ["sh", "-c", shell.program_text("hand_over"), "hand-over", user, secrets, server]
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
@@ -100,10 +100,10 @@ def test_what_is_handed_over_is_the_groups_and_stays_the_logins(tmp_path: Path) 
         files = (secrets, secrets / "TOKEN", server, server / "chat", server / "chat/desired.json")
         return [oct(path.stat().st_mode & 0o7777)[2:] for path in files]
 
-    nobody = hand("no-such-user-here")
+    nobody = hand_over("no-such-user-here")
     assert (nobody.returncode, nobody.stderr) == (1, "the image has no user no-such-user-here\n")
     assert modes()[:2] == ["700", "600"]
-    assert hand(f"{os.getuid()}:{os.getgid()}").returncode == 0
+    assert hand_over(f"{os.getuid()}:{os.getgid()}").returncode == 0
     assert modes() == ["750", "640", "2775", "2775", "660"]
     assert (secrets / "TOKEN").stat().st_uid == os.getuid()
 
@@ -134,7 +134,7 @@ def test_programs_are_single_files() -> None:
 def test_the_shipped_agent_stands_alone(load: Load, tmp_path: Path) -> None:
     """The agent and its chat client start without the launcher and its libraries."""
     inventory = load(f"state_dir: {tmp_path}")
-    send(node_files.file_steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
+    run_step(node_files.file_steps(site_with(inventory, FRESH), inventory.head, {}, fresh=False)[0])
     archive, python = tmp_path / "c/payload/agent.pyz", (sys.executable, "-I", "-B")
     start = (
         f"import sys; sys.path.insert(0, '{archive}'); from vlaunch_agent.%s import main; main()"
@@ -207,7 +207,7 @@ def test_what_the_steps_do_on_a_node(load: Load, tmp_path: Path) -> None:
     """
     inventory = load(f"state_dir: {tmp_path}/a b".replace(" b", "-b"))
     for step in node_files.file_steps(Site(inventory), inventory.head, SECRETS, fresh=True):
-        send(step)
+        run_step(step)
     folder = tmp_path / "a-b" / "c"
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
@@ -334,7 +334,7 @@ def test_writing_a_secret_again_replaces_it_whole(load: Load, tmp_path: Path) ->
         for step in node_files.file_steps(
             site_with(inventory, WRITTEN), inventory.head, {"A": Secret(value)}, fresh=True
         ):
-            send(step)
+            run_step(step)
 
     assert (tmp_path / "c/secrets/A").read_text() == "new"
     assert len(list((tmp_path / "c/secrets").iterdir())) == 1
@@ -353,12 +353,12 @@ def test_a_secret_removed_from_the_inventory_is_removed_from_nodes(
         {"OLD": Secret("x"), "A": Secret("y")},
         fresh=True,
     ):
-        send(step)
+        run_step(step)
     facts = HostFacts(files=node_files.payload_digests(), secret_names=("A", "OLD"))
     for step in node_files.file_steps(
         site_with(inventory, facts), inventory.head, {"A": Secret("y")}, fresh=True
     ):
-        send(step)
+        run_step(step)
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
 
@@ -383,7 +383,7 @@ def test_secrets_leave_every_other_place(load: Load, tmp_path: Path, to: str) ->
     for step in node_files.file_steps(
         site_with(inventory, facts), inventory.head, {"A": Secret("new")}, fresh=True
     ):
-        send(step)
+        run_step(step)
     remaining = {
         name: (place / "secrets" / "A").read_text()
         for name, place in places.items()
@@ -408,7 +408,7 @@ def test_nodes_that_share_a_home_do_not_trip_over_each_other(load: Load, tmp_pat
         )
     ]
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(send, steps))
+        list(pool.map(run_step, steps))
 
     assert [path.name for path in (tmp_path / "c/secrets").iterdir()] == ["A"]
     assert (tmp_path / "c/secrets/A").read_text() == "value"

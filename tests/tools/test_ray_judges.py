@@ -256,7 +256,7 @@ def test_the_head_is_judged_by_its_port(
 def test_ray_status_must_count_the_same(active: int, gpus: str, status: str, load: Load) -> None:
     """It lags behind the node table by some seconds."""
     text = "Active:\n" + " 1 node_x\n" * active + f"\nTotal Usage:\n {gpus}\n"
-    findings = judged(load, text)
+    findings = judge_status(load, text)
 
     assert (findings.node, findings.status) == ("gpu01", status)
 
@@ -268,10 +268,10 @@ def test_a_ray_status_that_cannot_be_read_is_never_green(
     text: str | None, status: str, load: Load
 ) -> None:
     """It is waited for; a missing one is reported."""
-    assert judged(load, text).status == status
+    assert judge_status(load, text).status == status
 
 
-def judged(load: Load, text: str | None) -> Finding:
+def judge_status(load: Load, text: str | None) -> Finding:
     """Check `ray status` of a healthy cluster."""
     answers = {"gpu01": [state("gpu01"), table(*BOTH, status=text)], "gpu02": [state("gpu02")]}
     return ray_judges.judge_cluster(load(), {})(answers)[-1]
