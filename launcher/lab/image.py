@@ -151,7 +151,7 @@ def _run_in_rootfs(rootfs: Path, script: str, wheels: Path, *arguments: str) -> 
 def _setup_script() -> str:
     """Return the script that installs vLLM, one command per line after an empty line.
 
-    Its exact form is part of `key`.
+    Its exact form is part of `cache_key`.
     """
     return "\n" + shell.program_text("practice_image").replace("\\\n", "")
 

@@ -40,7 +40,7 @@ def init_pid(host: Host) -> int | None:
 
 def is_booted(host: Host) -> bool:
     """Return True if a host's init process runs its final program; an earlier exec(2) can hide it
-    from `init_of`.
+    from `init_pid`.
     """
     return any(
         p.marker == host.marker and p.is_init and p.name == _SETTLED for p in _all_processes()

@@ -50,7 +50,7 @@ def submit_job(ports: Ports) -> Argv:
 
 
 def stop_job(ports: Ports, job: str, grace: float) -> Argv:
-    """Stop a job, with SIGKILL after `grace` seconds."""
+    """Stop a job, with `grace` seconds to shut down."""
     query = {"dashboard": ports.dashboard, "job": job, "grace": f"{grace:g}"}
     return _curl_agent("stop", grace + _LONG, "--request", "POST", **query)
 

@@ -153,7 +153,8 @@ class GpuAllocation:
 def run(docker: Argv, spec: ContainerSpec, *, once: bool = False, attached: bool = False) -> Argv:
     """Start a detached container in the host's network (`docker run`).
 
-    With `once`, wait for its exit and remove it; with `attached`, the caller does the supervision.
+    With `once`, wait for its exit and remove it; so does `attached`, whose caller stops and
+    restarts it.
     """
     labels = {**spec.labels, CLUSTER: spec.cluster, ROLE: spec.role, NODE: spec.node}
     shm = _SHM.get(spec.shm) or ("--shm-size", str(spec.shm))
@@ -223,7 +224,7 @@ def _run_attached(docker: Argv, name: str, arguments: Argv) -> Argv:
 
 
 def remove(docker: Argv, *names: str) -> Argv:
-    """Stop and remove containers."""
+    """Stop and remove containers; unknown names are an error unless no container is left."""
     return (*docker, "rm", "--force", "--volumes", *names)
 
 
@@ -327,7 +328,7 @@ def list_ids(docker: Argv, cluster: str) -> Argv:
 def describe_differences(
     container: Container, spec: ContainerSpec, image_env: Mapping[str, str]
 ) -> list[str]:
-    """Describe how a container differs from its spec; not empty, since the hashes differ."""
+    """Describe how a container differs from its spec; never empty."""
     differences = (
         [f"image {container.image} → {spec.image}"] if container.image != spec.image else []
     )

@@ -41,8 +41,8 @@ def judge_cluster(
 ) -> Callable[[Answers], Sequence[Finding]]:
     """Return a check of Ray's node table against the inventory.
 
-    Each node's first answer is its container's state; the head's second one is the table. `before`
-    has the initial restart counts by node, which are ignored: their cause may be fixed.
+    Each node's first answer is its container's state; the head's second one is the table.
+    `initial_restarts`, by node, are ignored: their cause may be fixed.
     """
 
     def judge(answers: Answers) -> Sequence[Finding]:
@@ -153,7 +153,7 @@ def judge_container(
 ) -> Finding | None:
     """Check `docker inspect` of a container: missing, exited, or in a restart loop is a failure.
 
-    Restarts are ignored once the node has joined, as are the first `before` ones.
+    Restarts are ignored once the node has joined, as are the first `initial_restarts`.
     """
     if answer.code == 255 or answer.timed_out:
         return failed(

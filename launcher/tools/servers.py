@@ -46,7 +46,7 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """True while it holds resources: running, restarting or still stopping."""
+        """True until it reaches a final state, and so holds GPUs and ports."""
         return self.state not in OVER
 
     @property

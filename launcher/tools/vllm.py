@@ -147,7 +147,7 @@ def gloo_timeout_option(args: Sequence[str], nodes: int, seconds: float) -> Argv
 def replica_options(
     local: int, first_replica: int, head: str, port: int, balancing: Balancing = "internal"
 ) -> Argv:
-    """Return the options of a node that runs `local` replicas from number `start` on.
+    """Return the options of a node that runs `local` replicas from number `first_replica` on.
 
     With `internal` balancing only the first node has an API, from which vLLM distributes requests
     to all replicas (v1/engine/core_client.py, `DPLBAsyncMPClient`); otherwise each node has one. An
