@@ -104,10 +104,10 @@ def agents_gate(site: Site, *, deadline: float) -> Gate:
 
     def judge(answers: Answers) -> list[Finding]:
         try:
-            head_state = servers.parse_servers(ray_checks.parse_payload(answers[node.name][-1]))
+            state = servers.parse_servers(ray_checks.parse_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
             return [waiting(node, f"does not say which agents it hears: {error.message}")]
-        return [_judge_agent(member, node, head_state.members, port) for member in site.nodes]
+        return [_judge_agent(member, node, state.members, port) for member in site.nodes]
 
     return Gate(
         id="agents",
@@ -116,7 +116,7 @@ def agents_gate(site: Site, *, deadline: float) -> Gate:
         judge=judge,
         deadline=deadline,
         every=0.3,
-        evidence=tuple(_container_log(site, each) for each in site.nodes),
+        evidence=tuple(_container_log(site, member) for member in site.nodes),
     )
 
 

@@ -117,18 +117,18 @@ def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
     """Return a new token if it is named or, without names, if Ray uses it. Raises RequestError for
     unknown names.
     """
-    known_names = [row["name"] for row in _secret_rows(inventory)]
-    if unknown := [name for name in names if name not in known_names]:
+    defined = [row["name"] for row in _secret_rows(inventory)]
+    if unknown := [name for name in names if name not in defined]:
         raise RequestError(
             f"no secret `{unknown[0]}` in this cluster"
             if len(unknown) == 1
             else f"no secrets {', '.join(unknown)} in this cluster",
-            hint=f"known are: {', '.join(known_names)}"
-            if known_names
+            hint=f"known are: {', '.join(defined)}"
+            if defined
             else "the inventory names none under `secrets:`",
         )
-    is_used = inventory.ray.token_auth and not inventory.ray.off
-    rotates = ray.TOKEN in names if names else is_used
+    used = inventory.ray.token_auth and not inventory.ray.off
+    rotates = ray.TOKEN in names if names else used
     if ray.TOKEN in inventory.secrets or not rotates:
         return {}
     token = Secret(random.token_hex(32))

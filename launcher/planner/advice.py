@@ -56,52 +56,51 @@ def _node_alternatives(question: PlanQuestion) -> Iterator[Alternative]:
 
 
 def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
-    given, estimate = question.flags, plan.estimate
-    fewer_sequences = estimate.state_limit() or _SEQUENCES
-    sizes_cache = not given.cache_bytes  # else the cache's memory is what it is given
+    flags, estimate = question.flags, plan.estimate
+    sequences = estimate.state_limit() or _SEQUENCES
+    utilization = flags.utilization or versions.default_utilization(question.version)
+    sizes_cache = not flags.cache_bytes  # else the cache has a fixed size
     changes = (
         (
-            given.cache_dtype == "auto" and question.model.kv_heads > 0,
+            flags.cache_dtype == "auto" and question.model.kv_heads > 0,
             "--kv-cache-dtype fp8",
             "twice the tokens, for a little accuracy",
-            replace(given, cache_dtype="fp8"),
+            replace(flags, cache_dtype="fp8"),
         ),
         (
-            estimate.sequences > fewer_sequences and (sizes_cache or fewer_sequences != _SEQUENCES),
-            f"--max-num-seqs {fewer_sequences}",
+            estimate.sequences > sequences and (sizes_cache or sequences != _SEQUENCES),
+            f"--max-num-seqs {sequences}",
             "memory of the sampler and of graphs",
-            replace(given, sequences=fewer_sequences),
+            replace(flags, sequences=sequences),
         ),
         (
             estimate.batched_tokens > _BATCHED and sizes_cache,
             f"--max-num-batched-tokens {_BATCHED}",
             "memory of a forward pass, for slower prompts",
-            replace(given, batched_tokens=_BATCHED),
+            replace(flags, batched_tokens=_BATCHED),
         ),
         (
-            sizes_cache
-            and (given.utilization or versions.default_utilization(question.version))
-            < _UTILIZATION,
+            sizes_cache and utilization < _UTILIZATION,
             f"--gpu-memory-utilization {_UTILIZATION}",
             "the rest of the memory, where nobody else needs it",
-            replace(given, utilization=_UTILIZATION),
+            replace(flags, utilization=_UTILIZATION),
         ),
         (
             estimate.length > 1,
             f"--max-model-len {estimate.length // 2}",
             "requests at once, of half the length",
-            replace(given, length=estimate.length // 2),
+            replace(flags, length=estimate.length // 2),
         ),
         (
-            sizes_cache and not given.eager and not question.cluster.smallest.cpu,
+            sizes_cache and not flags.eager and not question.cluster.smallest.cpu,
             "--enforce-eager",
             "memory of CUDA graphs, for slower answers",
-            replace(given, eager=True),
+            replace(flags, eager=True),
         ),
     )
-    for applies, change, better, flags in changes:
+    for applies, change, better, changed in changes:
         if applies:
-            yield Alternative(change, better, question.judge_layout(plan.option, flags))
+            yield Alternative(change, better, question.judge_layout(plan.option, changed))
 
 
 def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:

@@ -113,13 +113,11 @@ def find_family(config: Mapping[str, Any], text: Mapping[str, Any]) -> Family:
     if not names:
         return Family(name="unknown", unmodelled_reason="config.json names no architecture")
     for name in names:
-        if (known_family := _lookup_family(name)) is not None:
-            family = replace(known_family, name=name)
+        if (family := _lookup_family(name)) is not None:
+            reason = ""
             if family.latent and "compress_ratios" in text:
-                return replace(
-                    family, unmodelled_reason=f"{name} with compressed attention is not modelled"
-                )
-            return family
+                reason = f"{name} with compressed attention is not modelled"
+            return replace(family, name=name, unmodelled_reason=reason)
     return Family(name=names[0], unmodelled_reason=f"the architecture {names[0]} is not modelled")
 
 

@@ -68,11 +68,11 @@ def parse_flags(args: Sequence[str], env: Mapping[str, str] | None = None) -> En
         lengths = [parse_length(value) for value in vllm.option_values(args, *names)]
         return lengths[-1] if lengths else None
 
-    words = {argument.partition("=")[0].replace("_", "-") for argument in args}
+    options = {arg.partition("=")[0].replace("_", "-") for arg in args}
     dtypes = vllm.option_values(args, "--kv-cache-dtype")
     dtypes = dtypes or vllm.option_values(args, "--dtype")  # `auto` is the model's own
     return EngineFlags(
-        utilization=vllm.memory_share(args) if "--gpu-memory-utilization" in words else None,
+        utilization=vllm.memory_share(args) if "--gpu-memory-utilization" in options else None,
         length=number("--max-model-len"),
         batched_tokens=number("--max-num-batched-tokens"),
         sequences=number("--max-num-seqs"),
@@ -82,11 +82,11 @@ def parse_flags(args: Sequence[str], env: Mapping[str, str] | None = None) -> En
         or 0,
         block=number("--block-size") or 0,
         dcp=number("--decode-context-parallel-size", "-dcp") or 1,
-        eager="--enforce-eager" in words,
-        expert_parallel=bool(words & {"--enable-expert-parallel", "-ep"}),
-        prefix_caching="--no-enable-prefix-caching" not in words,
-        drafts=bool(words & {"--speculative-config", "-sc"}),
-        hybrid="--disable-hybrid-kv-cache-manager" not in words,
+        eager="--enforce-eager" in options,
+        expert_parallel=bool(options & {"--enable-expert-parallel", "-ep"}),
+        prefix_caching="--no-enable-prefix-caching" not in options,
+        drafts=bool(options & {"--speculative-config", "-sc"}),
+        hybrid="--disable-hybrid-kv-cache-manager" not in options,
         partition=_parse_partition(env.get(_PARTITION, "")),
         full_graphs=not _NOT_FULL.search(" ".join(args)),
         flashinfer_sampler={"0": False, "1": True}.get(env.get(_SAMPLER, "")),

@@ -192,11 +192,9 @@ def _has_nvlink(site: Site) -> bool | None:
     return all(link.startswith("NV") for link in links) if links else None
 
 
-def find_model(said: Mapping[str, Sequence[Answer]], name: str) -> Model:
-    """Return the model from the first node with a complete copy; raises RequestError if there is
-    none.
-    """
-    for scan in (models.parse_scan(answers[0]) for answers in said.values() if answers):
+def find_model(answers: Mapping[str, Sequence[Answer]], name: str) -> Model:
+    """Return the model of the first node with a complete copy. Raises RequestError."""
+    for scan in (models.parse_scan(scans[0]) for scans in answers.values() if scans):
         if scan.config is not None and scan.weight_bytes:
             return name, parse_architecture(scan.config), scan.weight_bytes
     raise RequestError(

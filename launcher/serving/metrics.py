@@ -142,8 +142,8 @@ def query_metrics(site: Site, servers: Sequence[Server]) -> list[Command]:
     """Return one query per node: the head's servers, and the counters of the APIs on each node."""
     apis: dict[str, list[str]] = {site.head.name: []}
     for server in servers:
-        for node, api in _api_addresses(site, server):
-            apis.setdefault(node, []).append(api)
+        for name, api in _api_addresses(site, server):
+            apis.setdefault(name, []).append(api)
     queries = {node: agent_queries.metrics(api, _QUERY_TIMEOUT) for node, api in apis.items()}
     node = site.inventory.node
     return [site.in_container(node(name), argv, timeout=30) for name, argv in queries.items()]

@@ -73,15 +73,13 @@ def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
     other processes' memory is only a warning.
     """
     inventory, placement = snapshot.site.inventory, request.placement
-    gpus_are_known = request.backend == "mp" or placement.world == inventory.gpus
     evidence = Evidence(inventory=inventory, facts=snapshot.site.facts)
-    share = vllm.memory_share(request.args)
-    judge_free_memory = partial(judge_server_memory, evidence, dict(placement.nodes), share)
-    return precomputed_gate(
-        "gpu-memory",
-        "others leave the memory of its GPUs that it claims",
-        judge_free_memory if gpus_are_known else partial(warn_gpu_memory, evidence),
-    )
+    judge = partial(warn_gpu_memory, evidence)
+    if request.backend == "mp" or placement.world == inventory.gpus:
+        share = vllm.memory_share(request.args)
+        judge = partial(judge_server_memory, evidence, dict(placement.nodes), share)
+    title = "others leave the memory of its GPUs that it claims"
+    return precomputed_gate("gpu-memory", title, judge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

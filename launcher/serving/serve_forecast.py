@@ -38,8 +38,8 @@ class ServePlan:
     @property
     def tokens(self) -> Range | None:
         """Tokens of all replicas' KV caches."""
-        one, replicas = self.planned.estimate.tokens, self.planned.option.replicas
-        return None if one is None else Range(*(value * replicas for value in astuple(one)))
+        tokens, replicas = self.planned.estimate.tokens, self.planned.option.replicas
+        return None if tokens is None else Range(*(value * replicas for value in astuple(tokens)))
 
 
 def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan | None:

@@ -106,20 +106,18 @@ def _attach(
     return StartPlan(plan=plan, spec=existing.desired, attached=True)
 
 
-def _supervision_difference(current: Policy, asked: Policy) -> str:
-    """Describe how a running server's supervision differs from the requested one. A different start
-    timeout is no reason to restart it.
-    """
-    if current.restarts == asked.restarts == 0:
+def _supervision_difference(current: Policy, requested: Policy) -> str:
+    """Describe how a running server's supervision differs; its start timeout does not count."""
+    if current.restarts == requested.restarts == 0:
         return ""
-    if asked.restarts == 0:
+    if requested.restarts == 0:
         return "it is supervised"
     if current.restarts == 0:
         return "nobody supervises it: it stays dead when a rank, a node or the engine dies"
     differences = [
-        f"{name} {_format_limit(now)} and not {_format_limit(requested)}"
+        f"{name} {_format_limit(old)} and not {_format_limit(new)}"
         for name in ("restarts", "canary", "stuck")
-        if (now := getattr(current, name)) != (requested := getattr(asked, name))
+        if (old := getattr(current, name)) != (new := getattr(requested, name))
     ]
     return f"it was started with {', '.join(differences)}" if differences else ""
 
