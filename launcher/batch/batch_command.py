@@ -41,14 +41,14 @@ from launcher.distribute.model_fetch import ensure_model
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
-# What an optional package gives for its options: called with whether other options are about nodes,
-# it returns a function that prints a job instead of running it, or None; it raises UsageError.
+# Provided by an optional package: takes True if other flags concern nodes, and returns a function
+# that prints a job instead of running it, or None; raises UsageError.
 Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, BatchRequest], None] | None]"
 
 _STRICT = click.Option(
     ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
 )
-_LINE_INTERVAL = 10.0  # seconds between two lines where every line stays
+_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 
 
 @command(
@@ -299,8 +299,7 @@ def _unchanged_notes(
         return []
     rows = progress_text.row_counts(snapshot.entry.progress)
     lines = [f"every row was done before: {rows}; nothing was submitted"]
-    # Files of this machine have been read again, and are the same; the others only a driver can
-    # read.
+    # Local files were hashed again and are unchanged; only a driver can read the others.
     if unread := [source.shown for source in request.job.sources if source.where != "control"]:
         lines.append(
             f"not looked at again: {', '.join(unread)}; if it has changed, start over with"
@@ -328,7 +327,7 @@ def _query_cluster(
         try:
             entry = job_store.parse_entry(answer)
         except UnreadableAnswer:
-            # A dry run may not bring the helper file there that would know.
+            # A dry run may not copy the node program that answers.
             if not (dry_run and files.steps):
                 raise
     return [files], BatchSnapshot(cluster=cluster, entry=entry)
@@ -400,7 +399,7 @@ def _finish(
 ) -> tuple[int, list[str]]:
     """Gather the output and report the result."""
     if folder is not None:
-        # Meanwhile another job may have written there.
+        # Another job may have written there meanwhile.
         folder.check(started=True, restart=False)
         folder.claim(clear=False)
         try:

@@ -14,8 +14,8 @@ from launcher.inventory.mistakes import YamlPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The place of each flag in a job file, and what its option has of its own: its type and its help
-# are those of the key. `--system` and `--chat` turn the prompt into messages.
+# Job file key of each flag, with click options that override the key's type and help. `--system`
+# and `--chat` turn the prompt into messages.
 FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
     "model": (("model",), {"metavar": "MODEL"}),
     "input": (

@@ -25,8 +25,8 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 PACKAGE = ("env", "PYTHONPATH=/opt/vlaunch/batch.pyz", "python3", "-m", "vlaunch_batch")
-PIECE_BYTES = 24 * 2**20  # bytes of one command's standard input, which is held in memory
-_PIECE_TIMEOUT = 900.0  # for one piece: 27 kB/s are enough
+PIECE_BYTES = 24 * 2**20  # bytes of one command's standard input, held in memory
+_PIECE_TIMEOUT = 900.0  # seconds per piece: 27 kB/s suffice
 _MAX_VALUE_CHARS = 60
 _FILE = re.compile(r"[0-9a-f]{64}, ([0-9]{1,18}) bytes")
 _FILES = ("input ", "code ")
@@ -116,7 +116,7 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
         return _plan_attach(snapshot, request, options, active)
     fresh = (options.restart or changed) and not entry.absent
     done = entry.progress.state == "done"
-    # Only a job that is done has counted all of its error rows.
+    # Only a finished job has counted all of its error rows.
     has_errors = not entry.absent and (entry.progress.errors > 0 or not done)
     retry = options.retry_errors and not fresh and has_errors
     if done and not fresh and not retry:
@@ -164,7 +164,7 @@ def _plan_start(
 ) -> BatchStart:
     site = snapshot.cluster.site
     job = _next_id(request.job.name, snapshot)
-    # What an earlier run brought is what this one would bring: the same digest says so.
+    # Files of an earlier run are reusable if the digests match.
     have = {} if fresh or snapshot.entry.digest != request.digest else snapshot.entry.inputs
     ship = ship_steps(site, request.work, have, request.files)
     gates = _start_gates(snapshot, request, options, have) if site.facts else ()
@@ -250,7 +250,7 @@ def diff_identity(old: Mapping[str, object], new: Mapping[str, object]) -> list[
     """
     keys = [*new, *(key for key in old if key not in new)]
     files = any(_is_file(key) and (key in old) != (key in new) for key in keys)
-    # A file that is new or gone changes the order, too: it is told once.
+    # A new or missing file also changes the order: report it once.
     changed = [
         key for key in keys if old.get(key) != new.get(key) and not (key == _ORDER and files)
     ]
@@ -358,8 +358,7 @@ def _next_id(name: str, snapshot: BatchSnapshot) -> str:
 
 
 def _prepare_step(site: Site, request: BatchRequest, *, retry: bool, restart: bool) -> Step:
-    # Where the output lies beyond the head's reach, in an object store, the driver clears it
-    # itself: only when it is told to.
+    # For output in an object store, which the head cannot reach, the driver clears it on `restart`.
     text = json.dumps({**request.spec, "retry_errors": retry, "restart": restart})
     digest = hashlib.sha256(text.encode()).hexdigest()
     argv = job_store.build_command("put", request.work, "job.json", offset=0, last=digest)
@@ -413,11 +412,11 @@ def _piece_step(site: Site, work: str, file: ShippedFile, offset: int) -> Step:
 
 def _piece_script(path: Path, offset: int, count: int, size: int) -> str:
     """Return the shell command that reads one piece."""
-    # What begins with a dash would be an option.
+    # An absolute path, since a leading dash would be an option.
     quoted = shlex.quote(str(path.absolute()))
     if count == size:
         return f"cat {quoted}"
-    # `head` ends before `tail` has written all, which is no failure.
+    # `head` exits before `tail` has written everything, which is no failure.
     return f"{{ tail -c +{offset + 1} {quoted} || :; }} | head -c {count}"
 
 

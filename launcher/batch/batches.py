@@ -121,7 +121,7 @@ def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str,
     """Return a job's state and its detail text."""
     progress = entry.progress
     if runs is not None:
-        # What an earlier run left there says nothing of this one.
+        # Progress of an earlier run says nothing about this one.
         is_current = progress.submission == runs.id and not progress.over
         return (progress.state, progress.text) if is_current else ("starting", "")
     if entry.alive:

@@ -20,12 +20,12 @@ import sys
 import time
 from typing import Any, BinaryIO
 
-# seconds to wait for a job's lock: who looks whether its driver lives holds it for an instant
+# seconds to wait for a job's lock: a check for a living driver holds it for an instant
 LOCK_TIMEOUT = 1.0
-POLL_INTERVAL = 0.25  # seconds between two looks at what a driver writes
+POLL_INTERVAL = 0.25  # seconds between reads of a driver's files
 CHUNK = 1 << 20
 RAY_LOGS = os.environ.get("VLAUNCH_RAY_LOGS", "/tmp/ray/session_latest/logs")
-FINAL_STATES = ("done", "failed", "refused", "stopped")  # states of a driver after which none comes
+FINAL_STATES = ("done", "failed", "refused", "stopped")  # last states of a driver
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,38}[a-z0-9])?", re.ASCII)
 WORK = re.compile(rf"/(?:.+/)?vlaunch/[^/]+/batch/{NAME.pattern}", re.ASCII)
 OUTPUT = re.compile(r"(rows|errors)/part-(\d{6,12})\.(parquet|jsonl)|summary\.json", re.ASCII)
@@ -186,7 +186,7 @@ def write_outputs(args: argparse.Namespace) -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
         files.append({"path": "summary.json", "bytes": len(data), "sha256": digest})
     path = os.path.join(args.work, "outputs.json")
-    # Docker reads it as root, who has no rights on some network file systems.
+    # World-readable: Docker reads it as root, which has no rights on some network file systems.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         json.dump({"files": files}, file)
@@ -242,7 +242,7 @@ def remove_output(out: str, job: dict[str, object]) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(out, name))
     for path in (*(os.path.join(out, folder) for folder in ("rows", "errors", "ledger")), out):
-        with contextlib.suppress(OSError):  # somebody else's files are in it
+        with contextlib.suppress(OSError):  # it contains other files
             os.rmdir(path)
     return [out]
 
@@ -273,7 +273,7 @@ def follow_job(args: argparse.Namespace) -> dict[str, object]:
             chunk = file.read(CHUNK)
     except FileNotFoundError:
         chunk = b""
-    # Only whole lines, as in `queries.py`: half a line would be judged twice, or not at all.
+    # Only complete lines, as in `queries.py`: half a line would match twice, or not at all.
     end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
     if end == 0 and (len(chunk) == CHUNK or state.get("status") in submissions.OVER):
         end = len(chunk)

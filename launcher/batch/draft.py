@@ -21,7 +21,7 @@ from launcher.inventory.document import Document
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value
 from launcher.inventory.partial_validation import validate_parts
 
-# A file of such a name would hide the module that the driver, or the class itself, imports.
+# A file of such a name would shadow a module that the driver, or the class itself, imports.
 _RESERVED_MODULES = {
     *sys.stdlib_module_names,
     "jinja2",

@@ -30,7 +30,7 @@ _REQUIRED = {
     "input": "Where rows come from",
     "output": "Folder of the answers",
 }
-# What may change between two runs of a job, and so may be given beside its file.
+# Tuning: may change between two runs of a job, so these flags are allowed beside its file.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")
 MAX_BYTES = 1024 * 1024
 
@@ -252,7 +252,7 @@ def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
             if source.where == "control"
             else source.text
         )
-    except PathError:  # told by the check
+    except PathError:  # reported by the check
         return False
     return inputs.format_of(name) == "text"
 

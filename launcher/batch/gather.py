@@ -23,10 +23,10 @@ from launcher.core.events import Event
 from launcher.core.transport import Transport
 from launcher.tools.site import Site
 
-_MAX_LIST_BYTES = 256 * 2**20  # bytes of the list of files
+_MAX_LIST_BYTES = 256 * 2**20  # bytes of the file list
 _STAGE = "gather"
-_GIVE_UP_AFTER = 45.0  # seconds without an answer until gathering is given up
-_LINE_INTERVAL = 10.0  # seconds between two lines where every line stays
+_GIVE_UP_AFTER = 45.0  # seconds without an answer before giving up
+_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 T = TypeVar("T")
 # Yields the content of a file in the head's container; raises NodeError.
 ReadFile = Callable[[str], Iterator[bytes]]
@@ -183,7 +183,7 @@ class _RemoteOutput:
                 job_store.parse_answer(answer)
                 return job_store.parse_outputs(self.head, self._read_list())
             except UnreadableAnswer as error:
-                # Only silence may pass: an answer that cannot be read would come again.
+                # Only silence is temporary: an unreadable answer would repeat.
                 self._wait(error, began if answer.code == 255 else -math.inf)
             except NodeError as error:
                 self._wait(error, began)

@@ -193,8 +193,7 @@ def _hash_file(
 ) -> ShippedFile:
     digest, size = hashlib.sha256(), 0
     try:
-        # What was a file when it was listed may be a pipe or a link now: neither is waited for, nor
-        # followed.
+        # The listed file may have become a pipe or a link: do not block on it or follow it.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - flags
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -18,12 +18,10 @@ from launcher.batch.shape import Job, Source
 from launcher.core.domain import Inventory
 from launcher.core.errors import RequestError
 
-# bytes of `job.json`, which comes back with the names of the files that are there in one answer,
-# cut at 8 MiB
+# bytes of `job.json`; one answer returns it with the names of the received files, cut at 8 MiB
 MAX_BYTES = 5 * 2**20
-# The engine arguments that change answers: which weights, how exact they are, how text becomes
-# tokens, which tokens are taken. The others are about speed and room; with another `max_model_len`
-# only rows that are too long end otherwise.
+# Engine arguments that change answers: weights, precision, tokenization, decoding. The others
+# affect speed and memory; another `max_model_len` only affects rows that are too long.
 _IDENTITY_ARGS = (
     "revision",
     "code_revision",
@@ -189,7 +187,7 @@ def _file_identity(file: ShippedFile) -> str:
 
 
 def _output_identity(source: Source) -> str:
-    # Where on this machine answers are gathered to may change: they are the same answers.
+    # The local output folder may change: the answers are the same.
     return "gathered" if source.where == "control" else source.shown
 
 

@@ -17,14 +17,12 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.tools import serving_judges
 
 _PROGRAM = ("python3", "/opt/vlaunch/batch.pyz")
-# What a job's output consists of: nothing else is fetched, and nothing else on this machine is ever
-# replaced or removed.
+# Files of a job's output: no other file is fetched, and no other local file is replaced or removed.
 OUTPUT = re.compile(
     r"rows/part-\d{6,12}\.(?:parquet|jsonl)|errors/part-\d{6,12}\.jsonl|summary\.json", re.ASCII
 )
-_MAX_BYTES = 2**53  # bytes of a file, of which no disk has as many
-# What a driver wrote down may be of another version: a value that has no sense is left at its
-# default.
+_MAX_BYTES = 2**53  # bytes; larger than any disk
+# A driver's files may be of another version: invalid values become defaults.
 _Sentence = Annotated[str, decode.Validator(to_line), decode.Default("")]
 _Object = Annotated[Mapping[str, Any], decode.Default({})]
 _Size = Annotated[int, decode.in_range(0, _MAX_BYTES), decode.DROP_INVALID]
@@ -119,7 +117,7 @@ def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
             f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
         )
     entries = [_build_entry(item) for item in rows if isinstance(item, dict)]
-    # A folder of another name, or one that somebody made by hand, is no job of ours.
+    # Folders with other names, such as manual ones, are not jobs.
     return tuple(entry for entry in entries if serving_judges.BATCH_NAME.fullmatch(entry.name))
 
 

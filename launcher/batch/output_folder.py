@@ -93,8 +93,7 @@ class OutputFolder:
         """Raise VlaunchError if `total` bytes would fill this machine's disk."""
         with self.writing():
             disk = shutil.disk_usage(self.path)
-        # A part of a small disk, as file systems themselves keep it back, and of a large one what
-        # nobody misses.
+        # Spare 5 %, as file systems reserve, but at most 1 GiB.
         room = disk.free - min(disk.total // 20, _SPARE)
         if total > max(room, 0):
             raise VlaunchError(
@@ -144,8 +143,7 @@ class OutputFolder:
                 raise RequestError(
                     f"the output should be a folder, and {path} is none", hint=_OTHER_FOLDER_HINT
                 )
-        # Where a link leads is not what was named: a job that somebody else wrote may have brought
-        # it along.
+        # A link leads outside the named folder: another person's job may have shipped it.
         if links := [name for name in _PARTS if (self.path / name).is_symlink()]:
             raise RequestError(
                 f"{self.shown} holds links, through which nothing is written",

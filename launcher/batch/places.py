@@ -111,11 +111,11 @@ def split_pattern(text: str, within: Bounds) -> tuple[str, str]:
     try:
         if (within.folder / text).exists():
             return text, ""
-    except OSError:  # told where it is resolved
+    except OSError:  # reported when it is resolved
         return text, ""
     parts = Path(text).parts
     for index, part in enumerate(parts):
-        # A folder may really have such a name.
+        # A folder's real name may contain wildcard characters.
         if _MAGIC.search(part) and not (within.folder / Path(*parts[: index + 1])).exists():
             if parts.count("**") > 1:
                 raise PathError(f"should have `**` once, not {describe_value(text)}")

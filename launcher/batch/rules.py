@@ -18,7 +18,7 @@ from launcher.inventory.engine_args import OWNED_ARGUMENTS, SHORT_NAMES, python_
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value, did_you_mean, format_key
 
 ROW = "row"
-# What an error row has besides the row's id (launcher/batch/driver/encode.py).
+# Columns of an error row besides the id (launcher/batch/driver/encode.py).
 ERROR = (ROW, "reason", "stage", "input")
 _FORMS = ("column", "template", "chat", "pair")
 _MODEL_KEYS = ("model", "task", "prompt", "sampling", "engine")
@@ -271,7 +271,7 @@ def _reads_output(source: Source, to: Source) -> bool:
     root, _, _ = source.text.partition("/**")
     if f"{to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
         return True
-    # Of what a pattern names on this machine, folders are read, too.
+    # Folders matched by a local pattern are read, too.
     path = PurePath(to.text)
     return source.where == "control" and any(
         folder.match(source.text) for folder in (path, *path.parents)

@@ -28,7 +28,7 @@ from launcher.batch.driver.job import (
 from launcher.core.values import ClusterName, EngineArg, Model, Size, expand_shorthand
 from launcher.inventory.schema import Section
 
-# What a key is when it is left out is said by the driver's own classes.
+# Defaults come from the driver's own classes.
 _READ, _WRITE = Read(sources=(), format="text"), Write()
 _ENGINE, _LIMITS, _DP = Engine(), Limits(), DataParallel(size=1, port=0, nodes=())
 _PREDICT, _PREPROCESS = Predict(target=""), Preprocess(target="")

@@ -14,8 +14,7 @@ MAX_REPLICAS = 4096
 _LONGEST_TEMPLATE = 256 * 1024
 _RANGE = re.compile(r"([0-9]{1,6})(?: ?- ?([0-9]{1,6}))?")
 
-# Nothing that ends a line, moves the cursor or turns the direction of writing: paths and columns
-# are shown to people.
+# No line ends, cursor movement or text direction changes: paths and columns are displayed.
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 Column = Annotated[str, Pattern(rf"{_SHOWN}{{1,255}}", "the name of a column, on one line")]

@@ -25,15 +25,15 @@ from launcher.tools.site import Site
 
 _STAGE = "batch"
 _INTERVAL = 1.0
-# seconds that the head waits for something new before it answers: each question is a process there,
-# which takes its time from the engines of a small node
+# seconds that the head waits for a change before answering: each query is a process, which takes
+# time from the engines of a small node
 _PATIENCE = 3.0
-_LINE_INTERVAL = 10.0  # seconds between two lines where every line stays
-_GIVE_UP_AFTER = 45.0  # seconds without an answer until watching is given up
-_WARNINGS = 200  # that are told, and remembered as told
-# seconds without a word of the driver, which speaks every second, until it is taken to hang
+_LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
+_GIVE_UP_AFTER = 45.0  # seconds without an answer before giving up
+_WARNINGS = 200  # at most this many are reported
+# seconds without progress, normally written every second, before the driver counts as hung
 _SILENCE_LIMIT = 300.0
-_END_LIMIT = 30.0  # seconds for a driver that has said how it ended to end
+_END_LIMIT = 30.0  # seconds for a driver to exit after its final state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class _JobWatcher:
         self._lines.extend(
             untrusted.sanitize(line)[: untrusted.MAX_LINE_LENGTH] for line in update.lines
         )
-        # What an earlier run of the job left there says nothing of this one.
+        # Progress of an earlier run says nothing about this one.
         if update.progress.submission != self._watched.job:
             update = replace(
                 update,
@@ -189,8 +189,8 @@ class _JobWatcher:
         self._over_since = now if self._over_since is None else self._over_since
         if update.status in OVER and update.progress.over:
             return True
-        # Ray's word was asked for first: the driver's may have come between, and a process takes a
-        # moment to end.
+        # Ray was queried first: the driver's report may have come between, and a process takes a
+        # moment to exit.
         return now - self._over_since >= (2 * _INTERVAL if update.status in OVER else _END_LIMIT)
 
     def _wait_event(self, now: float) -> Event:
@@ -266,7 +266,7 @@ class _JobWatcher:
                 hint=f"{symptom.batch}\n{again}",
             )
         if _was_killed(update):
-            tail = update.message.splitlines()[:1]  # Who is killed has not said why.
+            tail = update.message.splitlines()[:1]  # a killed driver logs no reason
         return BatchError(title, evidence=list(dict.fromkeys(tail)), hint=again)
 
     def _hang_error(self) -> DeadlineError:

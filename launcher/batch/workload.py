@@ -151,14 +151,14 @@ def judge_stopped(
         if states.get(name, "ABSENT") not in serving_judges.OVER
     ]
     remains += [f"the driver of `{name}` still lives" for name in alive]
-    # By Ray's own numbers of jobs: what others hold is not ours to wait for.
+    # By Ray's own job ids: other jobs' resources do not matter here.
     own = [
         job["job_id"]
         for job in payload["jobs"]
         if job["submission_id"] in jobs and job.get("job_id")
     ]
-    # Ray Data's own actors (statistics and others) are detached: the first job makes them, and all
-    # that follow use them.
+    # Ray Data's own actors (statistics and others) are detached: created by the first job, shared
+    # by all later ones.
     actors = sum(
         row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
         for row in payload.get("actors", ())

@@ -21,9 +21,9 @@ from . import job as jobs
 from .progress import Tracker
 
 MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
-# seconds to wait for the lock: who looks whether a driver lives holds it for an instant
+# seconds to wait for the lock: a check for a living driver holds it for an instant
 PATIENCE = 5.0
-TICK = 1.0  # seconds between two looks at the clock, the watchdog and the signals
+TICK = 1.0  # seconds between checks of the clock, the monitor and the signals
 STOPPED_STATUS = 128 + signal.SIGTERM
 WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for the signal handler
 
@@ -50,7 +50,7 @@ def main(work: str) -> int:
 def handle_sigterm(*_: object) -> None:
     """Stop at once while reading the input; while processing rows, between two blocks."""
     if STOPPING.is_set():
-        # the first one is being seen to: another must not come between it and its last words
+        # the first signal is being handled: another must not interrupt the final report
         return
     STOPPING.set()
     if not WORKING.is_set():
@@ -73,7 +73,7 @@ def lock_work(work: str) -> Any:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file
-                # what is held is not what the next driver will look at
+                # the locked file is not the one that the next driver will open
                 reason = "its folder was removed meanwhile"
             except (BlockingIOError, FileNotFoundError) as error:
                 reason = str(error)
@@ -101,7 +101,7 @@ def run_job(job: jobs.Job, progress: Tracker) -> int:
     run = BatchRun(job, progress)
     try:
         run.open()
-        WORKING.set()  # from here on a signal must not come between rows and their file
+        WORKING.set()  # from here on a signal must not separate rows from their file
         if run.pending:
             process_rows(job, progress, run)
         run.close()
@@ -116,7 +116,7 @@ def run_job(job: jobs.Job, progress: Tracker) -> int:
         return run.end("stopped", progress, None)
     except jobs.Refused as refused:
         return run.end("refused", progress, refused)
-    except Exception as problem:  # the last place where it can be put into words
+    except Exception as problem:  # last chance to explain it
         if not isinstance(problem, jobs.Failed):
             traceback.print_exc()
         return run.end("failed", progress, failures.explain(problem, job.mode))
@@ -155,11 +155,11 @@ class BatchRun:
 
     def end(self, state: str, progress: Tracker, failed: jobs.Failed | None) -> int:
         """Commit finished rows and report how the run ended; return the exit status."""
-        WORKING.set()  # nor between a failure and its words
+        WORKING.set()  # nor a failure from its report
         try:
             if self.sink is not None:
                 self.sink.flush()
-        except Exception as problem:  # often the very thing that ended the run
+        except Exception as problem:  # often the cause of the run's end
             failed = failed or failures.explain(problem, self.job.mode)
             state = "failed" if state == "stopped" else state
         if failed is not None:
@@ -171,7 +171,7 @@ class BatchRun:
             progress.set(state)
         try:
             summary.write_summary(self.job, self.manifest, self.ledger, progress, state)
-        except OSError as problem:  # a full disk, mostly: that it is full has been said
+        except OSError as problem:  # usually a full disk, which is already reported
             sys.stderr.write(f"summary.json cannot be written: {problem}\n")
         return STOPPED_STATUS if state == "stopped" else 1
 
@@ -184,7 +184,7 @@ def process_rows(job: jobs.Job, progress: Tracker, run: BatchRun) -> None:
         if rows:
             run.sink.add(rows)
         run.sink.tick()
-        # Ray, once it is connected, has put a handler of its own below it
+        # Ray installs a handler of its own when it connects
         signal.signal(signal.SIGTERM, handle_sigterm)
         watch = budget.ReplicaMonitor.current
         if watch is not None and watch.verdict is not None:
@@ -206,7 +206,7 @@ def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[
             for rows in results:
                 results_queue.put(("rows", rows))
             results_queue.put(("end", None))
-        except BaseException as problem:  # raised again where it is seen
+        except BaseException as problem:  # raised again by the consumer
             results_queue.put(("problem", problem))
 
     threading.Thread(target=pump, name="pipeline", daemon=True).start()
@@ -219,8 +219,7 @@ def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[
         if kind == "rows":
             yield value
         elif kind == "problem":
-            # Code that ends its process, as with `sys.exit`, must not end this one before it has
-            # said why.
+            # Code that calls `sys.exit` must not end this process before the error is reported.
             raise value if isinstance(value, Exception) else RuntimeError(repr(value)) from value
         else:
             return
@@ -235,7 +234,7 @@ def run() -> None:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of a pipeline that was given up may hang in Ray; its actors end with this process.
+    # Threads of an abandoned pipeline may hang in Ray; its actors end with this process.
     os._exit(status)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
-Answer = dict[str, Any] | str  # a row's new columns, or the reason why it has none
+Answer = dict[str, Any] | str  # a row's new columns, or the reason for none
 
 
 class NotABatch(TypeError):
@@ -34,7 +34,7 @@ def bisect_failures(
         return call(rows)
     except NotABatch:
         raise
-    except (Exception, SystemExit) as problem:  # it is the user's code: anything may come
+    except (Exception, SystemExit) as problem:  # user code may raise anything
         message = last_line(problem)
         if is_device_broken(problem):
             exit_process(message)
@@ -45,8 +45,7 @@ def bisect_failures(
                     f"a batch of {len(rows)} rows did not fit into memory and was halved: lower"
                     " `batch_size`"
                 )
-    # Outside the handler: its traceback keeps the failed batch alive, and with it the memory that
-    # the halves need.
+    # Outside the handler: its traceback holds the failed batch in memory, which the halves need.
     if len(rows) == 1:
         return [message]
     middle = len(rows) // 2

@@ -16,7 +16,7 @@ from .job import Failed, Job
 from .progress import Tracker
 from .ray_internals import Actor, query_actors
 
-INTERVAL = 2.0  # between two looks
+INTERVAL = 2.0  # seconds between checks
 LOAD_TIMEOUT = 7200.0  # seconds for the first replica to load the model, once it has a place
 QUEUE_TIMEOUT = 7 * 86400.0  # seconds to wait for a place that others hold
 QUERY_TIMEOUT = 10  # seconds that a question to Ray may take
@@ -75,8 +75,8 @@ class Budget:
     idle: int = 0  # restarts since a row was finished
     rows: int = 0
     least: int = 1  # replicas that must be up before a row is handed out
-    placed: float | None = None  # since when so many have had a place
-    up: float | None = None  # when so many were ready
+    placed: float | None = None  # time since which `least` replicas are placed
+    up: float | None = None  # time at which `least` replicas were ready
     moved: float = 0.0  # when a row was last finished
 
     def judge(self, now: float, rows: int, counts: ReplicaCounts) -> Failed | None:
@@ -114,8 +114,8 @@ class Budget:
 
     def judge_start(self, now: float, counts: ReplicaCounts) -> Failed | None:
         """Return the failure of replicas that took too long to start, if any."""
-        # Those that are loaded hold their places and wait for the last one: while it queues, no
-        # clock of theirs runs.
+        # Loaded replicas keep their places and wait for the last: while it queues, their clock
+        # stops.
         if counts.ready + counts.placed < self.least:
             self.placed = None
             if now - self.started > QUEUE_TIMEOUT:
@@ -170,7 +170,7 @@ class ReplicaMonitor:
     `verdict` is the failure that should end the job, once there is one.
     """
 
-    current: ReplicaMonitor | None = None  # the one of this process, for whoever can end it
+    current: ReplicaMonitor | None = None  # this process's monitor
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class ReplicaMonitor:
         while not self.stop.wait(INTERVAL if self.state else 0):
             try:
                 self.last = count_replicas(self.table(), self.actor)
-            except Exception as problem:  # Ray's silence ends neither the watching nor the patience
+            except Exception as problem:  # a silent Ray stops neither monitor nor clock
                 sys.stderr.write(f"budget: {type(problem).__name__}: {problem}\n")
             try:
                 self.update(self.last)

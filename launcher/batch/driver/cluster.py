@@ -9,8 +9,7 @@ from typing import Any
 
 from .ray_internals import HEAD_RESOURCES, WORKER_LOGGER
 
-# seconds: replicas of one model on like nodes load within a minute of each other, or share rows
-# unevenly
+# seconds: replicas of one model on equal nodes load within a minute, or share rows unevenly
 PATIENCE = 60.0
 
 
@@ -24,7 +23,7 @@ def connect(*, logs: bool) -> None:
 
     if ray.is_initialized():
         return
-    os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` says what is missing, in words
+    os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` describes shortages
     # it warns that SIGTERM is ours
     logging.getLogger(WORKER_LOGGER).setLevel(logging.ERROR)
     ray.init(
@@ -72,7 +71,7 @@ def create_gate(least: int) -> Any:
 
     if least < 2:
         return None
-    # On the head: a gate on a node that dies would take every replica with it that still waits.
+    # On the head: a gate on a dying node would take all waiting replicas with it.
     return ray.remote(num_cpus=0, max_concurrency=1000, resources=HEAD_RESOURCES)(StartGate).remote(
         least
     )
@@ -110,7 +109,7 @@ def wait_at_gate(at: Any) -> None:
     if at is not None:
         import ray
 
-        # without a gate rows are shared less evenly, no more
+        # without a gate rows are only shared less evenly
         with contextlib.suppress(ray.exceptions.RayActorError):
             ray.get(at.arrive.remote())
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# What a value is called to people; `any` is kept as text, whatever it is.
+# Kinds as shown in messages; `any` is stored as text.
 KIND_LABELS = {
     "text": "text",
     "integer": "whole numbers",

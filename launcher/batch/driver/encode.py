@@ -22,10 +22,10 @@ Row = dict[str, Any]
 INTERNAL_COLUMNS = frozenset(
     ("row", "_row", "_error", "_stage", "_raw", "_keep", "_data", CACHED_TOKENS)
 )
-# characters of the reason in an error row: vLLM's or a class's own words may hold a whole prompt
+# characters of an error row's reason, which may quote a whole prompt
 MAX_REASON = 2000
 FLOATS, FLOAT = "f", 4  # vectors are numbers of 32 bits, of four bytes each
-KIND = b"vlaunch.kind"  # in a column's metadata: how its values are brought to its type
+KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Encoder:
         self.job, self.types = job, dict(manifest.types)
         self.stored = out.child("ledger").child("schema.json")
         self.schema: Any = None
-        self.skipped_columns: set[str] = set()  # kept columns that the first rows did not have
+        self.skipped_columns: set[str] = set()  # columns missing from the first rows
         if job.write.format == "parquet":
             self.ending = "parquet"
             self.schema = self.initial_schema()
@@ -64,7 +64,7 @@ class Encoder:
         misfits: list[tuple[Row, str]] = []
         try:
             data = encode(rows)
-        except Exception:  # one row spoils them all: find it
+        except Exception:  # one invalid row fails the batch: find it
             rows, misfits = self.separate_misfits(encode, rows)
             data = encode(rows) if rows else b""
         return Encoded(data=data, numbers=[row["_row"] for row in rows], misfits=misfits)
@@ -85,7 +85,7 @@ class Encoder:
         """Return the reason against writing a row; empty if it can be written."""
         try:
             encode([row])
-        except Exception as error:  # what a class returned may raise anything
+        except Exception as error:  # a class's values may raise anything
             return str(error).strip().partition("\n")[0][:500] or type(error).__name__
         return ""
 

@@ -21,14 +21,14 @@ from .replica import Replica
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-# vLLM's largest default for `max_num_seqs`; which default holds depends on the device
+# vLLM's largest default for `max_num_seqs`, which depends on the device
 SEQUENCES = 1024
 # batches wait for their slowest row: twice the rows that an engine runs at once keep it full
 OVERLAP = 2
-ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
 PREPARED = ("_prompt", "_second", "_tokens")  # the columns of a row that is ready for a replica
-# what preparing rows takes long to make, by the job's digest: Ray Data unpickles a stage for each
-# of its tasks, in processes that stay
+# prompter and tokenizer by job digest, slow to create: Ray Data unpickles a stage for each task, in
+# long-lived processes
 TOOLS: dict[str, tuple[Any, Any]] = {}
 
 
@@ -36,7 +36,7 @@ def run(
     job: Job, manifest: Manifest, pending: Mapping[int, list[tuple[int, int]]], progress: Tracker
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield answered and failed rows, in blocks, until every pending row came by."""
-    prompts.Prompter(job)  # a template that is wrong in itself is refused here, not on every row
+    prompts.Prompter(job)  # reject an invalid template here, not on every row
     cluster.connect(logs=False)
     cluster.configure_data()
     rows = source.count_rows(pending)
@@ -94,7 +94,7 @@ def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: 
     """Add the stage that turns blocks into prompts and cuts them into batches."""
     from ray.data import TaskPoolStrategy
 
-    # what travels with each of its tasks must not grow with the job
+    # each task carries the job: it must not grow with the input
     thin = dataclasses.replace(job, read=dataclasses.replace(job.read, sources=()), identity={})
     pool = TaskPoolStrategy(size=size)
     data = data.map_batches(
@@ -148,7 +148,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
     gpus = job.engine.tp * job.engine.pp
     return {
         "model": job.model,
-        # how a model for generating becomes one for pooling follows from its architecture
+        # vLLM derives the pooling of a generating model from its architecture
         **({} if job.task == "generate" else {"runner": "pooling"}),
         "tensor_parallel_size": job.engine.tp,
         "pipeline_parallel_size": job.engine.pp,
@@ -188,7 +188,7 @@ class Prepare:
 
     def __call__(self, table: Any) -> Any:
         """Prepare a block."""
-        # a tokenizer that cannot be had is no row's error: it would make one of every row
+        # load it here: a missing tokenizer would fail every row
         self.tools()
         rows = [self.prepare_row(row) for row in table.to_pylist()]
         if self.job.engine.order == "prefix":
@@ -204,7 +204,7 @@ class Prepare:
         try:
             prepared["_raw"] = row["_raw"] or source.input_excerpt(data)
             return prepared | self.build_request(pickle.loads(data))  # noqa: S301 - of our own read task
-        # whatever a hostile row does to a template is that row's own error
+        # any exception from a template belongs to its row
         except Exception as problem:
             return {**prepared, "_stage": "prompt", "_error": lines.excerpt(error_reason(problem))}
 

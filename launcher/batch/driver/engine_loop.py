@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from .job import CACHED_TOKENS
 
-PULSE = 1.0  # seconds between two looks at whether an engine lives
+PULSE = 1.0  # seconds between checks of the engine
 
 
 class VllmEngine(Protocol):
@@ -126,12 +126,12 @@ class EngineLoop:
     def answer(self, prompts: Sequence[Any]) -> list[Any]:
         """Return each prompt's output or exception, in the order of the prompts; thread-safe."""
         call = PendingCall(len(prompts))
-        with self.call_lock:  # one call after the other: what is in order stays so
+        with self.call_lock:  # one call at a time, to keep its prompts in order
             for index, prompt in enumerate(prompts):
                 try:
                     with self.tokenizer:
                         request = self.render(prompt)
-                except Exception as problem:  # whatever a tokenizer says of a prompt is that row's
+                except Exception as problem:  # any tokenizer error belongs to its row
                     request = problem
                 self.incoming.put((call, index, request))
         call.done.wait()
@@ -149,7 +149,7 @@ class EngineLoop:
                     if output.finished:
                         call, index = self.active.pop(output.request_id)
                         call.put(index, output)
-        # An engine that raises in a step has lost its requests, and with them somebody's rows.
+        # An engine that raises in a step has lost its requests, and so rows of several calls.
         except BaseException:
             traceback.print_exc()
             self.end()

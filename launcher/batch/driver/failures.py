@@ -20,14 +20,14 @@ NOISE = re.compile(
     r" ip=|^Traceback \(|For further information visit"
 )
 RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|NotABatch)\b(?::.*)?)$")
-# What stands before each line of a process of vLLM's, with Ray's own before that.
+# Prefix of vLLM's process lines, after Ray's own.
 LOG_PREFIX = re.compile(
     r"^(?:(?:\x1b\[\d*m)*\([^()]*\bpid=[^()]*\)(?:\x1b\[\d*m)* ?)*(?:ERROR \S+ \S+ \[[^\]]*\] ?)?"
 )
 RAISED_FROM = "The above exception was the direct cause"
-# an exception that only tells of another one
+# an exception that only refers to another one
 POINTER = re.compile(r"(?i)see (?:root cause|stack trace)")
-# what is told of an engine whose process ended, nobody knows how, and left no exception in its log
+# message for an engine process that exited without an exception in its log
 NO_ERROR_LOGGED = "the engine's process ended without an error in its log"
 VLLM_MODES = ("engine", "data-parallel")
 ALL_MODES = (*VLLM_MODES, "predict")
@@ -217,7 +217,7 @@ def explain(problem: BaseException, mode: str) -> Failed:
     for raised in exception_chain(problem):
         if isinstance(raised, Failed):
             return raised
-    # Within the text of a remote traceback the innermost exception stands first, as in all logs.
+    # A remote traceback has the innermost exception first, as all logs do.
     texts = [exception_text(error) for error in reversed(exception_chain(problem))]
     text = "\n".join(
         sorted(texts, key=lambda text: "Traceback" not in text and "ray::" not in text)

@@ -11,7 +11,7 @@ from .job import Failed
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-# exceptions whose text is a sentence about the row
+# exceptions with a readable text, shown without their names
 PLAIN = ("PromptError", "NoAnswer", "VLLMValidationError")
 
 
@@ -37,7 +37,7 @@ def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
         ) from problem
     # Else vLLM hands out every row at every token.
     params.output_kind = RequestOutputKind.FINAL_ONLY
-    # Each request gets a copy; nobody changes what is in these, which a deep one would be for.
+    # A deep copy per request is unnecessary: the parameters are never modified.
     params.skip_clone = True
     return params
 

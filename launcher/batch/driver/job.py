@@ -22,23 +22,23 @@ OutputFormat = Literal["parquet", "jsonl"]
 Task = Literal["generate", "embed", "score"]
 Order = Literal["prefix", "given"]
 ColumnType = Literal["text", "integer", "number", "boolean", "json"]
-# Of a field that `job.json` has only where it says something: a job that does not need it stays the
-# same to the byte.
+# Fields that `job.json` omits at their default, so that jobs without them stay the same to the
+# byte.
 OMIT_DEFAULT = {"left out": True}
-# What a row of answers has besides the kept columns, of a model; a class has columns of its own.
+# Result columns of a model besides the input columns; a class has its own.
 ANSWER_COLUMNS: Mapping[str, ColumnType] = {
     "answer": "text",
     "finish_reason": "text",
     "prompt_tokens": "integer",
     "output_tokens": "integer",
 }
-# The same for what a pooling model makes of a row; a vector has as many numbers as the model says.
+# Result columns by task; the model determines a vector's length.
 RESULT_COLUMNS: Mapping[Task, Mapping[str, str]] = {
     "generate": ANSWER_COLUMNS,
     "embed": {"embedding": "vector", "prompt_tokens": "integer"},
     "score": {"score": "number", "prompt_tokens": "integer"},
 }
-# Of a row's prompt, the tokens that vLLM had in its cache: counted, not written.
+# Prompt tokens from vLLM's cache: counted, not written.
 CACHED_TOKENS = "_cached"
 
 

@@ -22,7 +22,7 @@ from .places import Location, brief_error, mask_secrets, open_location
 
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")
-PARALLEL_READS = 32  # ledger entries that are read at once: each is a request to an object store
+PARALLEL_READS = 32  # ledger entries read in parallel: each is a request to an object store
 RESTART_HINT = "start over with `--discard-results`, which deletes what this job wrote there"
 
 
@@ -181,8 +181,8 @@ def load_ledger(out: Location, manifest: Manifest, retry_errors: bool) -> Ledger
         if sizes.get(entry.part) == entry.bytes:
             ledger.count_entry(entry)
             continue
-        # Not whole, or not there: its rows are to be done again. The last number stays, so that no
-        # number comes twice.
+        # Incomplete or missing: its rows are pending again. The last number stays, so that no
+        # number is reused.
         if entry.part in sizes:
             kind, _, name = entry.part.partition("/")
             out.child(kind).child(name).delete()

@@ -10,7 +10,7 @@ from typing import Any
 
 from .places import Location
 
-EXCERPT_LENGTH = 4096  # as much of a row as an error row shows
+EXCERPT_LENGTH = 4096  # characters of a row shown in an error row
 BLOCK = 1 << 20
 FAR_BLOCK = 8 << 20  # each read of an object store is a request of its own
 BOM = b"\xef\xbb\xbf"

@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 
 from .job import Order
 
-TOKENS = "i"  # how tokens travel and are compared: as C's integers, of four bytes each
-# Rows of a large job that are put in order at once: those of one block of the input, which is read
-# and prepared as a whole. What begins alike comes together once in each of them.
+TOKENS = "i"  # tokens as C integers of four bytes, for transport and comparison
+# Rows of a large job ordered together: one block of the input, read and prepared as a whole. Shared
+# prefixes are grouped within a block.
 WINDOW = 4096
-BYTES = 32 * 2**20  # and no more than this of the input, whose rows may be whole documents
-# Bytes that two prompts must share so that it is worth something: vLLM's cache has blocks of 16
-# tokens, and a token takes four, as text (about) and as a number.
+BYTES = 32 * 2**20  # limit of such a block: rows may be whole documents
+# Shared bytes below which grouping is useless: vLLM's cache has blocks of 16 tokens, and a token
+# takes about four bytes, as text and as a number.
 BLOCK = 64
-# How often prompts that begin alike may part: a system prompt, a document, a question. Below, they
-# come in the order of their bytes.
+# Levels of shared prefixes: a system prompt, a document, a question. Deeper groups stay sorted by
+# bytes.
 PARTINGS = 8
 
 P = TypeVar("P")

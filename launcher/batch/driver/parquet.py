@@ -52,8 +52,8 @@ def read_rows(
                     done += 1
                     yield row
     except (OSError, ValueError) as error:
-        # Of Arrow's own: a broken page looks the same at each try. What the operating system says
-        # has a number and is not.
+        # Arrow's own errors have no errno and repeat at every try (a broken page); those of the
+        # operating system may pass.
         if isinstance(error, FileNotFoundError) or (
             isinstance(error, OSError) and (error.errno or not place.local)
         ):

@@ -11,7 +11,7 @@ from typing import Any
 
 from .job import Refused
 
-# Their folders are only prefixes of names, and an object appears whole when its upload is complete.
+# Stores whose folders are only name prefixes, and whose objects appear complete or not at all.
 OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
@@ -86,8 +86,7 @@ class Location:
         self.stage_file(data)()
 
     def put(self, path: str, data: bytes) -> None:
-        # One write and one close: were there anything between that could fail, closing would
-        # publish a part of it.
+        # One write and one close: closing after an error in between would publish a part.
         stream = self.filesystem.open_output_stream(path)
         stream.write(data)
         stream.close()
@@ -143,7 +142,7 @@ def open_location(where: str) -> Location:
         raise Refused(
             f"{mask_secrets(where)} cannot be opened", brief_error(error), hint
         ) from error
-    # Not parsed as part of the address: a path may hold spaces, `%` and `*`.
+    # Not parsed as a URI: a path may contain spaces, `%` and `*`.
     return Location(
         filesystem=filesystem,
         path=f"{base.rstrip('/')}/{path}".rstrip("/") or "/",

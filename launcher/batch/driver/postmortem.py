@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from ...agent import cause
 
 LINES = 20  # of a log, in a failure
-SEARCHED_LINES = 400  # of a log, among which a known cause is looked for
+SEARCHED_LINES = 400  # last lines of a log, searched for a known cause
 CRASH = (re.compile(r"(Fatal Python error: .*)"),)
 WORKER_DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)
 TRACE_LINE = re.compile(r'^\s*File ".*", line \d+|^\s*[\^~]+\s*$')
-# What a rank says that lost another one.
+# Error of a rank that lost another one.
 PEER_LOST = re.compile(
     r"(Connection closed by peer|Connection reset by peer|NCCL.*remote process exited)"
 )

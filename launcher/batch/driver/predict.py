@@ -20,7 +20,7 @@ from .progress import Tracker
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-ACTOR = "Replica"  # how Ray names the actors of the inference stage (with more around it)
+ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
 IN_FLIGHT = 4  # batches on their way to one replica: the next ones are fetched while it works
 CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
@@ -174,7 +174,7 @@ def with_answer(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any
 
 def with_columns(row: Mapping[str, Any], answer: batches.Answer) -> dict[str, Any]:
     """Return a row with the function's result in place of its columns."""
-    row = {**row, "_raw": raw_input(row)}  # of the input: the columns are others from here on
+    row = {**row, "_raw": raw_input(row)}  # of the input: its columns are replaced below
     if isinstance(answer, dict):
         return {**row, "_data": pickle.dumps(answer)}
     return {**row, "_error": answer, "_stage": row["_stage"] or "preprocess", "_data": b""}

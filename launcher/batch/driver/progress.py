@@ -19,11 +19,11 @@ from typing import Any
 from .job import Job, to_fields
 
 VERSION = 1
-WINDOW = 30.0  # seconds over which rates are taken
+WINDOW = 30.0  # seconds that rates are averaged over
 WARNINGS = 50
 TEXT, EVIDENCE = 1000, 8000  # characters that are written
 MAX_CHARS = 4000  # characters of a text that are read
-MAX_NUMBER = 1e18  # of what is counted or timed
+MAX_NUMBER = 1e18  # of counters and times
 FINAL_STATES = ("done", "failed", "refused", "stopped")
 # of prompts, of answers, and of prompts as far as vLLM had them in its cache
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
@@ -174,7 +174,7 @@ class Tracker(Progress):
         """Set the job's state; writes the file."""
         with self.lock:
             if self.over:
-                return  # how it ended stays: threads of a pipeline that was given up still speak
+                return  # a final state stays: threads of an abandoned pipeline may still report
             self.state, self.text = state, to_plain(text)
             if state == "running" and not self.window:
                 self.window.append((time.monotonic(), 0, 0))

@@ -115,7 +115,7 @@ class Prompter:
         options = {"add_generation_prompt": True, **self.chat_args, "tokenize": False}
         try:
             return str(tokenizer.apply_chat_template(messages, **options))
-        except Exception as error:  # a model's template raises what it likes
+        except Exception as error:  # a model's template may raise anything
             raise PromptError(
                 f"the model's chat template refuses it: {describe_error(error)}"
             ) from error
@@ -141,7 +141,7 @@ class Template:
 
         parts, length = [], 0
         try:
-            # `row` reaches columns whose names are no identifiers: {{ row["the title"] }}
+            # `row` gives access to columns that are not identifiers: {{ row["the title"] }}
             for part in self.compiled.generate({"row": columns, **columns}):
                 length += len(part)
                 if length > LARGEST:

@@ -21,9 +21,9 @@ from .ray_internals import log_paths
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
-# An engine has processes of its own, which a killed actor would leave behind with the device memory
-# that they hold. This one has neither parent nor group in common with them: it waits for the
-# actor's end, of any kind, and ends the rest of the group.
+# A killed actor would leave its engine's processes and their device memory behind. This process has
+# neither parent nor group in common with them: it waits for the actor's exit, of any kind, and
+# kills the rest of the group.
 _REAPER = """
 import os, select, signal, sys
 leader = int(sys.argv[1])
@@ -81,8 +81,8 @@ class Rank:
 
     def hello(self) -> RankProcess:
         """Make this process one that leaves nothing behind and has one log; return where it is."""
-        os.dup2(1, 2)  # one log, in the order in which things happened
-        # a child that crashes in native code says where
+        os.dup2(1, 2)  # one log, in order of events
+        # a native crash of a child logs its location
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)
@@ -111,7 +111,7 @@ class Rank:
             try:
                 token_ids.append(self.encode_prompt(pickle.loads(data)))  # noqa: S301 - the driver's own
                 answers.append(RowAnswer(row=row))
-            # whatever a hostile row does to a template is that row's own error
+            # any exception from a template belongs to its row
             except Exception as problem:
                 answers.append(RowAnswer(row=row, error=error_reason(problem), stage="prompt"))
         ask = self.step if self.together else self.generate_alone

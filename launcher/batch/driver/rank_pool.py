@@ -26,9 +26,9 @@ from .postmortem import (
 from .progress import Tracker
 from .rank import Rank, RankProcess, RankSettings
 
-# seconds in which the rank at fault may show itself before another one, which lost it, is blamed
+# seconds for the rank at fault to report before one that lost it is blamed
 GRACE = 10.0
-PORT_COUNT = 8  # vLLM uses a few from the one it is given
+PORT_COUNT = 8  # vLLM uses several, starting at the given one
 END_TIMEOUT = 20.0  # seconds for the processes of all ranks to be gone
 
 
@@ -227,7 +227,7 @@ class RankPool:
 
         try:
             return ray.get(task.ref, timeout=30)
-        except Exception as problem:  # of any kind: it is judged by whom it blames
+        except Exception as problem:  # any kind: judged later by its source
             return problem
 
     def raise_failure(self, lost: dict[int, BaseException]) -> None:
@@ -376,7 +376,7 @@ def free_port(first: int) -> int:
             try:
                 for port in range(start, start + PORT_COUNT):
                     listener = sockets.enter_context(socket.socket())
-                    # what an ended run left counts as free
+                    # sockets left in TIME_WAIT by an earlier run count as free
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     listener.bind(("", port))
                 return start

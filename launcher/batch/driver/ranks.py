@@ -26,15 +26,14 @@ from .rank import RankSettings, RowAnswer
 from .rank_pool import RankPool, RankSlot
 from .source import count_rows, input_excerpt
 
-# rows of one rank's slice, however few they are: they are held here and travel
+# byte limit of a rank's slice, which this process holds and sends
 SLICE_BYTES = 32 * 2**20
 QUEUED_SLICES = (
     2  # slices that a rank of a dense model has: the next one is there when it finishes one
 )
-# slices per rank between the first unfinished and the last handed out: what waits for its turn is
-# held here
+# slices per rank between the first unfinished and the last submitted, held here
 MAX_AHEAD = 4
-# as vLLM looks for them
+# the keys that vLLM checks
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 Row = dict[str, Any]
@@ -71,7 +70,7 @@ def run(
             "mode `data-parallel` has no `preprocess` stage",
             hint="run it as a job of its own (`mode: predict`), and read what that one wrote",
         )
-    Prompter(job)  # what is wrong with a template is said before any rank starts
+    Prompter(job)  # reject an invalid template before any rank starts
     slots = rank_slots(parallel, job.engine.tp * job.engine.pp)
     moe = count_experts(read_configuration(job)) > 0
     if parallel.expert_parallel and not moe:

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 USED = (
-    # which job this is, where this process's output goes, and the table of actors with its rows
-    # (ray/_private/state.py)
+    # the job's id, this process's log files, and the actor table
     "ray._private.worker.global_worker",
     "ray._private.state.state.actor_table",
     # the name of a logger
     "ray._private.worker",
-    # what every head node has one of (ray/_common/constants.py)
+    # a resource of every head node (ray/_common/constants.py)
     "node:__internal_head__",
-    # the last operator of a dataset, whose claims nothing documented changes
+    # the last operator of a dataset: its claims have no documented setter
     "Dataset._logical_plan",
 )
 HEAD_RESOURCES = {
@@ -68,7 +67,7 @@ def parse_actor(row: Mapping[str, Any]) -> Actor:
         name=row["ActorClassName"],
         state=row["State"],
         restarts=int(row["NumRestarts"]),
-        node=node if node.strip("f") else "",  # a node whose name is all f is none
+        node=node if node.strip("f") else "",  # an id of only f means no node
         pid=int(row["Pid"]),
         death=death_reason(row.get("DeathCause")),
     )

@@ -16,13 +16,12 @@ from .generation import answer_columns, error_reason, sampling_params
 from .job import CACHED_TOKENS, RESULT_COLUMNS, Order, Task
 from .ray_internals import log_paths
 
-# how vLLM tells of a process that ended so lately that its exit code is not known yet (0.32,
-# v1/engine/utils.py)
+# vLLM's message for a dead process without an exit code yet (0.32, v1/engine/utils.py)
 UNKNOWN_EXIT = "Failed core proc(s): {}"
 NOT_STARTED = "vlaunch: the engine did not start"  # in the log, after all that was printed
-LOG_LINES = 10_000  # lines of a log, of which no more than the last 64 KiB are read
+LOG_LINES = 10_000  # lines of a log; at most its last 64 KiB are read
 CARRIED = ("_row", "_keep")
-# what of sampling parameters vLLM turns into tokens, or into a grammar over them, with each request
+# sampling parameters that vLLM tokenizes, or compiles to a grammar, per request
 TOKENIZED = ("bad_words", "structured_outputs")
 
 
@@ -85,7 +84,7 @@ class Replica:
             self.llm.llm_engine.engine_core.shutdown()
 
 
-# what stands in the columns of a row that has none of them, by their types
+# empty values of result columns, by type
 EMPTY_VALUES: Mapping[str, Any] = {"text": "", "integer": 0, "number": 0.0, "vector": b""}
 
 
@@ -162,7 +161,7 @@ def start_failure(problem: BaseException, before: Mapping[str, int]) -> list[str
         for path in list(before)[:1]:
             await_output(path)
         tails = [postmortem.read_tail(path, LOG_LINES, size) for path, size in before.items()]
-    except OSError:  # what it says only explains
+    except OSError:  # the log only adds an explanation
         return []
     lines = [line for tail in tails for line in tail if NOT_STARTED not in line]
     wordless = (

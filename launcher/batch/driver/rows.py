@@ -15,7 +15,9 @@ from .job import Failed, Job
 from .manifest import File, Manifest, Split
 from .places import Location, brief_error, mask_secrets, open_location
 
-DIGITS = 4300  # Python's own limit; its 3.10 may have none, and takes quadratic time
+DIGITS = (
+    4300  # Python's own limit, missing from some 3.10 releases, where parsing takes quadratic time
+)
 
 
 class BadRow(Exception):
@@ -118,7 +120,7 @@ class Packer:
             return error_row(number, "not JSON that can be read: nested too deep", raw)
         except ValueError as error:  # UnicodeDecodeError is one, json's error too
             return error_row(number, str(error), raw)
-        except Exception as error:  # whatever a hostile row provokes is that row's error
+        except Exception as error:  # any exception belongs to its row
             return error_row(number, f"cannot be read: {type(error).__name__}: {error}", raw)
         return {
             "_row": number,

@@ -18,7 +18,7 @@ from .manifest import Manifest
 from .places import brief_error, mask_secrets
 from .progress import Tracker
 
-# bytes of rows, about, after which a file is committed whatever `rows_per_file` says
+# approximate bytes of rows that commit a file, regardless of `rows_per_file`
 LARGEST = 64 << 20
 SCALARS = frozenset((int, float, bool, type(None)))
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

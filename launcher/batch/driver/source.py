@@ -25,15 +25,15 @@ MAX_TASKS = 4_000  # read tasks of one job at most: planning costs about a milli
 # tasks
 TASK_ROWS = 2_000
 BLOCK_BYTES = 8 * 2**20  # and no more than this in one block
-# processes that read, cut or prepare a large job: each gives tens of thousands of rows a second
-# and costs two seconds of a core to start, which engines lack that load meanwhile on a small node
+# processes that read, cut or prepare a large job: each handles tens of thousands of rows a second,
+# and its start takes two seconds of a core, which loading engines need on a small node
 WORKERS = 2
 FEW_ROWS = 20_000  # rows that one process of each kind has soon done
 # CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
 # rows for ever
 TASK_CPUS = 0
 
-# what is no text of the columns that stages add to rows
+# columns added by stages that are not text
 COLUMN_KINDS = {
     **dict.fromkeys(("_data", "_out", "_tokens", "embedding"), "bytes"),
     **dict.fromkeys(("prompt_tokens", "output_tokens", CACHED_TOKENS), "integer"),
@@ -123,8 +123,8 @@ def create_dataset(
                 )
             return tasks
 
-    # Were there fewer tasks than blocks asked for, Ray Data would cut what each one reads into
-    # hundreds of tiny blocks.
+    # With fewer tasks than blocks, Ray Data would split each task's output into hundreds of tiny
+    # blocks.
     data = ray.data.read_datasource(
         Rows(),
         num_cpus=TASK_CPUS,
@@ -175,7 +175,7 @@ def input_excerpt(data: bytes) -> str:
         return lines.excerpt(columns["text"])
     try:
         return lines.excerpt(json.dumps(columns, ensure_ascii=False, default=str))
-    except (TypeError, ValueError):  # a Parquet map whose keys are not text
+    except (TypeError, ValueError):  # a Parquet map with keys other than text
         return lines.excerpt(columns)
     except RecursionError:  # it was read where more of the stack was left
         return "(nested too deep to be shown)"

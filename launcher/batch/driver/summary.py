@@ -26,7 +26,7 @@ def write_summary(
     place = open_location(os.path.join(job.work, "summary.json"))
     before = read_earlier(place)
     seconds = time.monotonic() - progress.start_time
-    # A run that was refused did not come to count: what the run before it said still holds.
+    # A refused run has no counts: those of the run before still hold.
     done = ledger.done if ledger else before.get("done", 0)
     errors = ledger.errors if ledger else before.get("errors", 0)
     finished = progress.done + progress.errors - progress.before

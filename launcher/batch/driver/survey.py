@@ -17,10 +17,10 @@ __all__ = ["File", "Manifest", "Split", "survey_input"]
 
 SPLIT_ROWS = 2000
 SPLIT_BYTES = 8 << 20
-# newlines are counted by so many bytes: a split may hold a piece more than SPLIT_ROWS
+# bytes per count of newlines: a split may exceed SPLIT_ROWS by one such piece
 PIECE = 16 << 10
 SAMPLE = 1000
-SAMPLE_SEARCH = 20_000  # rows in which the sample is looked for
+SAMPLE_SEARCH = 20_000  # rows searched for the sample
 
 Cut = tuple[int, int, int]  # start, end, rows
 
@@ -206,7 +206,7 @@ def cut_lines(place: Location) -> Iterator[Cut]:
             newline_count = block.count(b"\n", piece, stop)
             if not newline_count:
                 continue
-            # A long line gets a split of its own end: what came before it must not wait for it.
+            # A long line starts a new split, so that earlier rows do not wait for it.
             if counted and position + piece - start > SPLIT_BYTES:
                 yield start, cut_at, counted
                 start, newlines = cut_at, 0
