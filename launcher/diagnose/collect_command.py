@@ -112,9 +112,8 @@ def collect(call: CommandContext, output: str | None) -> None:
         printer = _RecordingPrinter(inner_printer)
         with call.session(printer=printer, partial=True) as session:
             _fill_bundle(session, bundle, unknown)
-        bundle.add_file(
-            "events.ndjson", "".join(f"{json.dumps(event)}\n" for event in printer.events)
-        )
+        events = "".join(f"{json.dumps(event)}\n" for event in printer.events)
+        bundle.add_file("events.ndjson", events)
     click.echo(path)
     for name, size in sorted(bundle.sizes.items()):
         click.echo(f"  {size:>10,}  {name}", err=True)
@@ -180,10 +179,7 @@ def _fill_bundle(session: Session, bundle: Bundle, unknown: Sequence[str]) -> No
     bundle.add_file("status.json", _result_json(lambda: observe_cluster(session).as_json()))
     bundle.add_file("checks.json", _result_json(lambda: _run_checks(session)))
     bundle.add_file("inventory.yaml", inventory.path.read_text(encoding="utf-8", errors="replace"))
-    diagnosis = _result_json(
-        lambda: doctor_view.diagnosis_json(diagnose_nodes(session, inventory.nodes))
-    )
-    bundle.add_file("doctor.json", diagnosis)
+    bundle.add_file("doctor.json", _result_json(lambda: _diagnose(session)))
     _add_nodes(session, bundle)
 
 
@@ -212,6 +208,10 @@ def _result_json(query: Callable[[], object]) -> str:
     except VlaunchError as error:
         result = {"error": error.message, "evidence": error.evidence}
     return json.dumps(result, indent=1, default=str)
+
+
+def _diagnose(session: Session) -> object:
+    return doctor_view.diagnosis_json(diagnose_nodes(session, session.inventory.nodes))
 
 
 def _run_checks(session: Session) -> object:

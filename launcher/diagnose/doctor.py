@@ -31,6 +31,8 @@ from launcher.tools.symptom import Symptom
 # ready since, or it happened long before the last failure.
 Kind = Literal["now", "perhaps", "after", "over"]
 KINDS: tuple[Kind, ...] = ("now", "perhaps", "after", "over")
+_Reports = Mapping[str, NodeReport]  # by node
+_ReadyTimes = Mapping[str, float | None]  # by a log's title
 
 _INCIDENT = 1800.0  # seconds before the last failure; older lines belong to another failure
 _MAX_EVIDENCE = 3  # lines shown per finding
@@ -105,7 +107,7 @@ class Diagnosis:
 
 
 def diagnose(
-    reports: Mapping[str, NodeReport],
+    reports: _Reports,
     missing: Mapping[str, str],
     *,
     rdma: bool,
@@ -154,10 +156,7 @@ def diagnose(
 
 
 def _all_logs(
-    reports: Mapping[str, NodeReport],
-    refused: Log | None,
-    evidence: Mapping[str, object],
-    now: float,
+    reports: _Reports, refused: Log | None, evidence: Mapping[str, object], now: float
 ) -> Iterator[tuple[str, Log]]:
     """Yield the logs with their nodes; if the `evidence` so far shows a hanging rank, also versions
     that are known to hang.
@@ -283,9 +282,8 @@ def _server_records(report: NodeReport) -> dict[str, Observed]:
 
 def _fault_lines(server: str, fault: Fault) -> list[str]:
     """Describe a fault in one line, followed by its evidence."""
-    exception = (
-        find_exception(fault.evidence.splitlines()) if fault.cause and not fault.rank else None
-    )
+    lines = fault.evidence.splitlines()
+    exception = find_exception(lines) if fault.cause and not fault.rank else None
     rank = f"rank {fault.rank}" if fault.rank else exception.process if exception else ""
     node = fault.node or (exception.address if exception else "")
     origin = " on ".join(shorten(part) for part in (rank, node) if part)
@@ -299,7 +297,7 @@ def _fault_lines(server: str, fault: Fault) -> list[str]:
         line += f": {cause}"
     if fault.ready_again_after is not None:
         line += f"; ready again after {fault.ready_again_after:.0f} s"
-    evidence = [untrusted.sanitize(text)[:1000] for text in fault.evidence.splitlines()[-40:]]
+    evidence = [untrusted.sanitize(text)[:1000] for text in lines[-40:]]
     return [line, *cause_lines, *evidence]
 
 
@@ -309,7 +307,7 @@ def _make_log(part: str, title: str, lines: Sequence[str], stamp: str) -> Log:
     return Log(part=part, title=title, lines=tuple(lines), stamps=stamps)
 
 
-def _ready_times(reports: Mapping[str, NodeReport], now: float) -> dict[str, float | None]:
+def _ready_times(reports: _Reports, now: float) -> dict[str, float | None]:
     """Return when each server was last ready, by its log's title: the later time of its record and
     its engine's log; None for never.
 
@@ -328,10 +326,9 @@ def _ready_times(reports: Mapping[str, NodeReport], now: float) -> dict[str, flo
             numbers = [number for number, line in enumerate(log.lines) if _READY.search(line)]
             at = diagnosis.line_times(log, now)[numbers[-1]] if numbers else None
             ready[log.title] = _latest((ready.get(log.title), at))
-    stopped = {
-        server_log_title(name) for name, record in records.items() if record.state == "stopped"
-    }
-    times = [at for what, at in ready.items() if what not in stopped]
+    stopped = [name for name, record in records.items() if record.state == "stopped"]
+    ignored = {server_log_title(name) for name in stopped}
+    times = [at for title, at in ready.items() if title not in ignored]
     ready_times = [at for at in times if at is not None]
     return {**ready, "": min(ready_times) if times and len(ready_times) == len(times) else None}
 
@@ -341,7 +338,7 @@ def _latest(times: Iterable[float | None]) -> float | None:
 
 
 def _rank_findings(
-    evidence: Mapping[str, Sequence[EvidenceLine]], ready: Mapping[str, float | None]
+    evidence: Mapping[str, Sequence[EvidenceLine]], ready: _ReadyTimes
 ) -> list[DiagnosisFinding]:
     """Return the findings, most likely first: causes, possible causes, effects, resolved ones; then
     earlier before later, and more nodes before fewer, else in the table's order.
@@ -363,10 +360,7 @@ def _symptom_kind(symptom: Symptom) -> Kind:
 
 
 def _build_finding(
-    symptom: Symptom,
-    evidence: Sequence[EvidenceLine],
-    start: float,
-    ready: Mapping[str, float | None],
+    symptom: Symptom, evidence: Sequence[EvidenceLine], start: float, ready: _ReadyTimes
 ) -> DiagnosisFinding:
     """Build the finding of a symptom from its current lines; without any, it is over."""
 

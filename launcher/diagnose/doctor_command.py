@@ -19,6 +19,7 @@ from launcher.diagnose import doctor_view, log_files
 from launcher.diagnose.doctor import Diagnosis, diagnose
 from launcher.tools.diagnosis import NodeReport, parse_report, query_diagnosis
 
+_Parsed = tuple[dict[str, NodeReport], dict[str, str]]
 _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 
 
@@ -67,9 +68,7 @@ def _diagnose_files(sources: tuple[str, ...], since: float | None) -> Diagnosis:
     """Diagnose logs in files."""
     reports = log_files.read_logs(sources)
     lines = (line for report in reports.values() for log in report.logs for line in log.lines)
-    rdma = any(
-        "NET/IB" in line for line in lines
-    )  # logs without NET/IB do not show that RDMA is expected
+    rdma = any("NET/IB" in line for line in lines)  # the inventory of these logs is unknown
     return diagnose(reports, {}, rdma=rdma, now=time.time(), since=since)
 
 
@@ -107,23 +106,16 @@ def diagnose_nodes(
     )
 
 
-def _parse_reports(
-    answers: Iterable[Answer], mark: str
-) -> tuple[dict[str, NodeReport], dict[str, str]]:
+def _parse_reports(answers: Iterable[Answer], mark: str) -> _Parsed:
     """Parse all answers into reports by node, and reasons by node for missing ones."""
-    reports: dict[str, NodeReport] = {}
-    no_answer: dict[str, str] = {}
+    reports, no_answer = dict[str, NodeReport](), dict[str, str]()
     for answer in answers:
         report = parse_report(answer.out, mark)
         if report.clock is None and not report.lines and not report.states:
-            reason = (
-                f"no answer within {answer.seconds:.0f} s"
-                if answer.timed_out
-                else "it answered something else"
-            )
-            no_answer[answer.node] = f"{reason}: {untrusted.excerpt(answer.tail, last=True)}".strip(
-                ": "
-            )
+            late = f"no answer within {answer.seconds:.0f} s"
+            reason = late if answer.timed_out else "it answered something else"
+            output = untrusted.excerpt(answer.tail, last=True)
+            no_answer[answer.node] = f"{reason}: {output}".strip(": ")
         else:
             reports[answer.node] = report
     return reports, no_answer

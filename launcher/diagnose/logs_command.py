@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import re
@@ -82,10 +83,8 @@ def _merge_logs(
     sources: list[Iterable[SourcedLine]] = [_server_lines(session, nodes, server, follow, tail)]
     if server is None:
         with ThreadPoolExecutor(session.inventory.cap) as pool:
-            for streams in pool.map(
-                lambda node: _container_logs(session, node, follow, tail), nodes
-            ):
-                sources += streams
+            streams = pool.map(lambda node: _container_logs(session, node, follow, tail), nodes)
+            sources += itertools.chain.from_iterable(streams)
 
     def feed(source: Iterable[SourcedLine]) -> None:
         try:
@@ -121,14 +120,11 @@ def _container_logs(
     try:
         client = session.fleet.docker(node.name)
         with docker_api.errors(node.name, symptoms.docker_error):
-            containers = list(client.containers(all=True, filters={"label": label}))[
-                :_MAX_CONTAINERS
-            ]
+            containers = list(client.containers(all=True, filters={"label": label}))
     except VlaunchError as error:
         return [[(node.name, f"[{error.reason}]")]]
-    return [
-        _container_lines(client, node, container["Id"], follow, tail) for container in containers
-    ]
+    ids = [container["Id"] for container in containers[:_MAX_CONTAINERS]]
+    return [_container_lines(client, node, id_, follow, tail) for id_ in ids]
 
 
 def _container_lines(
@@ -159,16 +155,8 @@ def _server_lines(
     session: Session, nodes: Sequence[Node], server: str | None, follow: bool, tail: int
 ) -> Iterator[SourcedLine]:
     """Yield the lines of all servers' engines; none for a node without a container."""
-    mode = "-F" if follow else "-q"
-    program = (
-        "sh",
-        "-c",
-        shell.program_text("server_logs"),
-        "servers",
-        server or "",
-        str(tail),
-        mode,
-    )
+    arguments = (server or "", str(tail), "-F" if follow else "-q")
+    program = ("sh", "-c", shell.program_text("server_logs"), "servers", *arguments)
     # A program in a container must stop by itself: when its input closes, or after _READ_TIMEOUT.
     bounded = docker.with_deadline(program, 0 if follow else _READ_TIMEOUT)
     site, timeout = Site(session.inventory), math.inf if follow else _READ_TIMEOUT + 10

@@ -48,6 +48,9 @@ class CopyLocation:
     load: Mapping[str, Any] | None = None
 
 
+_Locations = Mapping[str, CopyLocation]  # by node
+
+
 def display_name(plan: CopyPlan) -> str:
     """Return the model's or image's name with its revision."""
     suffix = f" ({plan.revision[:12]})" if plan.revision else ""
@@ -61,11 +64,7 @@ def local_runtime(inventory: Inventory) -> ProgramRuntime:
 
 
 def run_copy(
-    session: Session,
-    verb: str,
-    plan: CopyPlan,
-    locations: Mapping[str, CopyLocation],
-    options: CopyOptions,
+    session: Session, verb: str, plan: CopyPlan, locations: _Locations, options: CopyOptions
 ) -> CopyResult:
     """Run a copy and return its result; `verb` names the command in the nodes' audit logs.
 
@@ -97,11 +96,7 @@ def run_copy(
 
 
 def _build_specs(
-    session: Session,
-    verb: str,
-    plan: CopyPlan,
-    locations: Mapping[str, CopyLocation],
-    options: CopyOptions,
+    session: Session, verb: str, plan: CopyPlan, locations: _Locations, options: CopyOptions
 ) -> list[MemberSpec]:
     """Return the members' specs, the source first."""
     from launcher.app import issue_certificates

@@ -22,6 +22,7 @@ _UNREAD_FILES: Final = (
     "*.gguf",
 )
 _WEIGHTS: Final = ".safetensors"
+_Row = tuple[str, int, str]  # a file's name, bytes and digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,7 @@ class FileFilter:
     every: bool = False
 
 
-def select_files(
-    model: str, resolved: Resolved, file_filter: FileFilter
-) -> tuple[tuple[str, int, str], ...]:
+def select_files(model: str, resolved: Resolved, file_filter: FileFilter) -> tuple[_Row, ...]:
     """Return the files to download, each with its size and digest.
 
     Raises:
@@ -45,9 +44,8 @@ def select_files(
             requested; or a name leads out of the cache.
     """
     names = [row[0] for row in resolved.files]
-    tensors = any(
-        name.endswith(_WEIGHTS) and not _matches_any(name, _UNREAD_FILES) for name in names
-    )
+    read = [name for name in names if not _matches_any(name, _UNREAD_FILES)]
+    tensors = any(name.endswith(_WEIGHTS) for name in read)
     chosen = tuple(row for row in resolved.files if _matches(row[0], file_filter, tensors))
     weights = [name for name in names if _matches_any(name, (*_OTHER_WEIGHTS, "*.gguf"))]
     if not tensors and weights and not file_filter.include and not file_filter.every:
@@ -69,11 +67,9 @@ def _matches(name: str, file_filter: FileFilter, tensors: bool) -> bool:
         return False
     if file_filter.include:
         return _matches_any(name, file_filter.include)
-    return (
-        file_filter.every
-        or not tensors
-        or not _matches_any(name, (*_OTHER_WEIGHTS, *_UNREAD_FILES))
-    )
+    if file_filter.every or not tensors:
+        return True
+    return not _matches_any(name, (*_OTHER_WEIGHTS, *_UNREAD_FILES))
 
 
 def _matches_any(name: str, patterns: Sequence[str]) -> bool:
@@ -91,10 +87,7 @@ def _check_file(model: str, name: str, size: int, digest: str) -> None:
 
 
 def nodes_with_files(
-    model: str,
-    resolved: Resolved,
-    rows: Sequence[tuple[str, int, str]],
-    stores: dict[str, NodeModels],
+    model: str, resolved: Resolved, rows: Sequence[_Row], stores: dict[str, NodeModels]
 ) -> list[str]:
     """Return the nodes that have all selected files of a revision, by name and size."""
     required = {(f"blobs/{digest}", size) for _, size, digest in rows}
@@ -109,7 +102,7 @@ def nodes_with_files(
     ]
 
 
-def missing_bytes(rows: Sequence[tuple[str, int, str]], store: NodeModels) -> int:
+def missing_bytes(rows: Sequence[_Row], store: NodeModels) -> int:
     """Return the bytes of the selected files that a node has in no revision."""
     blobs = {(f"blobs/{digest}", size) for _, size, digest in rows}
     present = {

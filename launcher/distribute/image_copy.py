@@ -98,9 +98,8 @@ def copy(
         if call.dry_run:
             _print_plan(plan)
         else:
-            _ImageCopy(locked, plan, stores, scratch=scratch).run(
-                CopyOptions(cached=True, **limits)
-            )
+            image_copy = _ImageCopy(locked, plan, stores, scratch=scratch)
+            image_copy.run(CopyOptions(cached=True, **limits))
 
 
 @command(
@@ -179,9 +178,8 @@ def query_stores(
     cluster = session.inventory.cluster
 
     def query(name: str, docker: Argv) -> Command:
-        argv = image_store.query_argv(
-            docker, cluster=cluster, node=_folder_name(name), scratch=scratch
-        )
+        folder = _folder_name(name)
+        argv = image_store.query_argv(docker, cluster=cluster, node=folder, scratch=scratch)
         return Command(node=name, argv=argv, timeout=_QUERY_TIMEOUT)
 
     answers = [session.fleet.run_local(query(THIS_MACHINE, _DOCKER))] if local else []
@@ -212,16 +210,12 @@ def _format_layers(count: int) -> str:
 
 def _print_plan(plan: ImagePlan) -> None:
     """Print what would be done."""
-    layers = len(plan.image.layers)
-    click.echo(
-        f"{plan.name}: {format_size(plan.image.size)} in {_format_layers(layers)},"
-        f" from {plan.source}"
-    )
+    size, layers = format_size(plan.image.size), len(plan.image.layers)
+    click.echo(f"{plan.name}: {size} in {_format_layers(layers)}, from {plan.source}")
+    missing = _format_layers(layers - plan.common_layers)
     before = plan.source
     for name in plan.receivers:
-        click.echo(
-            f"  {name} would get {_format_layers(layers - plan.common_layers)}, from {before}"
-        )
+        click.echo(f"  {name} would get {missing}, from {before}")
         before = name
     for name in plan.unnamed:
         click.echo(f"  {name} has it under another name, and would get this one, too")
@@ -257,15 +251,9 @@ class _ImageCopy:
         if plan.receivers:
             self._copy_files(options)
         self._compare_images()
-        if (
-            plan.receivers and not self._failed
-        ):  # otherwise the same command resumes from the export
-            location = self._location(plan.source)
-            self._run_program(
-                plan.source,
-                chain.drop_request(location.root, self._stores[plan.source].top),
-                _QUERY_TIMEOUT,
-            )
+        if plan.receivers and not self._failed:  # else the same command resumes from the export
+            root, top = self._location(plan.source).root, self._stores[plan.source].top
+            self._run_program(plan.source, chain.drop_request(root, top), _QUERY_TIMEOUT)
         updated = {name for name in plan.targets if name not in self._failed}
         complete = updated | {*plan.complete_nodes} - {THIS_MACHINE}
         names = [name for name in plan.all_nodes if name in complete]
@@ -353,9 +341,8 @@ class _ImageCopy:
 
     def _run_program(self, name: str, request: Mapping[str, Any], timeout: float) -> Answer:
         """Run a node's program, and return its answer."""
-        command = members.program_command(
-            name, self._location(name).runtime, request, timeout=timeout
-        )
+        runtime = self._location(name).runtime
+        command = members.program_command(name, runtime, request, timeout=timeout)
         if name == THIS_MACHINE:
             return self._session.fleet.run_local(command)
         (answer,) = self._session.transport.run([command])
@@ -369,10 +356,9 @@ class _ImageCopy:
         because the program must reach Docker, and the node may have no image yet.
         """
         inventory, store = self._session.inventory, self._stores[name]
+        choose_runtime = copies.local_runtime if name == THIS_MACHINE else chain.node_runtime
         return CopyLocation(
-            runtime=copies.local_runtime(inventory)
-            if name == THIS_MACHINE
-            else chain.node_runtime(inventory),
+            runtime=choose_runtime(inventory),
             root=f"{store.folder}/{self._plan.image.identity[:16]}",
             load=chain.load_fields(self._docker_argv(name), top=store.top),
         )

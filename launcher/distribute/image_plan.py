@@ -84,20 +84,16 @@ def plan_image(
             " there: Docker knows digests of what came from a registry alone",
             hint="name it by a tag; the nodes' images are compared with each other all the same",
         )
-    unnamed = {
-        node: twin.id
-        for node in receivers
-        if (twin := _find_same_image(stores[node], image)) is not None
-    }
+    twins = {node: _find_same_image(stores[node], image) for node in receivers}
+    unnamed = {node: twin.id for node, twin in twins.items() if twin is not None}
     receivers = [node for node in receivers if node not in unnamed]
+    common_layers = [_count_common_layers(stores[node], image) for node in receivers]
     return ImagePlan(
         name=name,
         source=source,
         image=image,
         receivers=chain_order(receivers, source),
-        common_layers=min(
-            (_count_common_layers(stores[node], image) for node in receivers), default=0
-        ),
+        common_layers=min(common_layers, default=0),
         unnamed=unnamed,
         complete_nodes=tuple(node for node in stores if node in matching & {source, *requested}),
         all_nodes=tuple(stores),
@@ -137,10 +133,7 @@ def _choose_source(
     if others := [node for node in images if images[node].identity != images[first].identity]:
         raise RequestError(
             f"{name} is not the same image on {fold([first, *others])}",
-            evidence=[
-                f"{node}: {short_id(image)}, {format_size(image.size)}"
-                for node, image in images.items()
-            ],
+            evidence=[f"{n}: {short_id(i)}, {format_size(i.size)}" for n, i in images.items()],
             hint=f"say whose it shall be: `vlaunch image copy {name} --from {first}`",
         )
     return first

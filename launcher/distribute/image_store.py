@@ -95,9 +95,8 @@ def parse_store(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -
             evidence=untrusted.excerpt(text, last=True),
         )
     try:
-        return _build_store(
-            parts, f"{scratch}/vlaunch-{_parse_number(parts.output('user'))}", cluster, node
-        )
+        top = f"{scratch}/vlaunch-{_parse_number(parts.output('user'))}"
+        return _build_store(parts, top, cluster, node)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnreadableAnswer(
             f"what {node} says of its images cannot be read ({error!r:.200})",
@@ -109,9 +108,8 @@ def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
     info: dict[str, Any] = untrusted.loads(parts.output_if_ok("info") or "{}")
     images = parts.output_if_ok("images")
     answered = parts.output_if_ok("docker") is not None and images is not None
-    python = re.fullmatch(
-        r"([0-9]{1,3})\.([0-9]{1,3})", (parts.output_if_ok("python") or "").strip()
-    )
+    version = (parts.output_if_ok("python") or "").strip()
+    python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", version)
     devices = [parts.output_if_ok(name) for name in ("device", "dockerdevice")]
     return ImageStore(
         images=docker_read.parse_images(images) if images else (),

@@ -55,11 +55,8 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     """
     picked = select_nodes(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
-        stores = (
-            NodePrograms(session, picked).scan_models()
-            if len(session.missing) < len(picked)
-            else {}
-        )
+        reached = len(session.missing) < len(picked)
+        stores = NodePrograms(session, picked).scan_models() if reached else {}
         remarks = [error.message for error in session.missing.values()]
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))

@@ -156,7 +156,7 @@ def print_plan(plan: CopyPlan) -> None:
 def copy_model(
     programs: NodePrograms,
     plan: CopyPlan,
-    options: CopyOptions,
+    copy_options: CopyOptions,
     *,
     local: str = "",
     last: bool = True,
@@ -191,7 +191,7 @@ def copy_model(
     if local:
         runtime = copies.local_runtime(session.inventory)
         locations[THIS_MACHINE] = copies.CopyLocation(runtime=runtime, root=local)
-    result = copies.run_copy(session, "model copy", plan, locations, options)
+    result = copies.run_copy(session, "model copy", plan, locations, copy_options)
     updated = [name for name in plan.targets if name not in result.failed]
     for node in updated:
         member = result.members[node]
@@ -200,11 +200,8 @@ def copy_model(
             session.step("copy", text, node=node, seconds=member.seconds)
     received = {node: result.members[node].received for node in updated}
     max_received = max(received.values(), default=0)
-    rate = (
-        f", {format_size(round(max_received / max(result.seconds, 0.001)))}/s"
-        if max_received
-        else ""
-    )
+    speed = format_size(round(max_received / max(result.seconds, 0.001)))
+    rate = f", {speed}/s" if max_received else ""
     total, nodes = plan.manifest.total_bytes, copies.nodes_with_copy(plan, [plan.source, *updated])
     data = {
         "bytes": total,

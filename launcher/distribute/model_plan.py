@@ -14,6 +14,7 @@ from launcher.core.sizes import format_size
 from launcher.distribute.chain import THIS_MACHINE, NodeModels, Revision, StoredModel
 from launcher.distribute.node.files import CopyManifest, ManifestFile
 
+_Copy = tuple[StoredModel, Revision]
 MAIN: Final = "main"
 _CHUNK, _LARGE_CHUNK = 2**20, 4 * 2**20
 _LARGE = 2**34  # bytes; larger models get larger chunks
@@ -124,9 +125,7 @@ def choose_chunk_size(total: int) -> int:
     return _LARGE_CHUNK if total > _LARGE else _CHUNK
 
 
-def _find_revision(
-    store: NodeModels, model: str, revision: str
-) -> tuple[StoredModel, Revision] | None:
+def _find_revision(store: NodeModels, model: str, revision: str) -> _Copy | None:
     """Find a model on a node in a revision, by default `main`; None without it."""
     stored = next((item for item in store.models if item.name == model), None)
     if stored is None:
@@ -148,7 +147,7 @@ def complete_nodes(model: str, stores: Mapping[str, NodeModels]) -> tuple[str, .
 def _choose_source(
     model: str,
     revision: str,
-    copies: Mapping[str, tuple[StoredModel, Revision]],
+    copies: Mapping[str, _Copy],
     source: str,
     stores: Mapping[str, NodeModels],
 ) -> str:
@@ -193,7 +192,7 @@ def _is_complete(model: StoredModel, revision: Revision) -> bool:
     return not revision.why and not model.unfinished
 
 
-def _describe_partial(copy: tuple[StoredModel, Revision] | None) -> str:
+def _describe_partial(copy: _Copy | None) -> str:
     if copy is None:
         return "nothing of it is there"
     model, revision = copy
@@ -206,13 +205,12 @@ def _format_model(model: str, revision: str) -> str:
     return f"{model} in revision {revision}" if revision else model
 
 
-def _files_differ(one: Revision, other: Revision) -> bool:
-    return {(file.name, file.size) for file in one.unique_files} != {
-        (file.name, file.size) for file in other.unique_files
-    }
+def _files_differ(revision: Revision, other: Revision) -> bool:
+    sizes = {(file.name, file.size) for file in revision.unique_files}
+    return sizes != {(file.name, file.size) for file in other.unique_files}
 
 
-def _is_current(source: Revision, target: tuple[StoredModel, Revision] | None) -> bool:
+def _is_current(source: Revision, target: _Copy | None) -> bool:
     """True when a target has the files already, judged by names, sizes and times."""
     if target is None or target[0].unfinished:
         return False
@@ -226,9 +224,7 @@ def _file_keys(files: Sequence[ManifestFile]) -> set[tuple[str, int, int]]:
     return {(file.name, file.size, 0 if file.digest else file.mtime) for file in files}
 
 
-def _missing_bytes(
-    files: Sequence[ManifestFile], target: tuple[StoredModel, Revision] | None
-) -> int:
+def _missing_bytes(files: Sequence[ManifestFile], target: _Copy | None) -> int:
     present = _file_keys(target[1].unique_files) if target is not None else set()
     return sum(file.size for file in files if not _file_keys([file]) <= present)
 

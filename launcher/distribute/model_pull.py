@@ -91,15 +91,13 @@ def pull(
         model_pull.run(target_nodes, file_filter, CopyOptions(**limits), dry_run=call.dry_run)
 
 
-def download_model(
-    session: Session, name: str, nodes: Sequence[Node], options: CopyOptions
-) -> None:
+def download_model(session: Session, name: str, nodes: Sequence[Node], limits: CopyOptions) -> None:
     """Download a model on one of `nodes` and copy it to the others, as a part of another command;
     raises like `_ModelPull.run`.
     """
     fetcher = _default_node(session.inventory, nodes)
     model_pull = _ModelPull(start_programs(session, nodes, name), fetcher, name, "")
-    model_pull.run(nodes, FileFilter(), options, last=False)
+    model_pull.run(nodes, FileFilter(), limits, last=False)
 
 
 def _default_node(inventory: Inventory, nodes: Sequence[Node]) -> Node:
@@ -142,9 +140,8 @@ class _ModelPull:
         stores = self._programs.scan_models(self._name, files=True)
         complete = nodes_with_files(self._name, resolved, rows, stores)
         if not complete:
-            check_space(
-                stores, {node: missing_bytes(rows, store) for node, store in stores.items()}
-            )
+            missing = {node: missing_bytes(rows, store) for node, store in stores.items()}
+            check_space(stores, missing)
             if dry_run:
                 self._print_download(target_nodes, resolved, rows)
                 return
@@ -152,13 +149,12 @@ class _ModelPull:
             stores = self._programs.scan_models(self._name, files=True)
         fetcher = self._fetcher.name
         source = fetcher if not complete or fetcher in complete else complete[0]
-        names = [node.name for node in target_nodes]
         plan = plan_copy(
             self._name,
             stores,
             source=source,
             revision=resolved.revision,
-            targets=names,
+            targets=[node.name for node in target_nodes],
             partial=not complete,
         )
         ref = (f"refs/{self._ref_name(resolved)}", resolved.revision)
@@ -214,9 +210,8 @@ class _ModelPull:
         before = session.transport.record("model pull", {node.name: [f"downloading {name}"]})
         began = progress_at = reported_at = time.monotonic()
         received = 0
-        program = session.fleet.hold(
-            self._programs.command(node, request, before=before.get(node.name, ()))
-        )
+        command = self._programs.command(node, request, before=before.get(node.name, ()))
+        program = session.fleet.hold(command)
         try:
             while (event := self._next_event(program)) is None or event.event != "downloaded":
                 list(session.transport.run(()))  # raises when the lock is lost
@@ -224,17 +219,15 @@ class _ModelPull:
                 if event is not None and event.have != received:
                     received, progress_at = event.have, now
                 if now - progress_at > _STALL_TIMEOUT:
-                    raise _download_error(
-                        node.name, name, f"no byte has come for {_STALL_TIMEOUT:.0f}s"
-                    )
+                    why = f"no byte has come for {_STALL_TIMEOUT:.0f}s"
+                    raise _download_error(node.name, name, why)
                 if now - reported_at > _REPORT_INTERVAL:
                     reported_at = now
                     session.wait("download", f"{format_size(received)} of {total}")
         finally:
             program.end()
-        session.step(
-            "download", f"{total} downloaded", node=node.name, seconds=time.monotonic() - began
-        )
+        seconds = time.monotonic() - began
+        session.step("download", f"{total} downloaded", node=node.name, seconds=seconds)
 
     def _next_event(self, program: Any) -> ProgramEvent | None:
         """Return the next event of the download; raises NodeError when it failed."""

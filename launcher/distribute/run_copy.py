@@ -15,6 +15,7 @@ from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError, comb
 from launcher.core.events import Event, State
 from launcher.core.sizes import format_size
 from launcher.distribute import chain
+from launcher.distribute.chain import ProgramEvent
 from launcher.distribute.members import Connections, CopyResult, MemberProgress, MemberSpec
 
 _STAGE: Final = "copy"
@@ -84,12 +85,9 @@ class _Coordinator:
             yield from self._receive_messages()
             if self._clock() > deadline:
                 late = [name for name, member in self._members.items() if not member.listening]
-                raise NodeError(
-                    fold(late), f"the program did not begin within {START_TIMEOUT:.0f}s"
-                )
-        if errors := [
-            self._member_error(name) for name, member in self._members.items() if member.failed
-        ]:
+                problem = f"the program did not begin within {START_TIMEOUT:.0f}s"
+                raise NodeError(fold(late), problem)
+        if errors := self._errors():
             raise combine_errors(errors)
         for name, member in self._members.items():
             if member.shared:
@@ -117,9 +115,7 @@ class _Coordinator:
                 yield from self._report_progress(due)
                 self._check_stall(now)
             if not self._targets() and len(self._specs) > 1:
-                raise combine_errors(
-                    [self._member_error(name) for name in self._members if self._has_failed(name)]
-                )
+                raise combine_errors(self._errors())
 
     def finish(self) -> Iterator[Event]:
         """Have the members install the files."""
@@ -161,12 +157,8 @@ class _Coordinator:
                 yield from self._handle_message(self._source, first, message)
         for name, member in self._members.items():
             silent = self._clock() - member.last_message_at
-            if (
-                member.alive
-                and member.listening
-                and not member.finished
-                and silent > SILENCE_TIMEOUT
-            ):
+            expected = member.alive and member.listening and not member.finished
+            if expected and silent > SILENCE_TIMEOUT:
                 yield from self._drop_member(name, f"it has said nothing for {silent:.0f}s")
 
     def _handle_message(self, name: str, member: MemberProgress, message: Any) -> Iterator[Event]:
@@ -187,7 +179,7 @@ class _Coordinator:
         yield from self._handle_event(name, member, event)
 
     def _handle_event(
-        self, name: str, member: MemberProgress, event: chain.ProgramEvent
+        self, name: str, member: MemberProgress, event: ProgramEvent
     ) -> Iterator[Event]:
         now = self._clock()
         if event.event == "listening":
@@ -222,7 +214,7 @@ class _Coordinator:
         member.failed = why or "its program ended"
         member.program.end()
         if name == self._source:
-            raise self._member_error(name)
+            raise self._error(name)
         if self._ordered:
             text = f"failed; the copy continues without it: {member.failed.splitlines()[-1]}"
             yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
@@ -254,8 +246,8 @@ class _Coordinator:
         members = self._members.items()
         return [name for name, member in members if member.alive and name != self._source]
 
-    def _has_failed(self, name: str) -> bool:
-        return bool(self._members[name].failed)
+    def _errors(self) -> list[NodeError]:
+        return [self._error(name) for name, member in self._members.items() if member.failed]
 
     def _all_complete(self) -> bool:
         targets = self._targets()
@@ -284,7 +276,7 @@ class _Coordinator:
             " ports-reachable`; the same command goes on from there",
         )
 
-    def _member_error(self, name: str) -> NodeError:
+    def _error(self, name: str) -> NodeError:
         member = self._members[name]
         hint = "the same command goes on from there"
         if member.disk_full:
@@ -307,17 +299,15 @@ class _Coordinator:
                 "position": position,
             }
             source = f" from {member.source}" if member.source else ""
-            text = (
-                f"{_format_share(member.stored, self._total)}, {format_size(round(rate))}/s{source}"
-            )
+            share = _format_share(member.stored, self._total)
+            text = f"{share}, {format_size(round(rate))}/s{source}"
             yield Event(kind="step", stage=_STAGE, node=name, text=text, state="running", data=data)
         slowest = min(self._targets(), key=lambda name: self._members[name].stored, default="")
         if slowest:
             member = self._members[slowest]
             rate = (member.stored - member.stored_at_start) / seconds
-            remaining = (
-                f", {_format_duration((self._total - member.stored) / rate)} left" if rate else ""
-            )
+            duration = (self._total - member.stored) / rate if rate else 0.0
+            remaining = f", {_format_duration(duration)} left" if rate else ""
             text = f"{_format_share(member.stored, self._total)} on {slowest}, the last{remaining}"
             data = {"bytes": member.stored, "total": self._total}
             state: State = "running" if due else ""

@@ -66,9 +66,7 @@ def adapt_command(
     """
     result = AdaptedCommand(notes=[*command.notes])
     _check_image(result, command, inventory)
-    accepted = [
-        option for option in command.options if _accept_option(result, option, inventory, replicas)
-    ]
+    accepted = [o for o in command.options if _accept_option(result, o, inventory, replicas)]
     overrides = {option.name: option for option in parse_options(args)}
     for option in accepted:
         if (other := overrides.get(option.name, option)) != option:
@@ -137,9 +135,7 @@ def _hide_secret(
 
 def _value_problems(options: Sequence[CommandOption], env: Mapping[str, str]) -> Iterator[Problem]:
     """Yield arguments that look like a secret or that contain shell syntax."""
-    arguments = [
-        (f"`{option.argv[0]}`", argument) for option in options for argument in option.argv
-    ]
+    arguments = [(f"`{option.argv[0]}`", value) for option in options for value in option.argv]
     for where, argument in [*arguments, *env.items()]:
         if secret_patterns.VALUE.search(argument):
             redaction.add_secrets(argument)

@@ -51,15 +51,14 @@ def merge_recipe(
     images = recipe.model.docker_image | checkpoint.docker_image
     own = next(iter(exact.docker_image.values()), "") if exact else ""
     off = [feature for feature in recipe.features if feature not in turned_on]
+    versions = recipe.model.min_vllm_version, checkpoint.min_vllm_version
     return VllmCommand(
         origin=f"the recipe {name}",
         model=checkpoint.model_id or recipe.model.model_id,
         options=tuple(drop_overridden(parse_options(argv))),
         env=env,
         image=own or images.get(hardware.accelerator, ""),
-        version=max(
-            recipe.model.min_vllm_version, checkpoint.min_vllm_version, key=version_numbers
-        ),
+        version=max(versions, key=version_numbers),
         notes=(
             f"recipe {name}: variant {key} on {hardware.name or 'unknown hardware'} ({why})",
             f"features: {', '.join(turned_on) or 'none'}"

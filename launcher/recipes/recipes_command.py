@@ -37,10 +37,9 @@ def list_(as_json: bool, words: tuple[str, ...]) -> int:
         return 0
     width = max(map(len, matches), default=0)
     for name, recipe in matches.items():
-        sizes = (
-            f"{key} {variant.vram_minimum_gb:g} GB" for key, variant in recipe.variants.items()
-        )
-        verified = [key for key, term in recipe.meta.hardware.items() if term == "verified"]
+        variants = recipe.variants.items()
+        sizes = (f"{key} {variant.vram_minimum_gb:g} GB" for key, variant in variants)
+        verified = [key for key, status in recipe.meta.hardware.items() if status == "verified"]
         suffix = f"; verified on {', '.join(verified)}" if verified else ""
         print_field(f"{name:<{width}}  {', '.join(sizes)}{suffix}")
     say(f"{len(matches)} of {len(packaged.recipes)} recipes from {packaged.source}")

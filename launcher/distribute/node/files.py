@@ -82,10 +82,8 @@ def _allowed_owners(root: str) -> set[int]:
     """
     with tempfile.TemporaryFile(dir=root) as new_file:
         parent = os.path.dirname(root.rstrip("/"))
-        return {
-            os.fstat(new_file.fileno()).st_uid,
-            *(os.stat(folder).st_uid for folder in (root, parent)),
-        }
+        owners = {os.stat(folder).st_uid for folder in (root, parent)}
+        return {os.fstat(new_file.fileno()).st_uid, *owners}
 
 
 def open_plain(path: str, flags: int) -> int:
@@ -137,16 +135,14 @@ class CopyManifest:
     def locate_chunk(self, number: int) -> tuple[int, int, int]:
         """Return a chunk's file index, offset in the file, and size in bytes."""
         # Empty files have no chunks: of several files with this first chunk, the last one has it.
-        at = bisect.bisect_right(self.first_chunks, number) - 1
-        offset = (number - self.first_chunks[at]) * self.chunk_size
-        return at, offset, min(self.chunk_size, self.files[at].size - offset)
+        index = bisect.bisect_right(self.first_chunks, number) - 1
+        offset = (number - self.first_chunks[index]) * self.chunk_size
+        return index, offset, min(self.chunk_size, self.files[index].size - offset)
 
-    def file_chunks(self, at: int) -> range:
+    def file_chunks(self, index: int) -> range:
         """Return the numbers of a file's chunks."""
-        return range(
-            self.first_chunks[at],
-            self.first_chunks[at] + -(-self.files[at].size // self.chunk_size),
-        )
+        first = self.first_chunks[index]
+        return range(first, first + -(-self.files[index].size // self.chunk_size))
 
 
 class PublisherDigest:

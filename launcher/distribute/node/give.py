@@ -91,14 +91,8 @@ def serve_chunks(store: ChunkStore, connection: Connection) -> None:
     heads: list[bytes] = []  # heads without bytes are small, so many are sent at once
     try:
         while missing:
-            position, number = _next_chunk(
-                store,
-                position,
-                stream,
-                streams,
-                peer_states,
-                wait=0 if heads else _HEARTBEAT_INTERVAL,
-            )
+            wait = 0 if heads else _HEARTBEAT_INTERVAL
+            position, number = _next_chunk(store, position, stream, streams, peer_states, wait)
             if number >= 0:
                 kind = BYTES if peer_states[number] == WANT else DIGEST
                 peer_states[number] = HAVE
@@ -108,12 +102,12 @@ def serve_chunks(store: ChunkStore, connection: Connection) -> None:
                     continue
             elif not heads:
                 heads.append(HEAD.pack(ALIVE, len(store.arrived), bytes(32)))
-            more = number >= 0 and kind == BYTES
-            if more:
+            has_bytes = number >= 0 and kind == BYTES
+            if has_bytes:
                 wire.set_cork(connection, True)
             connection.sendall(b"".join(heads))
             heads.clear()
-            if more:
+            if has_bytes:
                 _send_chunk(store, connection, number, handle, block)
                 wire.set_cork(connection, False)
     finally:
@@ -121,13 +115,7 @@ def serve_chunks(store: ChunkStore, connection: Connection) -> None:
 
 
 def _next_chunk(
-    store: ChunkStore,
-    position: int,
-    stream: int,
-    streams: int,
-    peer_states: bytearray,
-    *,
-    wait: float,
+    store: ChunkStore, position: int, stream: int, streams: int, peer_states: bytearray, wait: float
 ) -> tuple[int, int]:
     """Return the position in the order of arrival and the number of the next chunk to send; -1 as
     the number when none arrived within `wait` seconds.
@@ -157,21 +145,17 @@ def _advance_reader(store: ChunkStore, position: int) -> None:
 
 
 def _send_chunk(
-    store: ChunkStore,
-    connection: Connection,
-    number: int,
-    handle: FileHandle,
-    block: memoryview | None,
+    store: ChunkStore, peer: Connection, number: int, handle: FileHandle, block: memoryview | None
 ) -> None:
-    file_index, offset, remaining = store.manifest.locate_chunk(number)
-    descriptor = handle.open(file_index)
+    index, offset, remaining = store.manifest.locate_chunk(number)
+    descriptor = handle.open(index)
     while remaining:
         if block is not None:
             count = os.preadv(descriptor, [block[:remaining]], offset)
-            connection.sendall(block[:count])
+            peer.sendall(block[:count])
         else:
-            count = os.sendfile(connection.socket.fileno(), descriptor, offset, remaining)
+            count = os.sendfile(peer.socket.fileno(), descriptor, offset, remaining)
         if not count:
-            raise OSError(f"{store.path(file_index)} has become shorter")
+            raise OSError(f"{store.path(index)} has become shorter")
         offset, remaining = offset + count, remaining - count
         store.sent += count

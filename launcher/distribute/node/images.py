@@ -143,8 +143,8 @@ def load_image(store: ChunkStore, argv: list[str]) -> None:
             stream = _require_pipe(process.stdin)
             with contextlib.suppress(BrokenPipeError):  # its exit code and output tell why
                 with tarfile.open(fileobj=stream, mode="w|", bufsize=_BLOCK) as tar:
-                    for number, file in enumerate(store.manifest.files):
-                        _add_file(tar, file.name, file.size, store.path(number))
+                    for index, file in enumerate(store.manifest.files):
+                        _add_file(tar, file.name, file.size, store.path(index))
                 stream.close()
         if process.returncode:
             raise DockerCommandError(f"`docker load` failed: {_last_lines(errors)}")

@@ -148,9 +148,8 @@ class _NodeCopy:
         if "listen" in self._request:
             host, port = self._request["listen"]
             rate = int(self._request.get("rate", 0)) // self._streams
-            listener = Listener(
-                self._store, self._tls, (host, port), self._fetcher.receive_stream, rate=rate
-            )
+            on_giver = self._fetcher.receive_stream
+            listener = Listener(self._store, self._tls, (host, port), on_giver, rate=rate)
         threading.Thread(target=self._read_orders, daemon=True).start()
         present = self._store.present_bytes
         emit_event("listening", port=listener.port if listener else 0, have=present)
@@ -237,9 +236,8 @@ class _NodeCopy:
         if not self._store.recheck_chunk(number):
             index = self._store.manifest.locate_chunk(number)[0]
             name = self._store.manifest.files[index].name
-            raise SourceAltered(
-                f"{name} has other bytes on the disk than were written or read before"
-            )
+            text = f"{name} has other bytes on the disk than were written or read before"
+            raise SourceAltered(text)
 
     def _finish_copy(self) -> None:
         try:

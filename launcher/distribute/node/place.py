@@ -36,9 +36,9 @@ def install_files(store: ChunkStore, request: dict[str, Any]) -> None:
     root = store.root
     state_folder(root, "parts")
     files = range(len(store.manifest.files))
-    for at in sorted(files, key=lambda at: store.manifest.files[at].name == _MARKER):
-        if not store.in_place[at]:
-            _install_file(store, at)
+    for index in sorted(files, key=lambda index: store.manifest.files[index].name == _MARKER):
+        if not store.in_place[index]:
+            _install_file(store, index)
     for name, target in request.get("links", ()):
         _make_link(root, name, target)
     give_to_owner(root)
@@ -49,8 +49,8 @@ def install_files(store: ChunkStore, request: dict[str, Any]) -> None:
     give_to_owner(root, STATE, "refs")
 
 
-def _install_file(store: ChunkStore, at: int) -> None:
-    file, part = store.manifest.files[at], store.path(at)
+def _install_file(store: ChunkStore, index: int) -> None:
+    file, part = store.manifest.files[index], store.path(index)
     final = safe_path(store.root, file.name)
     descriptor = open_plain(part, os.O_RDWR | os.O_CREAT)
     try:
@@ -62,7 +62,7 @@ def _install_file(store: ChunkStore, at: int) -> None:
         os.utime(part, ns=(file.mtime, file.mtime))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     os.replace(part, final)
-    store.in_place[at] = True
+    store.in_place[index] = True
 
 
 def _make_link(root: str, name: str, target: str) -> None:

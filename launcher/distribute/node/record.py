@@ -32,9 +32,8 @@ class DigestRecords:
     def _load_record(self, path: str) -> None:
         with open(path, encoding="utf-8") as file:
             payload = json.load(file)
-        manifest = CopyManifest(
-            [ManifestFile(*row[:4]) for row in payload["files"]], payload["chunk"]
-        )
+        files = [ManifestFile(*row[:4]) for row in payload["files"]]
+        manifest = CopyManifest(files, payload["chunk"])
         for index, row in enumerate(payload["files"]):
             entry = (row, payload["chunk"], f"{path[:-5]}.digests", manifest.first_chunks[index])
             self._files[row[0]] = entry
@@ -82,10 +81,8 @@ def write_record(root: str, label: str, manifest: CopyManifest, digests: bytes) 
         status = os.stat(os.path.join(root, entry.name))
         rows.append([entry.name, entry.size, entry.mtime, entry.digest, *_stat_marks(status)])
     payload = {"chunk": manifest.chunk_size, "files": rows}
-    for name, data in (
-        (f"{label}.digests", digests),
-        (f"{label}.json", json.dumps(payload).encode()),
-    ):
+    text = json.dumps(payload).encode()
+    for name, data in ((f"{label}.digests", digests), (f"{label}.json", text)):
         path = os.path.join(folder, safe_name(name))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(open_plain(f"{path}.new", flags), "wb") as file:

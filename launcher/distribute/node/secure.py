@@ -78,9 +78,9 @@ class Connection:
 
     def sendall(self, data: bytes | memoryview) -> None:
         """Send all data, encrypted."""
-        view, at = memoryview(data), 0
-        while at < len(view):
-            at += self._tls.write(view[at:])  # a record
+        view, sent = memoryview(data), 0
+        while sent < len(view):
+            sent += self._tls.write(view[sent:])  # a record
         self._flush()
 
     def receive_exactly(self, count: int) -> bytes:
@@ -91,11 +91,11 @@ class Connection:
 
     def receive(self, view: memoryview) -> None:
         """Fill a buffer with encrypted data."""
-        at = 0
-        while at < len(view):
+        received = 0
+        while received < len(view):
             try:
                 # read() returns a count when it has a buffer
-                at += int(self._tls.read(len(view) - at, view[at:]))
+                received += int(self._tls.read(len(view) - received, view[received:]))
             except ssl.SSLWantReadError:
                 self._fill()
 
@@ -103,10 +103,10 @@ class Connection:
         """Fill a buffer with plain data, which follow the last received record."""
         # OpenSSL leaves bytes after a record in memory (SSL_CTX_set_read_ahead is off).
         buffered = self._in.read(len(view))
-        at = len(buffered)
-        view[:at] = buffered
-        while at < len(view):
-            at += self._receive(view[at:])
+        received = len(buffered)
+        view[:received] = buffered
+        while received < len(view):
+            received += self._receive(view[received:])
 
     def _flush(self) -> None:
         if data := self._out.read():

@@ -13,9 +13,7 @@ from .files import PublisherDigest
 from .store import ChunkStore
 from .wire import HAVE
 
-READ_AHEAD = (
-    256 * 2**20
-)  # bytes to read before they are served: they are still in the page cache then
+READ_AHEAD = 256 * 2**20  # bytes read before they are served: few enough for the page cache
 _FOLLOW_INTERVAL = 1.0  # seconds
 
 
@@ -87,9 +85,8 @@ class PageCache:
         manifest = store.manifest
         self._window = max(16, READ_AHEAD // manifest.chunk_size)
         self._done = 0  # position in the order of arrival
-        self._chunks_left = [
-            len(manifest.file_chunks(index)) for index in range(len(manifest.files))
-        ]
+        indexes = range(len(manifest.files))
+        self._chunks_left = [len(manifest.file_chunks(index)) for index in indexes]
 
     def follow(self) -> None:
         """Drop chunks while the copy runs; in a thread of its own, because disks may be slow."""
