@@ -126,7 +126,7 @@ def test_a_direct_connection_is_preferred(
     )
     assert "directly" in serving.run("soak", "1s").err
     names = iter(("org/m", "another"))
-    monkeypatch.setattr("launcher.serving.soak.load.Endpoint.model", lambda _: next(names))
+    monkeypatch.setattr("launcher.serving.soak.load.LoadTarget.query_model", lambda _: next(names))
     assert "through SSH" in serving.run("soak", "1s").err
 
 
