@@ -48,9 +48,9 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain
 from launcher.distribute.copying import STREAMS as STREAMS_OF_COPIES
-from launcher.distribute.model_plan import chunk
-from launcher.distribute.node.files import File, Manifest
-from launcher.distribute.run_copy import Connections, Part, Spread, spread
+from launcher.distribute.model_plan import choose_chunk_size
+from launcher.distribute.node.files import CopyManifest, ManifestFile
+from launcher.distribute.run_copy import Connections, CopyResult, MemberSpec, coordinate_copy
 from launcher.ssh.fleet import Fleet
 
 # A large shard, a smaller one, and what lies beside them.
@@ -93,7 +93,7 @@ class Bench:
     def root(self, node: int) -> Path:
         return self.base / f"n{node}" / "m"
 
-    def make(self, sizes: Sequence[int]) -> Manifest:
+    def make(self, sizes: Sequence[int]) -> CopyManifest:
         """Write the source's files, and return their list."""
         root = self.root(0)
         shutil.rmtree(root, ignore_errors=True)
@@ -102,11 +102,11 @@ class Bench:
             (root / f"file-{number}").write_bytes(os.urandom(size))
         return self.listed(root)
 
-    def listed(self, root: Path) -> Manifest:
+    def listed(self, root: Path) -> CopyManifest:
         names = sorted(each.name for each in root.iterdir() if each.is_file())
         stats = [(name, (root / name).stat()) for name in names]
-        return Manifest(
-            [File(name, now.st_size, now.st_mtime_ns) for name, now in stats], self.chunk
+        return CopyManifest(
+            [ManifestFile(name, now.st_size, now.st_mtime_ns) for name, now in stats], self.chunk
         )
 
     def forget(self, count: int) -> None:
@@ -120,14 +120,14 @@ class Bench:
         os.kill(int((self.base / f"n{node}.pid").read_text()), how)
 
     def run(
-        self, manifest: Manifest, count: int, at: Callable[[Event], None] = lambda event: None
-    ) -> Spread:
+        self, manifest: CopyManifest, count: int, at: Callable[[Event], None] = lambda event: None
+    ) -> CopyResult:
         """Copy from node 0 to the others, in their order; `at` is called with each event."""
-        ours = issue_certificates.make("bench")
+        ours = issue_certificates.make_certificate("bench")
         parts = [self._part(node, manifest, ours) for node in range(count)]
         with Fleet(NOTHING) as fleet:
-            connections = Connections(hold=fleet.hold_here, tunnel=lambda name, port: port)
-            run = spread(parts, connections, total=manifest.bytes)
+            connections = Connections(start=fleet.hold_local, tunnel=lambda name, port: port)
+            run = coordinate_copy(parts, connections, total=manifest.total_bytes)
             while True:
                 try:
                     event = next(run)
@@ -135,7 +135,7 @@ class Bench:
                     # The second node receives and passes on.
                     middle = ended.value.members["n1"]
                     if count > 2 and middle.received:
-                        self.cpu.append((middle.cpu - middle.start) / manifest.bytes * 1e9)
+                        self.cpu.append((middle.cpu - middle.start_cpu) / manifest.total_bytes * 1e9)
                     return ended.value  # type: ignore[no-any-return]
                 at(event)
                 if event.data.get("total"):
@@ -149,8 +149,8 @@ class Bench:
                 status = Path(f"/proc/{pid}/status").read_text()
                 self.memory = max(self.memory, int(status.partition("VmHWM:")[2].split()[0]))
 
-    def _part(self, node: int, manifest: Manifest, ours: str) -> Part:
-        request = chain.copy(
+    def _part(self, node: int, manifest: CopyManifest, ours: str) -> MemberSpec:
+        request = chain.copy_request(
             node=f"n{node}",
             root=str(self.root(node)),
             manifest=manifest,
@@ -161,18 +161,18 @@ class Bench:
             source=node == 0,
             label="files",
         )
-        words = (sys.executable, *chain.on_node(NOTHING).argv[1:])
+        words = (sys.executable, *chain.node_runtime(NOTHING).argv[1:])
         noted = 'echo $$ > "$1"; shift; exec "$@"'
         argv = inside(node, "sh", "-c", noted, "sh", f"{self.base}/n{node}.pid", *words)
         command = Command(
             node=f"n{node}",
             argv=argv,
             timeout=900,
-            stdin=lambda: chain.program(request),
+            stdin=lambda: chain.program_input(request),
             hold_stdin=True,
-            talk=True,
+            interactive=True,
         )
-        return Part(name=f"n{node}", command=command, host=address(node))
+        return MemberSpec(name=f"n{node}", command=command, host=address(node))
 
     def check(self, nodes: Sequence[int]) -> None:
         """Raise AssertionError when a copy is not the source byte by byte."""
@@ -211,12 +211,12 @@ def when(share: float, act: Callable[[], None]) -> Callable[[Event], None]:
     return at
 
 
-def moved(came: Spread) -> float:
+def moved(came: CopyResult) -> float:
     """Return the seconds until the last node that lives had everything."""
     return max(each.seconds for each in came.members.values() if not each.failed)
 
 
-def interrupted(bench: Bench, manifest: Manifest, count: int) -> float:
+def interrupted(bench: Bench, manifest: CopyManifest, count: int) -> float:
     """Return the seconds of both parts of a copy that is stopped halfway."""
 
     def stop() -> None:
@@ -237,20 +237,20 @@ def interrupted(bench: Bench, manifest: Manifest, count: int) -> float:
     return time.monotonic() - began + moved(bench.run(manifest, count))
 
 
-def plain(bench: Bench, manifest: Manifest, count: int) -> float:
+def plain(bench: Bench, manifest: CopyManifest, count: int) -> float:
     came = bench.run(manifest, count)
     assert not came.failed
-    assert came.members["n0"].sent <= 1.02 * manifest.bytes, came.members["n0"].sent
+    assert came.members["n0"].sent <= 1.02 * manifest.total_bytes, came.members["n0"].sent
     return moved(came)
 
 
-def killed(bench: Bench, manifest: Manifest, count: int) -> float:
+def killed(bench: Bench, manifest: CopyManifest, count: int) -> float:
     came = bench.run(manifest, count, when(0.4, lambda: bench.kill(count // 2)))
     assert list(came.failed) == [f"n{count // 2}"]
     return moved(came)
 
 
-def cut(bench: Bench, manifest: Manifest, count: int) -> float:
+def cut(bench: Bench, manifest: CopyManifest, count: int) -> float:
     """A cable that is pulled gives no reset; the launcher hears no more of that node, either."""
     victim = count // 2
 
@@ -309,7 +309,7 @@ def work(bench: Bench, rounds: int) -> Iterator[Row]:
     """
     for node in range(3):
         unlimit(node)
-    bench.chunk, bench.streams = chunk(2**40), STREAMS_OF_COPIES
+    bench.chunk, bench.streams = choose_chunk_size(2**40), STREAMS_OF_COPIES
     manifest = bench.make([200 * MB] * 3)
     ways = {"in the clear": False, "encrypted": True}
     alone = Row("CPU seconds a GB of receiving, SHA-256, writing and passing on alone")
@@ -328,7 +328,7 @@ def work(bench: Bench, rounds: int) -> Iterator[Row]:
     yield from (alone, *rows.values())
 
 
-Run = Callable[[Bench, Manifest, int], float]
+Run = Callable[[Bench, CopyManifest, int], float]
 
 
 @dataclass(frozen=True)
@@ -371,8 +371,8 @@ def cases(
 
 
 def by_tool(tool: spread_tools.Tool) -> Run:
-    def run(bench: Bench, manifest: Manifest, count: int) -> float:
-        seconds = tool([bench.root(node) for node in range(count)], manifest.chunk)
+    def run(bench: Bench, manifest: CopyManifest, count: int) -> float:
+        seconds = tool([bench.root(node) for node in range(count)], manifest.chunk_size)
         bench.check(range(1, count))
         return seconds
 
@@ -401,7 +401,7 @@ def one_round(bench: Bench, chosen: Sequence[Case], rows: Mapping[str, Row], bus
     """Run each case once, against one copy of now."""
     scale = bench.rate / RATE
     manifest = bench.make([int(size * scale) for size in SIZES])
-    one = manifest.bytes / goodput(int(40 * MB * scale))
+    one = manifest.total_bytes / goodput(int(40 * MB * scale))
     print(f"  one copy: {one:.1f} s ({busy.said()})", file=sys.stderr, flush=True)
     for case in chosen:
         bench.forget(case.count)

@@ -38,7 +38,7 @@ SIZES = {
 
 
 def make_model(folder: Path, seed: int = 1) -> Path:
-    """Write files of random bytes, with times that are not now."""
+    """Write files of random bytes, with old times."""
     source = random.Random(seed)
     for name, size in SIZES.items():
         path = folder / name
@@ -49,7 +49,7 @@ def make_model(folder: Path, seed: int = 1) -> Path:
 
 
 def rows(folder: Path) -> list[ManifestFile]:
-    """The files of a folder as they are copied."""
+    """Return the files of a folder as a manifest has them."""
     return [
         ManifestFile(name, (folder / name).stat().st_size, (folder / name).stat().st_mtime_ns)
         for name in SIZES
@@ -57,7 +57,7 @@ def rows(folder: Path) -> list[ManifestFile]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a model, by its name; what is kept besides them is left out."""
+    """Return a model's files by name, without vlaunch's state."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -78,7 +78,7 @@ def in_memory(path: Path) -> int:
 
 
 def on_a_disk(path: Path) -> bool:
-    """Tell whether a file lies on a disk, and not in memory alone; it is not in memory then."""
+    """True for a file on a disk; it is dropped from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -88,7 +88,7 @@ def on_a_disk(path: Path) -> bool:
 
 @dataclass
 class Chain:
-    """Some nodes below `base`, `n0` the source. `rate` is bytes a second that each sends."""
+    """Nodes below `base`; `n0` is the source, `rate` limits each node's bytes per second."""
 
     base: Path
     count: int
@@ -103,15 +103,15 @@ class Chain:
 
     @property
     def names(self) -> list[str]:
-        """The nodes, the source first."""
+        """Nodes, the source first."""
         return [f"n{number}" for number in range(self.count)]
 
     def pid(self, name: str) -> int:
-        """The process of a node's program."""
+        """Return the process ID of a node's program."""
         return int((self.base / name / "pid").read_text())
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a node's program, or stop it."""
+        """Send a signal to a node's program."""
         os.kill(self.pid(name), how)
 
     def run(
@@ -124,7 +124,7 @@ class Chain:
         pushes: bool = False,
         **fields: Any,
     ) -> CopyResult:
-        """Copy; raises what `spread` does."""
+        """Run a copy; raises like `coordinate_copy`."""
         names = names or self.names
         manifest = manifest or CopyManifest(rows(self.roots[names[0]]), CHUNK)
         nodes = tuple(
@@ -202,7 +202,7 @@ class Chain:
 
 
 def when(share: float, action: Callable[[], None]) -> Callable[[str, float], None]:
-    """Do something once, as soon as `n3`, the last node, has this share of all bytes."""
+    """Call a function once, when `n3`, the last node, has this share of all bytes."""
     done: list[float] = []
 
     def at(name: str, has: float) -> None:
@@ -214,7 +214,7 @@ def when(share: float, action: Callable[[], None]) -> Callable[[str, float], Non
 
 
 class _Watched:
-    """A program of whose every word of progress somebody is told, as it is read."""
+    """Program that reports each progress event to a callback."""
 
     def __init__(
         self, name: str, inner: BackgroundCommand, total: int, at: Callable[[str, float], None]
