@@ -44,7 +44,7 @@ class Batch:
         return self.folder / "hf/vlaunch/c/batch/job"
 
     def verbs(self) -> list[str]:
-        """What changed the head, in order; forgotten afterwards."""
+        """Verbs that changed the head, in order; cleared when read."""
         done = [verb.removeprefix("gpu01: ") for verb in self.cluster.world.verbs()]
         self.cluster.world.changes.clear()
         return done

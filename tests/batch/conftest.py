@@ -1,6 +1,4 @@
-"""What the tests of jobs share: a folder with input, a good job to spoil, and its mistakes without
-the file name.
-"""
+"""Fixtures of the batch tests: a folder with input, a valid job to modify, and its mistakes."""
 
 from __future__ import annotations
 

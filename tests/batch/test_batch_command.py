@@ -52,7 +52,7 @@ def at_fsync(patch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
 
 
 def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
-    """Written down, shipped, submitted, watched, gathered; and what was asked for is told."""
+    """Prepared, shipped, submitted, watched, gathered and reported."""
     ran = batch.run()
 
     assert ran.code == 0, ran.err
@@ -116,7 +116,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
     assert len(batch.cluster.commands) - command_count <= 2 * 2 + 4
 
 
-def test_what_is_missing_here_is_fetched_again(batch: Batch) -> None:
+def test_missing_local_files_are_fetched_again(batch: Batch) -> None:
     """And what is not what the head has; nothing else."""
     batch.run()
     before = batch.gathered()
@@ -160,7 +160,7 @@ def test_sending_goes_on_where_it_stopped(batch: Batch, monkeypatch: pytest.Monk
     assert batch.verbs() == [*["put"] * 3, "submit"]
 
 
-def test_inputs_that_are_there_are_not_sent_again(batch: Batch) -> None:
+def test_existing_inputs_are_not_sent_again(batch: Batch) -> None:
     """A driver that died is started again over the same files."""
     batch.dies = lambda progress: progress.update(done=4)
     assert batch.run().code == 1
@@ -173,7 +173,7 @@ def test_inputs_that_are_there_are_not_sent_again(batch: Batch) -> None:
     assert batch.cluster.world.jobs[-1]["submission_id"] == "batch-job-2"
 
 
-def test_a_name_that_an_old_run_had_is_not_given_again(batch: Batch) -> None:
+def test_an_old_runs_id_is_not_reused(batch: Batch) -> None:
     """Ray forgets its jobs with the head; their folders stay, and old progress must not be taken
     for the new one's.
     """
@@ -201,7 +201,7 @@ def test_a_driver_that_was_killed(batch: Batch, extra: tuple[str, ...], expected
 
 
 def test_errors_are_rows_too(batch: Batch) -> None:
-    """They are gathered, told, and with --strict an exit code of their own."""
+    """They are gathered and reported, with an exit code of their own under --strict."""
     batch.errors = {2, 7}
     ran = batch.run()
     strict = batch.run("--strict")
@@ -238,7 +238,7 @@ def test_no_errors_to_try_again(batch: Batch) -> None:
 
 
 def test_another_input_is_another_job(batch: Batch) -> None:
-    """What differs is told; nothing is touched."""
+    """The difference is reported; nothing is touched."""
     batch.run()
     batch.verbs()
     with (batch.folder / "prompts.jsonl").open("a") as file:
@@ -253,8 +253,8 @@ def test_another_input_is_another_job(batch: Batch) -> None:
     assert "--discard-results" in ran.err
 
 
-def test_begin_anew(batch: Batch) -> None:
-    """What was there of the job is removed, on the head and here; then all is done again."""
+def test_starting_over(batch: Batch) -> None:
+    """The job's files are removed, on the head and here; then every row is done again."""
     batch.per_file = 1
     batch.run()
     batch.verbs()
@@ -289,7 +289,7 @@ def test_results_are_deleted_only_when_that_is_confirmed(
     assert confirm.questions == ["Delete the results of `job` (10 of 10 rows)?"] * 2
 
 
-def test_nothing_is_asked_where_there_are_no_results(batch: Batch) -> None:
+def test_no_confirmation_without_results(batch: Batch) -> None:
     """The first run of a job may be given the flag."""
     assert batch.run("--discard-results").code == 0
 
@@ -310,8 +310,8 @@ class Confirm:
             raise click.Abort
 
 
-def test_what_was_never_begun_may_change(batch: Batch) -> None:
-    """Nobody has lost a row of it."""
+def test_a_job_without_written_rows_may_change(batch: Batch) -> None:
+    """No row is lost."""
     batch.cluster.world.fail["gpu01", "submit"] = Answer(node="gpu01", code=1, err="no")
     assert batch.run().code == 1
     batch.cluster.world.fail.clear()
@@ -432,8 +432,8 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_ctrl_c_while_the_job_is_begun(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says how to know what came of it; the same command goes on."""
+def test_ctrl_c_while_the_job_starts(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports how to find its state; the same command continues."""
     real = batch.cluster.world.answer
 
     def interrupted(command: Command) -> Answer | None:
@@ -475,7 +475,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
         (("--retry-errors",), "its error rows can be tried again when it is over"),
     ],
 )
-def test_a_job_that_runs_is_left_alone(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
+def test_a_running_job_is_not_disturbed(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
     """It must be stopped first."""
     running(batch)
     ran = batch.run(*argv)
@@ -500,7 +500,7 @@ def serve(batch: Batch, gpus: int) -> None:
 
 
 def test_no_room_beside_a_server(batch: Batch) -> None:
-    """Who holds the GPUs is told, and what to do; nothing was touched."""
+    """The holder of the GPUs and a fix are reported; nothing was touched."""
     serve(batch, 16)
     ran = batch.run()
 
@@ -511,7 +511,7 @@ def test_no_room_beside_a_server(batch: Batch) -> None:
     assert not (batch.folder / "out").exists()
 
 
-def test_no_room_is_told_before_a_model_is_brought(batch: Batch) -> None:
+def test_missing_room_is_reported_before_a_model_is_copied(batch: Batch) -> None:
     """Nodes that lack it would have it copied for nothing."""
     serve(batch, 16)
     ran = batch.run("--fetch")
@@ -522,7 +522,7 @@ def test_no_room_is_told_before_a_model_is_brought(batch: Batch) -> None:
 
 
 def test_a_job_may_wait_for_room(batch: Batch) -> None:
-    """When that is asked for; then it is a warning."""
+    """On request; then it is a warning."""
     serve(batch, 16)
     ran = batch.run("--queue")
 
@@ -539,7 +539,7 @@ def test_a_range_takes_what_is_free(batch: Batch) -> None:
     assert "3 of 16 GPUs are free in Ray; of 8 that the job would use" in ran.err
 
 
-def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
+def test_a_server_reports_the_holder_of_the_gpus(batch: Batch) -> None:
     """A batch job, by its name."""
     batch.dies = lambda progress: progress.update(status="RUNNING")
     batch.run("--detach", "--replicas", "12")
@@ -559,8 +559,8 @@ def test_a_server_is_told_who_holds_the_gpus(batch: Batch) -> None:
     assert "`vlaunch stop job`" in ran.err
 
 
-def test_without_ray_there_are_no_batch_jobs(batch: Batch) -> None:
-    """It says so before any node is asked."""
+def test_batch_jobs_require_ray(batch: Batch) -> None:
+    """Refused before any node is contacted."""
     batch.cluster.write(batch.cluster.path.read_text() + "ray: none\n")
     batch.cluster.commands.clear()
     ran = batch.run()
@@ -671,7 +671,7 @@ def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None
     assert (batch.folder / "out2/summary.json").exists()
 
 
-def test_output_of_which_the_head_knows_nothing_any_more(batch: Batch) -> None:
+def test_output_unknown_to_the_head(batch: Batch) -> None:
     """Is not mixed with new one, and not lost without a word."""
     batch.run()
     assert batch.cluster.run("jobs", "--remove", "job").code == 0
@@ -750,9 +750,7 @@ def test_a_dry_run_prints_what_the_run_sends(
     ("state", "expected"),
     [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")],
 )
-def test_a_dry_run_says_why_there_is_nothing_to_send(
-    batch: Batch, state: str, expected: str
-) -> None:
+def test_a_dry_run_explains_an_empty_plan(batch: Batch, state: str, expected: str) -> None:
     """An empty script alone would look like a mistake."""
     batch.dies = (lambda progress: progress.update(status=state)) if state else None
     batch.run(*(["--detach"] if state else []))
@@ -777,8 +775,8 @@ def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
     )
 
 
-def test_an_offline_dry_run_reaches_nobody(batch: Batch) -> None:
-    """It assumes that nothing is there yet."""
+def test_an_offline_dry_run_contacts_no_node(batch: Batch) -> None:
+    """It assumes empty nodes."""
     command_count = len(batch.cluster.commands)
     ran = batch.run("--dry-run", "--offline")
 
@@ -819,7 +817,7 @@ def test_json_events(batch: Batch) -> None:
     ],
 )
 def test_wrong_requests(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
-    """Exit code 2, and no node was asked."""
+    """Exit code 2, without contacting a node."""
     command_count = len(batch.cluster.commands)
     ran = batch.cluster.run("batch", *argv)
 

@@ -1,4 +1,4 @@
-"""What the same `vlaunch batch` means now: begin, go on, watch, nothing, or no."""
+"""Plans of the same `vlaunch batch`: start, resume, watch, nothing, or refuse."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def stages(start: BatchStart) -> list[str]:
 
 
 def stdin_payload(start: BatchStart, stage: str) -> dict[str, Any]:
-    """What the only step of a stage sends."""
+    """Return the input of a stage's only step."""
     stdin = next(item.steps[0].command.stdin for item in start.plan.stages if item.id == stage)
     assert stdin is not None
     payload: dict[str, Any] = json.loads(stdin())
@@ -147,7 +147,7 @@ def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_error_rows_are_tried_again_only_when_asked(
+def test_error_rows_are_retried_on_request_only(
     load: Load, request_: BatchRequest, retry: bool
 ) -> None:
     """The driver reads it in job.json."""
@@ -160,10 +160,8 @@ def test_error_rows_are_tried_again_only_when_asked(
     assert json.loads(stdin())["retry_errors"] is retry
 
 
-def test_error_rows_that_nobody_has_counted_yet(load: Load, request_: BatchRequest) -> None:
-    """A driver that ended early counted nothing; that they are to be tried again is not
-    forgotten.
-    """
+def test_uncounted_error_rows_are_retried(load: Load, request_: BatchRequest) -> None:
+    """A driver that exited early counted none; the retry is still planned."""
     start = decide(load, request_, entry_of(request_, "failed"), retry_errors=True)
     stdin = start.plan.steps[0].command.stdin
 
@@ -189,15 +187,15 @@ def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> No
 
 
 def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequest) -> None:
-    """Nothing is begun beside it."""
+    """Nothing is started beside it."""
     entry = entry_of(request_, "running")
     lives = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
     with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
         decide(load, request_, lives, {"error": "timed out"})
 
 
-def test_begin_anew(load: Load, request_: BatchRequest) -> None:
-    """What was there is removed, and everything is sent."""
+def test_starting_over(load: Load, request_: BatchRequest) -> None:
+    """Existing files are removed, and everything is sent."""
     start = decide(load, request_, entry_of(request_, "done", done=2), restart=True)
 
     assert (stages(start), start.fresh) == (["clear", "prepare", "ship", "submit"], True)
@@ -206,7 +204,7 @@ def test_begin_anew(load: Load, request_: BatchRequest) -> None:
     assert len(decide(load, request_, entry_of(request_, "failed"), restart=True).plan.notes) == 1
 
 
-def test_files_of_another_job_are_not_taken_for_this_ones(
+def test_files_of_another_job_are_not_reused(
     load: Load, request_: BatchRequest, tmp_path: Path
 ) -> None:
     """They may have the same size."""
@@ -229,12 +227,12 @@ def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: 
 
 @pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])
 @pytest.mark.parametrize("retry", [True, False])
-def test_a_job_of_which_no_row_is_written_may_be_another_one(
+def test_a_job_without_written_rows_may_be_replaced(
     load: Load, request_: BatchRequest, tmp_path: Path, state: str, retry: bool
 ) -> None:
-    """However it ended, and whatever was answered in vain.
+    """For any end, with any number of unwritten answers.
 
-    What is in a store, which nobody looked at, stays.
+    Files in an unchecked object store stay.
     """
     (tmp_path / "in.txt").write_text("c\n")
     entry = entry_of(request_, state, done=1)
@@ -331,7 +329,7 @@ def test_an_empty_file_is_sent(load: Load, file: ShippedFile, tmp_path: Path) ->
 
 
 def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None:
-    """A plan holds no file in memory; what is gone by then is told then."""
+    """A plan holds no file in memory; a missing file is reported when it is read."""
     steps = batch_plan.ship_steps(Site(load()), "/w", {}, [file])
     file.path.unlink()
 
@@ -367,7 +365,7 @@ def test_nothing_is_read_before_it_is_due(load: Load, file: ShippedFile) -> None
         ({"code a.py": "?"}, {"code a.py": f"{_FIRST}, 1 bytes"}, ["code a.py: changed"]),
     ],
 )
-def test_each_change_is_one_line(
+def test_changes_are_separate_lines(
     old: dict[str, Any], new: dict[str, Any], expected: list[str]
 ) -> None:
     """In the words of the job file."""

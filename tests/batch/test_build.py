@@ -1,4 +1,4 @@
-"""What a job takes from the inventory."""
+"""The inventory's defaults in a job."""
 
 from __future__ import annotations
 

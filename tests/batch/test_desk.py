@@ -103,7 +103,7 @@ def sha(data: bytes) -> str:
 
 
 def test_a_job_is_prepared_and_looked_at(work: Path) -> None:
-    """What is not there is absent; what is there is told whole."""
+    """A missing job is absent; an existing one is described completely."""
     assert run_program("look", work) == {"absent": True}
     prepared(work)
     (work / "progress.json").write_text('{"state": "running"}')
@@ -177,7 +177,7 @@ def test_files_come_in_pieces(work: Path) -> None:
     assert ask("look", work)["inputs"] == {"input/0000-a.jsonl": 100_000}
 
 
-def test_a_file_that_arrives_otherwise_than_it_was_sent_is_not_taken(work: Path) -> None:
+def test_a_file_with_a_wrong_checksum_is_rejected(work: Path) -> None:
     """It must be sent again from its beginning."""
     prepared(work)
     result = ask(
@@ -228,7 +228,7 @@ def test_paths_that_lead_out_are_refused(work: Path, tmp_path: Path, path: str) 
         "link",
     ],
 )
-def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -> None:
+def test_foreign_folders_are_not_touched(tmp_path: Path, folder: str) -> None:
     """Nothing is made there, nor removed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -241,7 +241,7 @@ def test_folders_that_are_no_job_s_are_left_alone(tmp_path: Path, folder: str) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
 
 
-def test_rows_that_are_written_are_known(tmp_path: Path, work: Path) -> None:
+def test_written_rows_are_reported(tmp_path: Path, work: Path) -> None:
     """By the ledger of this job; of a store it is known only that nothing is there before the input
     was counted.
     """
@@ -382,9 +382,9 @@ def test_a_running_job_is_followed(work: Path, tmp_path: Path, dashboard: int) -
     assert (gone["job"]["status"], gone["log"]) == ("ABSENT", "")
 
 
-def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboard: int) -> None:
-    """Another state than the known one, or a line in the log; not what an earlier run has left, and
-    not longer than was asked for.
+def test_follow_waits_for_a_change(work: Path, tmp_path: Path, dashboard: int) -> None:
+    """Of the state, or in the log; not of an earlier run's files, and not beyond the requested
+    time.
     """
     prepared(work)
     log = tmp_path / "job-driver-batch-demo-1.log"
@@ -418,7 +418,7 @@ def test_who_follows_waits_for_something_new(work: Path, tmp_path: Path, dashboa
     assert (result["progress"]["state"], result["log"]) == ("finishing", "a line\n")
 
 
-def test_a_driver_that_says_its_last_word_is_followed_to_its_end(
+def test_a_finished_driver_is_followed_to_its_exit(
     work: Path, tmp_path: Path, dashboard: int
 ) -> None:
     """Ray sees a moment later that the process is gone: this is no question of its own."""
@@ -440,7 +440,7 @@ def test_without_ray_a_job_cannot_be_followed(work: Path) -> None:
 
 
 def test_a_look_at_the_lock_does_not_keep_a_job_from_being_removed(work: Path) -> None:
-    """Who looks holds it for an instant."""
+    """A check holds it for an instant."""
     prepared(work)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -48,9 +48,7 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_imported_there_is_told_here(
-    folder: Path, written: str, expected: str
-) -> None:
+def test_unimportable_targets_are_reported(folder: Path, written: str, expected: str) -> None:
     """Before anything is shipped."""
     for name in ("my-file.py", "json.py", "torch.py"):
         (folder / name).write_text("class Mine: ...\n")
@@ -73,7 +71,7 @@ def test_what_cannot_be_imported_there_is_told_here(
         "'\\d'; Mine = 1",
     ],
 )
-def test_what_may_be_there_is_not_refused(folder: Path, text: str) -> None:
+def test_possibly_valid_targets_pass(folder: Path, text: str) -> None:
     """A newer Python reads more than this one, and names are made in many ways."""
     (folder / "other.py").write_text(text)
 
@@ -107,7 +105,7 @@ def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
         draft.code_files("pkg", Bounds(folder=folder))
 
 
-def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
+def test_an_empty_code_folder_is_reported(folder: Path) -> None:
     """It was surely meant to hold something."""
     (folder / "empty").mkdir()
 
@@ -115,7 +113,7 @@ def test_an_empty_folder_of_code_is_told(folder: Path) -> None:
         draft.code_files("empty", Bounds(folder=folder))
 
 
-def test_two_files_of_one_name_are_refused(mistakes: Mistakes, folder: Path) -> None:
+def test_two_files_with_the_same_name_are_refused(mistakes: Mistakes, folder: Path) -> None:
     """One would replace the other."""
     (folder / "sub").mkdir()
     (folder / "sub" / "mine.py").write_text("")

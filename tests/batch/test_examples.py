@@ -29,7 +29,7 @@ def _whole() -> str:
     return re.sub(r"^( *)#(?=[a-z])", r"\1", text, flags=re.MULTILINE)
 
 
-def test_there_is_an_example_for_each_kind_of_job() -> None:
+def test_every_kind_of_job_has_an_example() -> None:
     """Somebody starts from each."""
     expected = {
         "reference",
@@ -73,7 +73,7 @@ def test_the_reference_shows_every_key() -> None:
     assert [".".join(key) for key in _keys(JobFile) if key not in shown] == []
 
 
-def test_each_value_of_the_reference_is_a_good_one() -> None:
+def test_every_value_of_the_reference_is_valid() -> None:
     """Alternatives included: by itself each is what its key takes."""
     whole = parse_job_file(_whole())
     assert whole.mistakes == ()
@@ -82,7 +82,7 @@ def test_each_value_of_the_reference_is_a_good_one() -> None:
     assert mistakes == []
 
 
-def test_the_reference_tells_the_defaults() -> None:
+def test_the_reference_states_the_defaults() -> None:
     """A value that is called the default is the default."""
     text = _whole()
     document = parse_job_file(text)

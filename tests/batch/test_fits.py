@@ -1,4 +1,4 @@
-"""Whether a job can run on a cluster at all."""
+"""Preconditions of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_fits_is_let_through(
         ),
     ],
 )
-def test_what_never_fits_is_told_before_anything_is_touched(
+def test_impossible_jobs_are_refused_first(
     load_text: Load, inventory: Inventory, extra: str, expected: str
 ) -> None:
     """Instead of waiting for ever."""
@@ -67,7 +67,7 @@ def test_what_never_fits_is_told_before_anything_is_touched(
     assert caught.value.hint
 
 
-def test_a_class_has_gpus_only_where_there_are_some(load_text: Load, inventory: Inventory) -> None:
+def test_a_class_needs_a_node_with_its_gpus(load_text: Load, inventory: Inventory) -> None:
     """With `accelerator: cpu` they are slots, as they are for vLLM."""
     job = load_text("predict: {class: 'a:B', num_gpus: 0.5}", model=None)
 
@@ -107,7 +107,7 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
         ),
     ],
 )
-def test_gpus_that_are_left_over_on_each_node_are_no_room(
+def test_leftover_gpus_per_node_are_no_room(
     load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None], what: str
 ) -> None:
     """There are six, and pairs of them only twice."""

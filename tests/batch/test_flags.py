@@ -173,7 +173,7 @@ def test_the_name_follows_from_what_is_done(folder: Path) -> None:
     assert len({name, *(_job(folder, **other).name for other in others)}) == 1 + len(others)
 
 
-def test_what_is_missing_is_told_by_its_flag(folder: Path) -> None:
+def test_missing_flags_are_named(folder: Path) -> None:
     """All of it, and once."""
     with pytest.raises(JobError) as caught:
         flags.job_from_flags({}, folder)
@@ -311,7 +311,7 @@ def test_flags_over_a_class_are_about_its_replicas(folder: Path) -> None:
 
 
 def test_what_a_job_means_stays_in_its_file(folder: Path) -> None:
-    """Mistakes in the file and in the flags are told together."""
+    """Mistakes in the file and in the flags are reported together."""
     with pytest.raises(JobError) as caught:
         _over(folder, "keep: [row]", model="n", max_tokens=5, tp=0)
 
@@ -329,7 +329,7 @@ def test_what_a_job_means_stays_in_its_file(folder: Path) -> None:
     ]
 
 
-def test_flags_that_do_not_suit_the_file_are_told_by_the_flag(folder: Path) -> None:
+def test_flags_that_do_not_fit_the_file_are_named(folder: Path) -> None:
     """`--tp` says nothing to a class, and ranks have no replicas."""
     with pytest.raises(JobError) as caught:
         _over(folder, "data_parallel: 2", replicas="2")
@@ -489,7 +489,7 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
 
 
 def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder: Path) -> None:
-    """`read: [a, 5]` is told, and so is what stands beside it."""
+    """`read: [a, 5]` is reported, and so are the other mistakes."""
     path = folder / "bad.yaml"
     path.write_text(
         "model: m\nread: [data/chat.jsonl, 5]\nwrite: out\nengine: {tp: x}\nkeep: [row]\n"
@@ -521,9 +521,7 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
         ),
     ],
 )
-def test_what_is_no_job_file_at_all_is_told_in_one_line(
-    folder: Path, content: bytes, expected: str
-) -> None:
+def test_an_unusable_file_is_a_single_line(folder: Path, content: bytes, expected: str) -> None:
     """Before anything in it is believed."""
     path = folder / "job.yaml"
     path.write_bytes(content)
@@ -532,7 +530,7 @@ def test_what_is_no_job_file_at_all_is_told_in_one_line(
     assert line.startswith(f"{path}:{expected[:40]}")
 
 
-def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
+def test_a_missing_file_is_reported(folder: Path) -> None:
     """With the reason of the system."""
     assert _mistakes(folder / "none.yaml") == [
         f"{folder / 'none.yaml'}:1: cannot be read: no such file or directory"
@@ -555,7 +553,7 @@ def test_a_files_name_gives_the_jobs_name(stem: str, name: str) -> None:
     assert job_name(Path(f"/x/{stem}.yaml")) == name
 
 
-def test_a_name_that_cannot_be_derived_is_asked_for(folder: Path) -> None:
+def test_an_underivable_name_is_required(folder: Path) -> None:
     """Instead of making one up."""
     path = folder / "é.yaml"
     path.write_text(GOOD)

@@ -84,7 +84,7 @@ def test_text_of_yamls_own_characters(folder: Path, text: str) -> None:
 
 @fuzz.quick
 @given(data=st.dictionaries(st.sampled_from(_KEYS), _values, max_size=8))
-def test_known_keys_with_arbitrary_values(folder: Path, data: dict[str, object]) -> None:
+def test_valid_keys_with_arbitrary_values(folder: Path, data: dict[str, object]) -> None:
     """Anything where something else belongs."""
     _load(yaml.safe_dump(data, allow_unicode=True), folder)
 
@@ -102,7 +102,7 @@ def test_a_good_job_with_one_arbitrary_section(folder: Path, section: str, value
     template=st.one_of(st.text(max_size=60), st.text(alphabet="{}%()|'\" abi_.9*-\n#", max_size=60))
 )
 def test_arbitrary_templates(folder: Path, template: str) -> None:
-    """What Jinja says of one is told in one line."""
+    """Jinja's errors are reported in a single line."""
     _load(
         yaml.safe_dump(
             {"model": "m", "read": "data/chat.jsonl", "write": "out", "prompt": template}

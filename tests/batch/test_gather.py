@@ -104,7 +104,7 @@ def test_a_connection_that_does_not_come_back(tmp_path: Path) -> None:
         assert "it stays on the head" in raised.value.hint
 
 
-def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_an_unreadable_list_is_not_queried_again(tmp_path: Path) -> None:
     """It would come again."""
     prompts: list[str] = []
 
@@ -118,7 +118,7 @@ def test_nonsense_is_not_asked_for_again(tmp_path: Path) -> None:
     assert prompts == ["/w/j/outputs.json"]
 
 
-def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:
+def test_a_long_gathering_reports_at_intervals(tmp_path: Path) -> None:
     """In a pipe, a line every ten seconds."""
     events = run(tmp_path)
     lines = [line for event in events if event.kind == "wait" and (line := format_plain(event))]
@@ -131,7 +131,7 @@ def test_a_long_gathering_is_told_now_and_then(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    """A folder that somebody else packed may hold links to files of the user's."""
+    """A folder from another person may contain links to the user's files."""
     mine, out = tmp_path / "mine", tmp_path / "out"
     mine.write_text("mine")
     (out / "rows").mkdir(parents=True)
@@ -144,7 +144,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert (out / "rows/part-000001.jsonl").read_bytes() == DATA
 
 
-def test_a_head_that_has_no_output_any_more(tmp_path: Path) -> None:
+def test_a_head_without_output(tmp_path: Path) -> None:
     """Is not taken for one of which everything is there already."""
     with pytest.raises(NodeError, match="has no output of `j` any more"):
         run(tmp_path, lambda _: iter([b'{"files": []}']))

@@ -1,4 +1,4 @@
-"""Which files are shipped, and what is in them."""
+"""Shipped files and their contents."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
     )
 
 
-def test_nothing_found_is_told_with_the_place(folder: Path) -> None:
+def test_no_match_is_reported_with_the_path(folder: Path) -> None:
     """So that the typing mistake is seen."""
     (folder / "empty").mkdir()
 
@@ -147,7 +147,7 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
     assert len(messages) > len(shipped) - 1
 
 
-def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
+def test_a_vanished_file_is_reported(load_text: Load, folder: Path) -> None:
     """Between the check and the reading."""
     job = load_text()
     (folder / "data" / "chat.jsonl").unlink()
@@ -158,10 +158,8 @@ def test_a_file_that_went_away_is_told(load_text: Load, folder: Path) -> None:
     assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
 
-def test_a_link_that_was_put_there_after_the_check_leads_nowhere(
-    load_text: Load, folder: Path
-) -> None:
-    """What may be read is checked again when it is read."""
+def test_a_link_created_after_the_check_is_not_followed(load_text: Load, folder: Path) -> None:
+    """Bounds are checked again when a file is read."""
     job = load_text()
     outside = folder.parent / "secret"
     outside.write_text("secret")
@@ -187,7 +185,7 @@ def test_large_code_is_refused(
     assert str(caught.value) == "the code of the job is larger than 1 MiB"
 
 
-def test_line_ends_are_left_as_they_are(load_text: Load, folder: Path) -> None:
+def test_line_ends_stay_unchanged(load_text: Load, folder: Path) -> None:
     """The reader knows them; the bytes are the user's."""
     content = textwrap.dedent("""{"text": "a"}\r\n{"text": "b"}\r\n""").encode()
     (folder / "data" / "chat.jsonl").write_bytes(content)
@@ -218,15 +216,15 @@ def test_an_ending_shows_the_format(name: str, format: str | None) -> None:
     assert inputs.format_of(name) == format
 
 
-def test_all_input_has_one_format(mistakes: Mistakes, load_text: Load) -> None:
-    """Which two differ is told."""
+def test_all_input_has_the_same_format(mistakes: Mistakes, load_text: Load) -> None:
+    """Two differing files are named."""
     assert mistakes(read="read: [data, prompts.txt]") == [
         '2: read: should all have one format: "chat.jsonl" is jsonl, "prompts.txt" is text'
     ]
     assert load_text(read="read: {paths: [data, prompts.txt], format: text}").read.format == "text"
 
 
-def test_a_format_that_does_not_show_is_asked_for(mistakes: Mistakes, load_text: Load) -> None:
+def test_an_unknown_format_is_required(mistakes: Mistakes, load_text: Load) -> None:
     """Of folders elsewhere, whose files are not seen from here."""
     assert mistakes(read="read: nodes:/data/in") == [
         '2: read: the ending of "in" shows no format; write `format`: text, jsonl, csv or parquet'

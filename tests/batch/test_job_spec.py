@@ -27,7 +27,7 @@ def _digest(job: Job, inventory: Inventory) -> str:
     return str(_described(job, inventory)["digest"])
 
 
-def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) -> None:
+def test_the_spec_is_complete(load_text: Load, inventory: Inventory) -> None:
     """Paths as it sees them: shipped input lies in the job's folder on the head."""
     job = load_text(
         f"{_CHAT}\nkeep: {{id: integer}}\nengine: {{placement: strict-pack}}",
@@ -64,9 +64,7 @@ def test_the_driver_is_told_everything(load_text: Load, inventory: Inventory) ->
     assert json.loads(json.dumps(payload)) == payload
 
 
-def test_what_is_made_of_rows_belongs_to_the_identity(
-    load_text: Load, inventory: Inventory
-) -> None:
+def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -> None:
     """A vector is no answer; a job from before there were other tasks is the same as ever."""
     text, vector = load_text(), load_text("task: embed")
 
@@ -112,9 +110,7 @@ def test_the_driver_reads_what_is_written(
         assert (getattr(read, part) is None) is (payload[part] is None)
 
 
-def test_ranks_are_told_the_nodes_with_the_head_first(
-    load_text: Load, inventory: Inventory
-) -> None:
+def test_ranks_receive_the_nodes_with_the_head_first(load_text: Load, inventory: Inventory) -> None:
     """Rank 0 is where they meet."""
     payload = _described(load_text("data_parallel: 4"), inventory)["data_parallel"]
 

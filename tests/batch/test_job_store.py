@@ -1,4 +1,4 @@
-"""What is asked of the job store, and how its answers read: a lying head's included."""
+"""Commands for the job store and parsers of its answers, including those of a lying head."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_commands() -> None:
     assert job_store.build_command("put", WORK, "x", offset=0, last=SHA) == (*put, "--last", SHA)
 
 
-def test_a_job_that_is_not_there() -> None:
+def test_a_missing_job() -> None:
     """Is no error."""
     assert job_store.parse_entry(answer({"absent": True})).absent
 
@@ -67,7 +67,7 @@ def test_a_job() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", "A", "x" * 41, "x\ny"])
 def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
-    """What would become part of a path, or of a command line, is not taken from a node."""
+    """Names that would become part of a path or command line are not accepted from a node."""
     assert (
         job_store.parse_list(
             answer({"jobs": [{"name": name, "job": {}}, {"name": "good", "job": {}}, "nonsense"]})
@@ -144,7 +144,7 @@ def test_output_files() -> None:
     ["", "Traceback", "[]", "7", '{"error": "no such job"}', "{…[truncated]", "[" * 99_999],
 )
 def test_no_answer(expected: str) -> None:
-    """Its own error is told in its own words; anything else is no answer."""
+    """Its own error is reported verbatim; anything else is no answer."""
     with pytest.raises(UnreadableAnswer) as raised:
         job_store.parse_answer(answer(expected, code=1))
 
@@ -204,13 +204,13 @@ def test_a_look_that_says_nothing(payload: dict[str, Any]) -> None:
     ],
 )
 def test_progress_of_another_kind(expected: object) -> None:
-    """A number that is none counts as nothing; nobody falls over it."""
+    """An invalid number becomes zero, without an exception."""
     progress = parse_progress(expected)
 
     assert (progress.done, progress.warnings, progress.error) == (0, (), None)
 
 
-def test_a_drivers_last_words_keep_their_lines() -> None:
+def test_a_drivers_error_keeps_its_lines() -> None:
     """Evidence has several; a message is one."""
     error = {"message": "it\nbroke", "evidence": "one\ntwo", "hint": "do\nthis"}
     progress = parse_progress({"state": "failed", "error": error})
@@ -222,7 +222,7 @@ def test_a_drivers_last_words_keep_their_lines() -> None:
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1", "NaN", "Infinity", "1e300"])
 def test_numbers_that_no_job_has(number: str) -> None:
-    """Are left out, and stop nobody from reading the rest."""
+    """They are dropped, and the rest is read."""
     result = parse_progress(
         json.loads(f'{{"state": "running", "done": {number}, "eta": {number}}}')
     )

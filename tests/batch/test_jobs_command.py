@@ -49,7 +49,7 @@ def test_no_job_at_all(batch: Batch) -> None:
 
 
 def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
-    """How far it is; servers are no jobs, but told."""
+    """The job's progress; the server is a remark, not a job."""
     kept.keep(running.cluster.world, kept.wanted("chat"))
     ran = running.cluster.run("jobs")
     header, row, rest = ran.out.splitlines()
@@ -72,9 +72,7 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     ],
 )
 def test_states(batch: Batch, state: str, status: str, shown: str, expected: str) -> None:
-    """A driver that ended without a word was interrupted; what an earlier run said is not this
-    one's.
-    """
+    """A driver without a final report was interrupted; an earlier run's state does not count."""
     batch.dies = lambda progress: progress.update(
         state=state, status=status, error={"message": "it broke"}
     )
@@ -99,7 +97,7 @@ def test_jobs_as_json(running: Batch) -> None:
     assert job["work"] == str(running.work)
 
 
-def test_only_the_head_is_asked(running: Batch) -> None:
+def test_only_the_head_is_queried(running: Batch) -> None:
     """Nodes that are down are no reason not to know."""
     running.cluster.commands.clear()
     running.cluster.run("jobs")
@@ -138,8 +136,8 @@ def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
     assert len(batch.answers()) == 10
 
 
-def test_a_job_that_is_not_there(batch: Batch) -> None:
-    """The near one is told."""
+def test_a_missing_job(batch: Batch) -> None:
+    """A similar name is suggested."""
     batch.run()
     ran = batch.cluster.run("jobs", "--remove", "jop")
 
@@ -179,7 +177,7 @@ def test_a_driver_that_ray_has_forgotten(running: Batch) -> None:
 
 
 def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is told, with what is left of it."""
+    """Reported with its remains."""
     world, answer = running.cluster.world, running.cluster.world.answer
 
     def stubborn(command: Command) -> Answer | None:
@@ -195,7 +193,7 @@ def test_a_job_that_does_not_stop(running: Batch, monkeypatch: pytest.MonkeyPatc
 
 
 def test_stop_without_a_name_is_about_the_server(running: Batch) -> None:
-    """Batch jobs go on, which is told."""
+    """Batch jobs continue, which is reported."""
     ran = running.cluster.run("stop")
 
     assert (ran.code, running.verbs()) == (0, [])
@@ -210,7 +208,7 @@ def test_a_dry_run_of_a_stop(running: Batch) -> None:
     assert "http://agent/stop?dashboard=8265&job=batch-job-1" in ran.out
 
 
-def test_status_has_a_line_for_each_job_that_runs(running: Batch) -> None:
+def test_status_has_a_line_per_running_job(running: Batch) -> None:
     """With its progress; jobs that are over are not among them."""
     ran = running.cluster.run("status")
     running.cluster.world.jobs[0]["status"] = "FAILED"

@@ -1,4 +1,4 @@
-"""Where paths lead, and that they stay inside what the user gave."""
+"""Resolution of paths within the user's bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_path_may_not_leave_the_jobs_folder(mistakes: Mistakes, folder: Path) 
     )
 
 
-def test_a_path_of_the_home_folder_is_followed_there(
+def test_a_home_path_is_expanded(
     mistakes: Mistakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Which is not the job's."""
@@ -80,7 +80,7 @@ def test_allowed_folders_are_led_into(load_text: Load, folder: Path) -> None:
     assert job.code == {"their.py": other / "their.py"}
 
 
-def test_a_loop_of_links_is_told(folder: Path) -> None:
+def test_a_loop_of_links_is_reported(folder: Path) -> None:
     """Instead of followed for ever."""
     (folder / "a").symlink_to(folder / "b")
     (folder / "b").symlink_to(folder / "a")
@@ -95,7 +95,7 @@ def test_a_loop_of_links_is_told(folder: Path) -> None:
         assert source.text.startswith(str(folder))
 
 
-def test_a_name_with_control_characters_is_shown_in_one_line(folder: Path) -> None:
+def test_control_characters_are_escaped_on_a_single_line(folder: Path) -> None:
     """A name on disk may hold anything."""
     (folder / "evil").symlink_to("/tmp/a\nhint: run `rm -rf`")
 
@@ -154,7 +154,7 @@ def test_a_name_with_control_characters_is_shown_in_one_line(folder: Path) -> No
         ),
     ],
 )
-def test_an_address_is_one_that_the_cluster_reads(
+def test_addresses_are_those_the_cluster_reads(
     folder: Path, text: str, where: str, path: str
 ) -> None:
     """Without keys in it, and without ways up."""

@@ -1,4 +1,4 @@
-"""How far a batch job is, in words."""
+"""Progress of a batch job as text."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_rows_that_nobody_has_counted_yet() -> None:
     assert progress_text.progress_line(Progress(state="reading")) == "0 of ? rows"
 
 
-def test_one_error_is_singular() -> None:
+def test_a_single_error_is_singular() -> None:
     """People read this."""
     assert "1 error" in progress_text.progress_line(Progress(rows=3, errors=1)).split(", ")
 
 
-def test_a_finished_job_has_no_time_left() -> None:
+def test_a_finished_job_has_no_eta() -> None:
     """An estimate is one while it runs."""
     assert "left" not in progress_text.progress_line(Progress(state="finishing", rows=3, eta=9.0))

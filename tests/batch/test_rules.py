@@ -12,7 +12,7 @@ from tests.batch.conftest import Load, Mistakes
 _PREDICT = "predict: mine.py:Mine"
 
 
-def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
+def test_modes_follow_from_the_sections(load_text: Load) -> None:
     """Nobody has to write `mode`."""
     assert load_text().mode == "engine"
     assert load_text("data_parallel: 2").mode == "data-parallel"
@@ -60,7 +60,7 @@ def test_modes_follow_from_the_sections_that_are_there(load_text: Load) -> None:
     ],
 )
 def test_a_mode_takes_its_own_sections(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """What would be ignored is refused."""
+    """Sections that would be ignored are refused."""
     assert expected in mistakes(extra)
 
 
@@ -126,7 +126,7 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
     ],
 )
 def test_a_task_has_what_belongs_to_it(mistakes: Mistakes, extra: str, expected: str) -> None:
-    """What a model that generates nothing cannot use is refused."""
+    """Settings without effect on a pooling model are refused."""
     assert expected in mistakes(extra)
 
 
@@ -198,9 +198,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         ("'{{ a }'", "4: prompt: is no template: unexpected '}'"),
     ],
 )
-def test_a_prompt_has_one_form_that_can_be_read(
-    mistakes: Mistakes, prompt: str, expected: str
-) -> None:
+def test_a_prompt_has_a_single_valid_form(mistakes: Mistakes, prompt: str, expected: str) -> None:
     """And that depends on the row."""
     assert mistakes(f"prompt: {prompt}") == [expected]
 
@@ -208,7 +206,7 @@ def test_a_prompt_has_one_form_that_can_be_read(
 @pytest.mark.parametrize(
     ("read", "column"), [("data/chat.jsonl", "prompt"), ("prompts.txt", "text")]
 )
-def test_a_prompt_that_is_left_out_is_a_column(load_text: Load, read: str, column: str) -> None:
+def test_the_default_prompt_is_a_column(load_text: Load, read: str, column: str) -> None:
     """The one that text files have, or the one of the obvious name."""
     prompt = load_text(read=f"read: {read}").prompt
 
@@ -296,7 +294,7 @@ def test_sampling_holds_what_is_written_and_a_length(load_text: Load) -> None:
         ),
     ],
 )
-def test_an_engine_argument_is_one_that_is_free_to_choose(
+def test_engine_arguments_exclude_those_the_job_sets(
     mistakes: Mistakes, args: str, expected: str
 ) -> None:
     """Those that the job sets are refused with what to write instead."""
@@ -357,7 +355,7 @@ def test_an_id_has_a_name_that_error_rows_have_not(mistakes: Mistakes, id: str, 
         ),
     ],
 )
-def test_kept_columns_are_the_inputs_own(mistakes: Mistakes, keep: str, expected: str) -> None:
+def test_input_columns_exclude_output_names(mistakes: Mistakes, keep: str, expected: str) -> None:
     """And each is named once."""
     assert mistakes(f"keep: {keep}") == [expected]
 
@@ -455,12 +453,12 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
         ("{{ a is nmber }}", "names no test `nmber`; did you mean `number`?"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(template: str, expected: str) -> None:
+def test_mistakes_have_line_numbers(template: str, expected: str) -> None:
     """In Jinja's words where they are about syntax."""
     assert expected in rules.template_mistakes(template)
 
 
-def test_all_mistakes_of_a_template_are_told_at_once() -> None:
+def test_all_mistakes_of_a_template_are_reported() -> None:
     """In the order of its lines."""
     assert rules.template_mistakes("{{ a|x }}\n{{ a|y }}\n{% include 'z' %}") == [
         "names no filter `x` (line 1 of the template)",
@@ -481,7 +479,7 @@ def test_nothing_is_computed(template: str) -> None:
     "template",
     ["{{ " + "(" * 100_000 + "a", "{{ " + "-" * 50_000 + "a }}", "{{ " + "9" * 10_000 + " }}"],
 )
-def test_a_template_that_is_too_deep_is_told(template: str) -> None:
+def test_a_deeply_nested_template_is_reported(template: str) -> None:
     """Python's stack and its longest number have an end."""
     (message,) = rules.template_mistakes(template)
 

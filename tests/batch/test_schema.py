@@ -26,7 +26,7 @@ from launcher.inventory.schema import Section
         (schema.LimitsSection, driver.Limits, set(), set()),
     ],
 )
-def test_a_file_says_what_the_driver_is_told(
+def test_the_file_covers_the_drivers_fields(
     section: type[Section], shape: Any, file: set[str], wire: set[str]
 ) -> None:
     """Under the same names, but for what means something on one side only; and what is left out is

@@ -37,7 +37,7 @@ def test_replicas_are_at_least_one_and_in_order(mistakes: Mistakes, written: str
         ("", None),
     ],
 )
-def test_columns_are_kept_by_name_with_a_type_or_without(
+def test_columns_have_optional_types(
     load_text: Load, keep: str, expected: dict[str, str] | None
 ) -> None:
     """An empty list keeps none; nothing keeps all."""

@@ -1,4 +1,4 @@
-"""Watching a batch job: what is told while it runs, and every way in which it ends."""
+"""Watching a batch job: its reports while it runs, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ def test_a_job_to_its_end() -> None:
     ]
 
 
-def test_a_job_that_was_there_before() -> None:
-    """What it has behind it is not told."""
+def test_an_attached_job() -> None:
+    """Its past states are not reported."""
     events, _ = follow(Head([look(), look("done", "SUCCEEDED")]), attached=True)
 
     assert steps(events) == ["answering rows"]
 
 
-def test_the_line_that_stands_there_meanwhile() -> None:
-    """What matters most comes first: a narrow terminal cuts the rest."""
+def test_the_waiting_line() -> None:
+    """Most important first: a narrow terminal cuts the rest."""
     running = look(
         done=12_340,
         errors=2,
@@ -164,7 +164,7 @@ def test_a_pipe_gets_a_line_every_ten_seconds() -> None:
     ]
 
 
-def test_warnings_are_told_once() -> None:
+def test_warnings_are_reported_once() -> None:
     """However often the driver repeats them."""
     events, _ = follow(
         Head(
@@ -180,7 +180,7 @@ def test_warnings_are_told_once() -> None:
 
 
 def test_an_earlier_runs_progress_is_not_this_ones() -> None:
-    """It may say that all is over, while this one has just begun."""
+    """It may be final while the new run has just started."""
     before = {
         **look(status="PENDING"),
         "progress": {"state": "done", "submission": "batch-j-1", "done": 7},
@@ -198,7 +198,7 @@ def test_contact_may_be_lost_for_a_while() -> None:
 
 
 def test_contact_lost_for_good() -> None:
-    """Is told, with where to look."""
+    """Reported with the next command to run."""
     with pytest.raises(BatchError, match="cannot be watched any more") as raised:
         follow(Head([look(), LOST]))
 
@@ -216,8 +216,8 @@ def test_the_log_is_read_on_from_where_it_was() -> None:
     ]
 
 
-def test_rays_word_may_come_before_the_drivers() -> None:
-    """The last progress is waited for; so is the end of a driver that has said its last word."""
+def test_rays_status_may_precede_the_drivers() -> None:
+    """The last progress is awaited, and so is the exit of a finished driver."""
     _, progress = follow(
         Head([look("finishing", "SUCCEEDED"), look("done", "SUCCEEDED", done=100)])
     )
@@ -229,7 +229,7 @@ def test_rays_word_may_come_before_the_drivers() -> None:
 
 
 def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
-    """Every row is accounted for: nobody waits for ever."""
+    """Every row is accounted for: the command does not wait forever."""
     head = Head([look("done", done=100)])
     follow(head)
 
@@ -306,7 +306,7 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
     ],
 )
 def test_ends_that_are_none(last: dict[str, Any], expected: str, hint: str) -> None:
-    """What happened, and what to do: mostly, the same command again."""
+    """The cause and a fix: mostly, the same command again."""
     with pytest.raises(BatchError) as raised:
         follow(Head([look(), last]))
 
@@ -315,14 +315,14 @@ def test_ends_that_are_none(last: dict[str, Any], expected: str, hint: str) -> N
 
 
 def test_a_failed_job_leaves_no_good_news() -> None:
-    """What it was doing did not come to its end."""
+    """Its last state did not succeed."""
     with pytest.raises(BatchError) as raised:
         follow(Head([look("loading"), look("failed", "FAILED", error={"message": "x"})]))
 
     assert steps(raised.value.events) == ["starting the driver"]  # type: ignore[attr-defined]
 
 
-def test_a_driver_that_says_nothing_any_more() -> None:
+def test_a_silent_driver() -> None:
     """It speaks every second while it lives, so that its silence means something."""
     head = Head([look(), look(log="last words\n"), look()])
     with pytest.raises(DeadlineError, match="has said nothing for 300s") as raised:

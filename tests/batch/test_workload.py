@@ -38,9 +38,7 @@ def stopped(
         ),
     ],
 )
-def test_a_stopped_job_is_gone_when_nothing_of_it_is_left(
-    extra: dict[str, Any], status: str, text: str
-) -> None:
+def test_a_stopped_job_leaves_nothing(extra: dict[str, Any], status: str, text: str) -> None:
     """Nothing of its own: what others hold is not waited for."""
     result = stopped(**extra)
 

@@ -1,4 +1,4 @@
-"""What the tests of a batch job's programs share: a disk that nobody waits for."""
+"""Fixtures of the driver tests: a disk without fsync."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, A
 
 
 def errors(results: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with each row; empty where nothing is."""
+    """Return the error of each row; empty for a good one."""
     return [row["_error"] for row in results]
 
 

@@ -1,6 +1,4 @@
-"""Batches of users' code: bad rows are found, answers taken apart, and errors that no row is at
-fault for told apart.
-"""
+"""Batches of user code: bisection to bad rows, split answers, and errors without a row at fault."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def rows(count: int) -> list[dict[str, int]]:
     return [{"n": index} for index in range(count)]
 
 
-def test_a_good_batch_takes_one_call() -> None:
+def test_a_good_batch_takes_a_single_call() -> None:
     """Nothing is tried twice."""
     calls: list[int] = []
     assert batches.bisect_failures(rows(3), calling(set(), calls), []) == [
@@ -48,9 +46,7 @@ def test_only_the_rows_at_fault_become_errors() -> None:
 
 
 def test_finding_bad_rows_is_bounded() -> None:
-    """When every row is bad, a batch of n takes 2n - 1 calls and no more; one bad row of 64 takes
-    thirteen.
-    """
+    """A batch of n bad rows takes 2n - 1 calls at most; one bad row of 64 takes thirteen."""
     calls: list[int] = []
     batches.bisect_failures(rows(64), calling(set(range(64)), calls), [])
     assert len(calls) == 127
@@ -69,7 +65,7 @@ def test_code_that_returns_no_batch_is_not_blamed_on_rows() -> None:
         batches.bisect_failures(rows(8), call, [])
 
 
-def test_a_batch_too_large_for_memory_is_halved_and_said_once() -> None:
+def test_a_batch_too_large_for_memory_is_halved_and_reported_once() -> None:
     """The rows are answered; the note names the setting. A row that alone does not fit is an
     error.
     """
@@ -99,7 +95,7 @@ def test_a_row_that_ends_the_interpreter_is_an_error_row() -> None:
     assert batches.bisect_failures(rows(1), call, []) == ["SystemExit: 3"]
 
 
-def test_errors_after_which_the_device_is_unusable_are_told_from_memory() -> None:
+def test_device_errors_differ_from_out_of_memory() -> None:
     """An illegal access poisons the process, a full memory does not."""
     assert batches.is_device_broken(
         RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -108,7 +104,7 @@ def test_errors_after_which_the_device_is_unusable_are_told_from_memory() -> Non
     assert not batches.is_device_broken(ValueError("no"))
 
 
-def test_answers_are_taken_apart_row_by_row() -> None:
+def test_answers_are_split_by_row() -> None:
     """A dict of lists, of things with `tolist`, or what has columns in another way."""
 
     class Column:

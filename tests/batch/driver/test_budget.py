@@ -1,6 +1,4 @@
-"""When a job gives up on its replicas, what it says that it waits for, and which actors it
-counts.
-"""
+"""Limits of a job's replicas, the reported shortage, and the counted actors."""
 
 from __future__ import annotations
 
@@ -111,7 +109,7 @@ def test_the_clock_of_rows_runs_when_all_replicas_are_up() -> None:
 
 
 def test_waiting_for_room_may_take_days() -> None:
-    """A job that was told to queue outlasts the work of others, but not everything."""
+    """A queued job outlasts other jobs, but not the queue timeout."""
     watched = budgeted()
     assert watched.judge(budget.QUEUE_TIMEOUT, 0, ReplicaCounts(waiting=1)) is None
     ended = watched.judge(budget.QUEUE_TIMEOUT + 1, 0, ReplicaCounts(waiting=1))
@@ -119,7 +117,7 @@ def test_waiting_for_room_may_take_days() -> None:
     assert ended.message == "there was no room for a replica within 7 days"
 
 
-def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
+def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
     """Amounts that are free and in all, and the holders by name, each once."""
     text = budget.describe_shortage(
         {"GPU": 2.0, "CPU": 1.0},
@@ -135,7 +133,7 @@ def test_a_waiting_job_says_what_it_lacks_and_who_holds_it() -> None:
     )
 
 
-def test_what_the_cluster_can_never_give_is_said() -> None:
+def test_an_impossible_demand_is_reported() -> None:
     """No one holds it: it is not there."""
     text = budget.describe_shortage(
         {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
@@ -148,7 +146,7 @@ def test_what_the_cluster_can_never_give_is_said() -> None:
 
 
 class FakeTracker:
-    """Stands for the progress: keeps what it is told."""
+    """Fake progress that records its updates."""
 
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
@@ -176,7 +174,7 @@ def watch() -> budget.ReplicaMonitor:
     return budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (1, 2), {"GPU": 1.0})
 
 
-def test_states_are_said_once_when_they_change(watch: budget.ReplicaMonitor) -> None:
+def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
     """Loading, waiting for the first rows, running."""
     for item in (
         ReplicaCounts(placed=1),
@@ -195,7 +193,7 @@ def test_states_are_said_once_when_they_change(watch: budget.ReplicaMonitor) -> 
     assert watch.progress.ready == (2, 2)
 
 
-def test_a_job_of_which_one_replica_has_no_place_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says for what, although another one is loaded."""
     monkeypatch.setattr(budget, "query_shortage", lambda needs, replicas: "waiting for 1 GPU")
     watch = budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (2, 2), {"GPU": 1.0})
@@ -231,9 +229,7 @@ def test_the_clock_goes_on_while_ray_says_nothing(
 def test_a_question_that_ray_does_not_answer_is_not_waited_for(
     watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock goes on without news; the question is not asked a second time, and counts when it
-    is answered after all.
-    """
+    """The clock continues; the query is not repeated, and a late answer counts."""
     answered, prompts = threading.Event(), list[int]()
 
     def actors() -> dict[str, Any]:
@@ -259,7 +255,7 @@ def test_a_question_that_ray_does_not_answer_is_not_waited_for(
     assert (silent.ready, times, watch.last.ready) == (2, 1, 1)
 
 
-def test_a_verdict_is_given_once_and_carries_the_cause(watch: budget.ReplicaMonitor) -> None:
+def test_the_verdict_is_final_and_carries_the_cause(watch: budget.ReplicaMonitor) -> None:
     """The first reason stands, with what Ray says of the dead."""
     watch.update(ReplicaCounts(ready=1))
     watch.update(ReplicaCounts(waiting=1, restarts=1, causes=("the worker crashed",)))

@@ -11,7 +11,7 @@ import pytest
 from tests.batch.driver.jobs import errors, of
 
 
-def test_kept_values_must_fit_their_columns(tmp_path: Path) -> None:
+def test_values_must_fit_their_columns(tmp_path: Path) -> None:
     """A later value of another type is an error row that says what to write."""
     data = (
         b"".join(b'{"score": %d}\n' % n for n in range(1100))

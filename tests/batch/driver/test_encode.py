@@ -19,7 +19,7 @@ from tests.batch.driver.jobs import failed, job
 
 
 def test_a_reason_without_end_is_cut(tmp_path: Path) -> None:
-    """What vLLM or a class says of a row may hold all of its prompt."""
+    """An error of vLLM or a class may contain the whole prompt."""
     (line,) = encode.error_lines(
         job(tmp_path), [{**failed(3), "_error": "x" * 100_000}]
     ).splitlines()
@@ -54,9 +54,7 @@ def encoder(folder: Path, form: str) -> encode.Encoder:
 
 
 def test_vectors_are_lists_of_a_fixed_length_in_parquet(tmp_path: Path) -> None:
-    """Of 32 bits; the length is that of the first one, also for a later run; one of another length
-    is told apart.
-    """
+    """Float32 of the first vector's length, also in later runs; other lengths are rejected."""
     encoded = encoder(tmp_path, "parquet").encode([embedded(1, 0.5, -2), embedded(0, 1, 2)])
     again = encoder(tmp_path, "parquet").encode([embedded(2, 1, 2, 3), embedded(3, 7, 8)])
     table = pyarrow.parquet.read_table(io.BytesIO(encoded.data))

@@ -1,6 +1,6 @@
-"""What vLLM replicas are built with and given: arguments, claims, overlap, and prompts.
+"""Setup of vLLM replicas: arguments, claims, overlap and prompts.
 
-What a replica does with them is in `test_replica`; the engine itself runs in the lab.
+The replicas themselves are in `test_replica`; the engine runs in the lab.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHAT = {"column": None, "chat": [{"role": "user", "content": "{{ text }}"}]}
 
 @pytest.fixture(autouse=True)
 def clear_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process has made for one test's job is not there for the next one's."""
+    """Clear the per-process cache between tests."""
     monkeypatch.setattr(engine, "TOOLS", {})
 
 
@@ -63,7 +63,7 @@ def prepared(spec: Any, *columns: dict[str, Any] | None, **changes: str) -> list
 
 
 def error(spec: Any, columns: dict[str, Any]) -> tuple[str, str]:
-    """Why a row has no prompt, and where that was found."""
+    """Return the reason against a row's prompt, and its stage."""
     (result,) = prepared(spec, columns)
     return result["_stage"], result["_error"]
 
@@ -183,10 +183,8 @@ def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_pat
 
 
 @pytest.mark.usefixtures("pools")
-def test_few_small_rows_are_read_and_prepared_at_once_by_one_process(tmp_path: Path) -> None:
-    """What prepares them claims what reads them, so that Ray Data makes one stage of both; rows
-    that are large documents are many.
-    """
+def test_few_small_rows_are_read_and_prepared_in_a_single_process(tmp_path: Path) -> None:
+    """Equal claims let Ray Data fuse both stages; large documents count as many rows."""
     spec = job(tmp_path, "a.jsonl", engine={"replicas": [2, 2]})
     data = Dataset()
     engine.add_prepare_stage(data, spec, 50, **engine.prepare_options(spec, source.FEW_ROWS, None))
@@ -215,7 +213,7 @@ def test_few_rows_are_prepared_by_few_processes(
     assert options["compute"] == pool == {"size": processes}
 
 
-def test_a_text_prompt_is_left_to_vllm_to_tokenize(tmp_path: Path) -> None:
+def test_vllm_tokenizes_text_prompts(tmp_path: Path) -> None:
     """It adds the special tokens, as it does for anybody's prompt; the input does not travel any
     further, but for what an error row shows of it.
     """

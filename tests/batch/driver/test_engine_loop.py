@@ -1,5 +1,5 @@
-"""The thread of an engine: every prompt has one output in its place, whoever asked and in whatever
-order they end.
+"""The engine's thread: every prompt has an output in its place, for any caller and order of
+completion.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def texts(outputs: list[Any]) -> list[str]:
 
 
 def test_outputs_are_in_the_order_of_the_prompts() -> None:
-    """Whatever ends first; what was asked for is rendered first."""
+    """For any order of completion; prompts are rendered in the order of the calls."""
     with running(Engine()) as loop:
         assert texts(loop.answer(["AB", "CD", "EF"])) == ["ba", "dc", "fe"]
         assert loop.answer([]) == []
@@ -160,8 +160,8 @@ def test_an_engine_that_was_killed_is_noticed_from_outside(
     assert not wrong.is_set()
 
 
-def test_who_shares_the_tokenizer_waits_for_it() -> None:
-    """An engine that needs it to take a request is not asked while a prompt is rendered."""
+def test_requests_wait_for_the_shared_tokenizer() -> None:
+    """An engine that tokenizes requests receives none while a prompt is rendered."""
     locked: list[bool] = []
 
     class Tokenizing(Engine):

@@ -1,6 +1,4 @@
-"""What ended a pipeline is told in plain words, with the line that shows it and the setting to
-change.
-"""
+"""Explanations of pipeline failures, with the evidence line and the setting to change."""
 
 from __future__ import annotations
 
@@ -167,7 +165,7 @@ def test_the_innermost_exception_is_the_message() -> None:
     assert failures.explain(outer, "predict").message == "ValueError: inner"
 
 
-def test_a_failure_that_is_in_words_already_stays_as_it_is() -> None:
+def test_an_explained_failure_stays_unchanged() -> None:
     """Also inside what Ray wraps around a task's exception."""
     inner = Failed("rows.jsonl changed while it was read", "12 bytes", "run it again")
     outer = RuntimeError("a task failed")
@@ -197,7 +195,7 @@ def test_the_first_exception_of_a_failed_start_is_its_cause(name: str, last: str
     assert not any("EngineCore pid" in line or "Traceback" in line for line in lines)
 
 
-def test_what_was_raised_from_the_first_exception_says_more() -> None:
+def test_an_exception_raised_from_the_first_adds_detail() -> None:
     """Only that: what was raised in another traceback follows from it.
 
     Without any exception there is no cause.

@@ -1,4 +1,4 @@
-"""What replicas and ranks ask of vLLM, and how they read what it returns."""
+"""Sampling parameters and answers of replicas and ranks."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
     ],
 )
 def test_a_reason_is_a_sentence_or_names_its_exception(problem: Exception, expected: str) -> None:
-    """What is meant for people is shown as it is."""
+    """Readable exceptions are shown without their names."""
     assert generation.error_reason(problem) == expected

@@ -101,8 +101,8 @@ def test_what_is_read_is_what_was_written() -> None:
     assert jobs.parse_job(spec) == result
 
 
-def test_what_a_job_does_not_need_is_left_out() -> None:
-    """Where it says nothing; else it travels as everything does."""
+def test_unneeded_keys_are_omitted() -> None:
+    """Default values are omitted; others are written as usual."""
     spec = jobs.parse_job({**WHOLE, "task": "score", "prompt": {"pair": ["{{ a }}", "{{ b }}"]}})
     message = jobs.to_json(spec)
 
@@ -110,7 +110,7 @@ def test_what_a_job_does_not_need_is_left_out() -> None:
     assert jobs.parse_job(message) == spec
 
 
-def test_a_job_of_the_least_words_has_every_default() -> None:
+def test_a_minimal_job_has_every_default() -> None:
     """Sections that another version left out, too."""
     least = {"name": "n", "cluster": "c", "mode": "engine", "work": "/w", "out": "/o"}
     result = jobs.parse_job({**least, "read": {"sources": [], "format": "text"}})
@@ -132,7 +132,7 @@ def test_a_job_of_the_least_words_has_every_default() -> None:
     ],
 )
 def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
-    """With a hint: the same command writes it anew."""
+    """The hint: the same command writes the file again."""
     if text is not None:
         (tmp_path / "job.json").write_text(text)
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str | None, expe
     assert "vlaunch batch" in raised.value.hint
 
 
-def test_differences_are_a_line_each() -> None:
+def test_differences_are_separate_lines() -> None:
     """Long values are cut."""
     assert jobs.identity_changes({"a": 1, "b": "x" * 500}, {"a": 1, "c": None}) == [
         f'b: "{"x" * 116}… → (nothing)',

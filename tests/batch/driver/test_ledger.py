@@ -1,4 +1,4 @@
-"""Who owns a folder, which rows count, and what is left after a crash at any step of the writer."""
+"""Ownership of a folder, counted rows, and recovery after a crash at any step of the writer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
 
 
 def run(spec: Job, manifest: Manifest) -> None:
-    """What a driver does: every pending row is answered, every fifth fails."""
+    """Act as a driver: answer every pending row, with an error for every fifth."""
     book = ledger.recover(spec, manifest, spec.retry_errors)
     sink = Sink(spec, book, manifest, Tracker(spec))
     for remaining in book.all_pending(manifest).values():
@@ -194,7 +194,7 @@ def test_numbers_of_parts_are_never_used_again(tmp_path: Path) -> None:
     complete(tmp_path / "out")
 
 
-def test_rows_are_taken_once(tmp_path: Path) -> None:
+def test_rows_are_accounted_for_once(tmp_path: Path) -> None:
     """A row that comes again, in the same call or a later one, is dropped; so is one that does not
     exist.
     """
@@ -209,7 +209,7 @@ def test_rows_are_taken_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
-    """What lies there is named, and left alone."""
+    """Its files are named and not touched."""
     spec, manifest = prepared(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
@@ -298,7 +298,7 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
         ledger.recover(spec, manifest)
 
 
-def test_to_begin_anew_deletes_what_the_job_wrote(tmp_path: Path) -> None:
+def test_starting_over_deletes_the_jobs_files(tmp_path: Path) -> None:
     """Also when it means something else now; another job's folder stays as it is."""
     run(*prepared(tmp_path))
     spec, manifest = prepared(
@@ -336,8 +336,8 @@ def test_a_remote_folder_keeps_the_same_books(
     ]
 
 
-def test_a_mark_that_cannot_be_read_is_not_started_over(tmp_path: Path) -> None:
-    """Whose folder it is nobody knows: nothing in it is deleted."""
+def test_an_unreadable_mark_prevents_starting_over(tmp_path: Path) -> None:
+    """The owner is unknown: nothing is deleted."""
     spec, manifest = prepared(tmp_path, restart=True)
     run(spec, manifest)
     (tmp_path / "out" / "ledger" / "job.json").write_text("{")

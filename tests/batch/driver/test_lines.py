@@ -19,7 +19,7 @@ def test_text_lines_are_rows_whatever_ends_them(tmp_path: Path) -> None:
 
 
 def test_a_row_over_the_limit_is_an_error_row(tmp_path: Path) -> None:
-    """Its size is told, and the beginning of it; what follows is read."""
+    """With its size and beginning; the following rows are read."""
     rows = of(
         tmp_path,
         "a.txt",

@@ -1,6 +1,6 @@
-"""The driver around a pipeline: what is done is committed, and whatever ends it is said.
+"""The driver around a pipeline: finished rows are committed, and every end is reported.
 
-Nothing to do starts nothing.
+Without pending rows nothing starts.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ def test_every_row_ends_as_an_answer_or_an_error(
     assert json.loads((work / "summary.json").read_text())["state"] == "done"
 
 
-def test_a_job_with_nothing_left_starts_no_pipeline(
-    work: Path, run: Callable[[Pipeline], int]
-) -> None:
+def test_a_finished_job_starts_no_pipeline(work: Path, run: Callable[[Pipeline], int]) -> None:
     """Not even its module is loaded."""
 
     def never(*_: Any) -> Iterator[list[dict[str, Any]]]:
@@ -127,7 +125,7 @@ def test_a_job_with_nothing_left_starts_no_pipeline(
     assert written(work) == list(range(10))
 
 
-def test_what_was_answered_before_a_failure_is_kept_and_not_done_again(
+def test_answers_before_a_failure_stay_and_are_not_repeated(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
     """The next run gets only the rows that are left."""
@@ -166,7 +164,7 @@ def test_rows_that_never_come_back_fail_the_job(work: Path, run: Callable[[Pipel
 
 
 def test_sigterm_keeps_what_is_answered(work: Path, run: Callable[[Pipeline], int]) -> None:
-    """The state says that somebody stopped it, while the pipeline still hangs."""
+    """The state is `stopped`, even while the pipeline hangs."""
     release = threading.Event()
 
     def hangs(
@@ -236,7 +234,7 @@ def test_a_job_that_changed_is_refused(work: Path, run: Callable[[Pipeline], int
     assert read_progress(work)["state"] == "refused"
 
 
-def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
+def test_an_unwritable_summary_fails_the_job_with_a_message(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
     """The state says it; and the run that comes after it is the only other one that is counted."""
@@ -257,7 +255,7 @@ def test_a_summary_that_cannot_be_written_fails_the_job_in_words(
     assert [item["ended"] for item in summary["runs"]] == ["failed", "done"]
 
 
-def test_a_failure_is_said_even_when_the_summary_cannot_be(
+def test_a_failure_is_reported_without_a_summary(
     work: Path, run: Callable[[Pipeline], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on a full disk."""
@@ -275,7 +273,7 @@ def test_a_failure_is_said_even_when_the_summary_cannot_be(
 def test_code_that_ends_its_process_does_not_silence_the_driver(
     work: Path, run: Callable[[Pipeline], int]
 ) -> None:
-    """What it had answered is kept."""
+    """Its finished answers stay."""
 
     def leaves(*_: Any) -> Iterator[list[dict[str, Any]]]:
         yield [answered(0)]
@@ -312,7 +310,7 @@ def test_only_the_first_signal_interrupts(
     assert read_progress(work)["state"] == "stopped"
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_none(
+def test_a_lock_on_a_removed_file_does_not_count(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next driver would hold one of its own."""
@@ -328,7 +326,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_none(
         assert os.path.samestat(os.fstat(lock_file.fileno()), (work / "lock").stat())
 
 
-def test_a_folder_that_can_hold_no_lock_is_not_taken_for_a_second_driver(
+def test_a_folder_without_locks_is_no_second_driver(
     work: Path,
     run: Callable[[Pipeline], int],
     monkeypatch: pytest.MonkeyPatch,

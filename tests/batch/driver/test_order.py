@@ -1,6 +1,4 @@
-"""The order in which rows are asked: what begins alike together, long ones early, and every answer
-in its row's place.
-"""
+"""Order of queries: shared prefixes together, long prompts early, answers in their rows' places."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def text(prompts: list[bytes]) -> list[bytes]:
 
 
 def times(argv: list[bytes]) -> int:
-    """How often another word follows."""
+    """Count the runs of equal prompts."""
     return 1 + sum(first != other for first, other in pairwise(argv))
 
 
@@ -56,8 +54,8 @@ def test_what_is_shared_below_what_is_shared_stays_together() -> None:
 
 
 def test_prompts_that_share_nothing_come_by_their_length() -> None:
-    """What a template puts before each of them is no reason to keep them together, nor is a stray
-    row a reason to forget the others' lengths.
+    """A template's common beginning does not group them, nor does a stray row undo the order by
+    length.
     """
     mix = random.Random(3)
     prompts = [BEGIN * 9 + mix.randbytes(mix.randrange(500)) for _ in range(200)]
@@ -90,7 +88,7 @@ def test_odd_prompts_are_put_in_some_order(prompts: list[bytes]) -> None:
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from(["prefix", "given"]))
 def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> None:
-    """Whatever the order: each prompt is asked once, and its answer is in its place."""
+    """For any order: each prompt is queried once, and its answer is in its place."""
     calls: list[list[bytes]] = []
 
     def ask(queries: list[bytes]) -> list[bytes]:
@@ -103,14 +101,14 @@ def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> Non
     assert [sorted(item) for item in calls] == [sorted(prompts)]
 
 
-def test_the_order_of_the_input_is_kept_where_the_job_says_so() -> None:
+def test_a_job_may_require_input_order() -> None:
     """Nothing is even compared."""
     result = order.ask_in_order(list, [b"a", b"bbb"], "given", lambda item: pytest.fail("compared"))
     assert result == [b"a", b"bbb"]
 
 
-def test_an_answer_too_few_is_nobodys() -> None:
-    """Whose it would be is not known."""
+def test_a_missing_answer_is_an_error() -> None:
+    """Its row is unknown."""
     with pytest.raises(ValueError, match="shorter"):
         order.ask_in_order(lambda spec: spec[1:], [b"a", b"b"], "prefix", lambda item: item)
 

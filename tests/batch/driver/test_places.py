@@ -93,8 +93,8 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
     )
 
 
-def test_a_scheme_that_nobody_knows_is_refused() -> None:
-    """With the library's own words."""
+def test_an_unknown_scheme_is_refused() -> None:
+    """With the library's message."""
     with pytest.raises(Refused, match="foo://b/c cannot be opened") as raised:
         places.open_location("foo://b/c")
     assert "foo" in raised.value.evidence

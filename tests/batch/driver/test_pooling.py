@@ -96,7 +96,7 @@ def answer_columns(spec: Any, *columns: dict[str, Any]) -> tuple[Any, list[dict[
 
 
 def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
-    """What vLLM gives up is an error row, and so is a text for which the model has many vectors."""
+    """Aborted requests are error rows, and so are texts with several vectors."""
     spec = job(tmp_path, task="embed")
     _, result = answer_columns(spec, {"text": "ab"}, {"text": "!"}, {"text": "many"}, {"none": 1})
 

@@ -1,4 +1,4 @@
-"""Why a rank ended, from what Ray says and from its log; which of several ranks is to blame."""
+"""Cause of a rank's end from Ray and its log; the rank to blame among several."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Task(Exception):
 
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exceptions of Ray that are told apart."""
+    """Ray's exceptions that are distinguished."""
     module = ModuleType("ray")
     module.exceptions = SimpleNamespace(  # type: ignore[attr-defined]
         RayActorError=Died,
@@ -103,14 +103,14 @@ def gone(detail: str = KILLED) -> Died:
     ],
     ids=["killed", "crashed", "exited", "node", "error", "lost", "worker", "silent", "start"],
 )
-def test_how_a_rank_failed_is_said_in_a_line(
+def test_a_ranks_failure_is_a_single_line(
     problem: Exception, lines: list[str], expected: str
 ) -> None:
     """The engine's own processes tell the rank only that they are gone; why is in the log."""
     assert postmortem.describe_failure(problem, lines) == expected
 
 
-def test_what_ray_says_is_one_line() -> None:
+def test_ray_errors_become_a_single_line() -> None:
     """Without the colours, names and identifiers around it."""
     assert postmortem.describe_exception(gone()) == KILLED
     assert postmortem.describe_exception(Task(ValueError("one\ntwo"))) == "ValueError: one"
@@ -159,7 +159,7 @@ def test_what_pydantic_says_is_no_link(problem: Exception) -> None:
         ({2: Task(ValueError("x")), 1: Task(ValueError("x"))}, {1: [], 2: []}, 1),
     ],
 )
-def test_who_failed_first_is_blamed(
+def test_the_first_failed_rank_is_blamed(
     lost: dict[int, BaseException], logs: dict[int, list[str]], blamed: int
 ) -> None:
     """A rank that is gone, or failed by itself, explains those that lost it."""
@@ -183,7 +183,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert len(postmortem.read_tail(str(path), 10**6)) < 20_000
 
 
-def test_evidence_is_the_end_of_the_log_and_what_else_is_known() -> None:
+def test_evidence_is_the_end_of_the_log_with_notes() -> None:
     """Without lines that only place a traceback."""
     log = [f"line {number}" for number in range(30)] + [
         '  File "/opt/vllm/x.py", line 1, in f',

@@ -66,7 +66,7 @@ def test_a_user_column_cannot_take_the_place_of_a_row_number() -> None:
     assert (result["_row"], result["_error"], result["x"]) == (3, "", 1)
 
 
-def test_prepared_rows_hold_the_columns_that_the_function_made() -> None:
+def test_prepared_rows_hold_the_functions_columns() -> None:
     """The next stage sees them instead of the row's own."""
     assert pickle.loads(predict.with_columns(row(3), {"n": 4, "m": 5})["_data"]) == {"n": 4, "m": 5}
 

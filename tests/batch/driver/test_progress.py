@@ -1,4 +1,4 @@
-"""How far a job is, as others read it while it runs."""
+"""Progress of a job as read by others while it runs."""
 
 from __future__ import annotations
 

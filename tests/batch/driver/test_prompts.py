@@ -16,7 +16,7 @@ def prompter(folder: Path, **prompt: Any) -> Prompter:
     return Prompter(job(folder, "x", prompt={"column": None, **prompt}))
 
 
-def test_a_column_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_column_is_used_unchanged(tmp_path: Path) -> None:
     """Also when it looks like a template."""
     assert prompter(tmp_path, column="text")({"text": " {{ 7 * 7 }} "}) == " {{ 7 * 7 }} "
 
@@ -110,7 +110,7 @@ def test_a_template_that_fails_on_a_row_is_that_row_s_error(
 
 
 def test_a_row_is_never_a_template(tmp_path: Path) -> None:
-    """What a row holds is text."""
+    """A row's content is text."""
     assert (
         prompter(tmp_path, template="{{ text }}")({"text": "{{ 7 * 7 }}{% raw %}"})
         == "{{ 7 * 7 }}{% raw %}"
@@ -124,8 +124,8 @@ def test_a_broken_template_is_refused_with_its_line(tmp_path: Path) -> None:
     assert raised.value.evidence.startswith("line 2: ")
 
 
-def test_the_model_s_chat_template_is_given_the_job_s_arguments(tmp_path: Path) -> None:
-    """What it raises is the row's error."""
+def test_the_models_chat_template_receives_the_jobs_arguments(tmp_path: Path) -> None:
+    """Its exceptions are the row's error."""
 
     class Tokenizer:
         def apply_chat_template(self, messages: Any, **options: Any) -> str:

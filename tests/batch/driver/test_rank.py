@@ -23,7 +23,7 @@ MOST = 8
 
 
 class Tokenizer:
-    """A token a character; a special one before it where it is asked for."""
+    """Fake tokenizer: a token per character, with a special one in front on request."""
 
     max_chars_per_token = 2
 
@@ -125,7 +125,7 @@ def rows(*texts: str) -> list[tuple[int, bytes]]:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank takes from vLLM itself."""
+    """Fake of the used parts of vLLM."""
     module, inner = ModuleType("vllm"), ModuleType("vllm.sampling_params")
     module.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
     inner.StructuredOutputsParams = dict  # type: ignore[attr-defined]
@@ -174,8 +174,8 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("together", [False, True])
-def test_long_rows_are_asked_early_and_answered_in_their_places(together: bool) -> None:
-    """What begins alike would come together; rows that have no prompt are none of it."""
+def test_long_rows_run_early_and_answers_stay_in_order(together: bool) -> None:
+    """Shared prefixes would be grouped; rows without a prompt are left out."""
     rank_actor = create_rank(together=together, order="prefix")
 
     answers = rank_actor.answer([*rows("a", "cccc"), (20, b"no pickle"), *rows("bb")])
@@ -213,8 +213,8 @@ def test_a_chat_goes_through_the_template_and_has_no_special_tokens_added() -> N
     assert (answer.columns["answer"], answer.columns["prompt_tokens"]) == (">ih<", 4)
 
 
-def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
-    """It refuses a batch as a whole; the batch is then asked row by row."""
+def test_an_independent_engine_fails_only_the_rejected_row() -> None:
+    """vLLM rejects a batch as a whole; it is then queried row by row."""
     rank_actor = create_rank(wrong="bad")
 
     answers = rank_actor.answer(rows("one", "bad", "two"))
@@ -223,8 +223,8 @@ def test_what_vllm_refuses_costs_one_row_of_an_engine_of_its_own() -> None:
     assert (answers[1].error, answers[1].stage) == ("RuntimeError: no bad here", "inference")
 
 
-def test_answers_of_an_earlier_batch_are_nobodys() -> None:
-    """More answers than prompts: which are whose is not known, and none is given to a row."""
+def test_surplus_answers_are_an_error() -> None:
+    """With more answers than prompts, no answer can be matched."""
     rank_actor = create_rank()
     generate = rank_actor.llm.generate
     rank_actor.llm.generate = lambda prompts, params, use_tqdm: generate(
@@ -259,7 +259,7 @@ def test_a_rank_in_step_without_a_good_row_asks_for_a_placeholder() -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_an_answer_that_is_missing_ends_the_rank() -> None:
-    """Which row it would have been for is not known."""
+    """Its row is unknown."""
     rank_actor = create_rank(together=True)
     rank_actor.llm.lost = 1
 
@@ -277,7 +277,7 @@ def test_an_engine_of_its_own_is_not_called_for_nothing() -> None:
 
 @pytest.mark.parametrize("texts", [("fatal",), ("bad", "fatal")])
 def test_a_dead_engine_is_no_error_of_a_row(texts: tuple[str, ...]) -> None:
-    """Whether it dies of the batch or of one row of it."""
+    """Both for the batch and for a single row of it."""
     rank_actor = create_rank(wrong="bad" if "bad" in texts else "-", fatal="fatal")
 
     with pytest.raises(RuntimeError, match="gone"):
@@ -293,8 +293,8 @@ def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_loading_sets_this_runs_variables_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM refuses a dense model when it sees a data-parallel variable, whoever left it. An engine
-    that is loaded is watched: without its process the rank would wait for ever.
+    """vLLM rejects a dense model with data-parallel variables of another run. A loaded engine is
+    watched: without its process the rank would wait forever.
     """
     calls: list[dict[str, str]] = []
     watched: list[object] = []

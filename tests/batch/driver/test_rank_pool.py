@@ -27,7 +27,7 @@ class Died(Exception):
 
 
 class Ref:
-    """What a call will return; one that is pending never does."""
+    """Reference to a call's result; a pending one never resolves."""
 
     def __init__(self, value: Any = None, *, pending: bool = False) -> None:
         self.value, self.pending = value, pending
@@ -45,7 +45,7 @@ class Method:
 
 
 class Remote:
-    """What `ray.remote` makes of a class or a function."""
+    """Fake of `ray.remote` on a class or a function."""
 
     def __init__(self, ray: Ray, what: Any) -> None:
         self.ray, self.what = ray, what
@@ -116,7 +116,7 @@ class Ray(ModuleType):
 
 
 class Progress:
-    """What was said."""
+    """Fake progress that records its updates."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -144,7 +144,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 @pytest.fixture
 def progress() -> Progress:
-    """Where it is said."""
+    """The recorded progress."""
     return Progress()
 
 
@@ -176,10 +176,8 @@ def hired(
 SETTINGS = [RankSettings(arguments={"rank": 0}), RankSettings(arguments={"rank": 1})]
 
 
-def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
-    ray: Ray, progress: Progress
-) -> None:
-    """With as many accelerators as a whole rank needs; what happens is said."""
+def test_ranks_start_on_their_nodes_with_their_settings(ray: Ray, progress: Progress) -> None:
+    """With a whole rank's accelerators each, and progress reports."""
     with hired(progress) as pool:
         pool.start(SETTINGS, "two of them")
 
@@ -195,10 +193,8 @@ def test_each_rank_starts_on_its_node_and_loads_its_own_setting(
     ]
 
 
-def test_nothing_of_the_ranks_is_left(ray: Ray, progress: Progress) -> None:
-    """However it ends, they are killed, and their nodes asked for what they left behind; what does
-    not go is said.
-    """
+def test_no_process_of_the_ranks_remains(ray: Ray, progress: Progress) -> None:
+    """For any end they are killed, and their nodes cleaned up; survivors are reported."""
     ray.results["one", "kill_group"] = Ref(["processes of a rank are still there: 7"])
     ray.results["two", "kill_group"] = Ref(Died("The node died."))
 
@@ -224,7 +220,7 @@ def test_a_node_that_ray_does_not_have_is_named(ray: Ray, progress: Progress) ->
     assert ray.started == []
 
 
-def test_ranks_answer_in_the_order_in_which_they_were_asked(ray: Ray, progress: Progress) -> None:
+def test_ranks_answer_in_submission_order(ray: Ray, progress: Progress) -> None:
     """Each gives back the tag of what it finished; one that is still at work does not hold up
     another.
     """
@@ -296,7 +292,7 @@ def test_time_runs_from_when_a_rank_begins(ray: Ray, progress: Progress) -> None
         pool.finished()
 
 
-def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> None:
+def test_a_dead_rank_explains_the_rank_that_lost_it(ray: Ray, progress: Progress) -> None:
     """It is named with the end of its log and what Ray says, and so is the other one."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
@@ -321,7 +317,7 @@ def test_a_dead_rank_explains_one_that_lost_it(ray: Ray, progress: Progress) -> 
     assert "run the job again" in failed.value.hint
 
 
-def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> None:
+def test_a_recognized_cause_is_explained(ray: Ray, progress: Progress) -> None:
     """It may be in the log only; that the engine failed says nothing beside it."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
@@ -342,7 +338,7 @@ def test_a_cause_that_is_known_is_explained(ray: Ray, progress: Progress) -> Non
     )
 
 
-def test_two_ranks_with_one_error_say_it_once(ray: Ray, progress: Progress) -> None:
+def test_the_same_error_of_two_ranks_is_reported_once(ray: Ray, progress: Progress) -> None:
     """Each from its own log, as a wrong argument does."""
     pool = hired(progress)
     pool.start(SETTINGS, "")
@@ -374,8 +370,8 @@ def test_a_log_that_cannot_be_read_hides_no_failure(ray: Ray, progress: Progress
     assert failed.value.evidence == "(its log /logs/two cannot be read: Died: The node died.)"
 
 
-def test_the_ranks_meet_where_nobody_listens(ray: Ray, progress: Progress) -> None:
-    """The first rank's node is asked; another port than the job's is said."""
+def test_the_ranks_meet_at_a_free_port(ray: Ray, progress: Progress) -> None:
+    """On the first rank's node; a port other than the job's is reported."""
     ray.results["one", "free_port"] = Ref(29600)
     assert hired(progress).port(29600) == 29600
     assert progress.warned == []
@@ -385,8 +381,8 @@ def test_the_ranks_meet_where_nobody_listens(ray: Ray, progress: Progress) -> No
     assert progress.warned == ["port 29600 on 10.0.0.1 is taken: the ranks meet at 29608"]
 
 
-def test_a_port_is_free_when_nobody_listens_on_it_nor_behind_it() -> None:
-    """What a run before left waiting does not count."""
+def test_a_free_port_is_followed_by_free_ports() -> None:
+    """Sockets left waiting by an earlier run do not count."""
     with socket.socket() as first, socket.socket() as client:
         start = rank_pool.free_port(20_000)  # below the ports that clients get
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -402,7 +398,7 @@ def test_a_port_is_free_when_nobody_listens_on_it_nor_behind_it() -> None:
         assert rank_pool.free_port(start) == start
 
 
-def test_what_is_left_of_a_group_is_ended() -> None:
+def test_remaining_processes_of_a_group_are_killed() -> None:
     """All of its processes; one that has ended and was only not reaped is none of them."""
     script = "sleep 300 & sleep 300 & echo up; wait"
     leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
@@ -424,7 +420,7 @@ def test_what_is_left_of_a_group_is_ended() -> None:
         leader.wait(10)
 
 
-def test_what_does_not_go_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surviving_processes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in the kernel's hands cannot be killed."""
     monkeypatch.setattr(rank_pool, "group_members", lambda group: [7, 8])
     monkeypatch.setattr(os, "killpg", lambda group, signal: None)

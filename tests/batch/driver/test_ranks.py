@@ -168,7 +168,7 @@ def test_a_round_without_a_good_row_calls_nobody() -> None:
     assert pool.calls == [[], []]
 
 
-def test_the_next_round_is_given_before_the_last_one_is_passed_on() -> None:
+def test_the_next_round_starts_before_the_last_is_yielded() -> None:
     """Ranks work while answers are being written."""
     pool = RankPool(2)
 
@@ -208,7 +208,7 @@ def test_answers_to_other_rows_end_the_job(mode: Any, spoil: Any) -> None:
 
 
 def test_large_rows_make_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank is given is held in memory, and travels."""
+    """Slices are held in memory and sent."""
     monkeypatch.setattr(ranks, "SLICE_BYTES", 100)
     large = [row(number) | {"_data": b"x" * 60} for number in range(5)]
 
@@ -276,9 +276,7 @@ def test_ranks_that_do_not_fit_are_refused_with_what_does() -> None:
         ),
     ],
 )
-def test_experts_are_found_where_configurations_have_them(
-    config: dict[str, Any], count: int
-) -> None:
+def test_experts_are_counted_in_all_known_keys(config: dict[str, Any], count: int) -> None:
     """By the names that vLLM looks for, also in the language model of a larger one."""
     assert ranks.count_experts(config) == count
 
@@ -322,7 +320,7 @@ def test_a_configuration_that_cannot_be_read_is_refused(
         ranks.read_configuration(job(model="org/gone"))
 
 
-def test_ranks_of_a_mixture_of_experts_are_told_of_each_other() -> None:
+def test_expert_ranks_receive_their_peers_address() -> None:
     """By vLLM's variables; the local rank is 0 because each sees its own devices only.
 
     What a job asks for wins.
@@ -387,7 +385,7 @@ def test_how_a_rank_loads_follows_from_the_model(
         (job(size=1), True, "mixture of experts: 1 independent engine"),
     ],
 )
-def test_what_was_chosen_is_said(spec: Any, moe: bool, expected: str) -> None:
+def test_the_layout_is_described(spec: Any, moe: bool, expected: str) -> None:
     """In the words of the progress."""
     assert ranks.describe_ranks(spec, ("10.0.0.1", 29600), moe=moe) == expected
 

@@ -1,4 +1,4 @@
-"""What the driver uses of Ray that Ray calls its own: that it is all named, and how it is read."""
+"""Private parts of Ray used by the driver: all are listed, and read correctly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _reached(tree: ast.AST) -> Iterator[str]:
-    """Yield the longest dotted names that reach into something private of somebody else's."""
+    """Yield the longest dotted names that reach into private parts of another package."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in inner:
@@ -167,13 +167,13 @@ class Context:
         ),
     ],
 )
-def test_why_an_actor_died_is_one_line(cause: Any, expected: str) -> None:
+def test_an_actors_death_reason_is_a_single_line(cause: Any, expected: str) -> None:
     """Whichever of its contexts Ray has filled in."""
     assert ray_internals.death_reason(cause) == expected
 
 
-def test_a_step_claims_what_it_is_told() -> None:
-    """Where Ray has another kind of step by now, it claims what it likes."""
+def test_a_steps_claims_are_set() -> None:
+    """A newer Ray with another kind of step claims its defaults."""
     last = SimpleNamespace(ray_remote_args={"num_cpus": 1}, compute=None)
     other = SimpleNamespace()
     for step in (last, other):

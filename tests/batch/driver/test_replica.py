@@ -37,7 +37,7 @@ for root cause.
 
 
 class TooLong(ValueError):
-    """What a renderer raises."""
+    """Exception of a renderer."""
 
 
 class Engine:
@@ -139,7 +139,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     ("order", "prompts"),
     [("prefix", ["cccc", "bbb", "aa", "a"]), ("given", ["aa", "cccc", "a", "bbb"])],
 )
-def test_long_rows_are_asked_early_and_answered_in_their_places(
+def test_long_rows_run_early_and_answers_stay_in_order(
     tmp_path: Path, order: Any, prompts: list[str]
 ) -> None:
     """Unless the job wants the order of the input."""
@@ -162,7 +162,7 @@ def test_tokens_travel_as_they_are(tmp_path: Path) -> None:
     assert replica.vllm_prompt(row) == {"prompt_token_ids": [ord(letter) for letter in "<s>hi"]}
 
 
-def test_an_engine_that_makes_two_prompts_of_one_is_given_the_prompt() -> None:
+def test_encoder_decoder_engines_receive_the_prompt_itself() -> None:
     """For an encoder and a decoder: which of them a text is for, vLLM knows."""
     llm = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
 

@@ -1,6 +1,4 @@
-"""Result rows become whole files: sizes, times, types, limits, and what is said when they cannot be
-written.
-"""
+"""Result rows as complete files: sizes, times, types, limits and write errors."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def lines(out: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_answers_and_errors_are_written_beside_each_other(tmp_path: Path, source: Path) -> None:
+def test_answers_and_errors_are_written_side_by_side(tmp_path: Path, source: Path) -> None:
     """Rows are in the order of their numbers; kept columns stand before the results; errors say
     why.
     """
@@ -97,7 +95,7 @@ def test_rows_that_come_twice_are_dropped(tmp_path: Path, source: Path) -> None:
     assert (result.ledger.done, result.progress.done, result.progress.errors) == (2, 2, 0)
 
 
-def test_a_file_has_as_many_rows_as_asked(tmp_path: Path, source: Path) -> None:
+def test_a_file_has_rows_per_file_rows(tmp_path: Path, source: Path) -> None:
     """The rest waits for its seconds, or for the end."""
     rows = open_sink(job(tmp_path, source, write={"rows_per_file": 4}))
     rows.add([answered(n) for n in range(10)])
@@ -238,10 +236,8 @@ def test_a_column_of_the_input_never_takes_the_place_of_the_number(
     assert (row["row"], row["n"], next(iter(row))) == (4, 1, "row")
 
 
-def test_a_row_that_fails_without_a_word_is_told_apart_all_the_same(
-    tmp_path: Path, source: Path
-) -> None:
-    """What a class returned may raise anything, even nothing but the end of a line."""
+def test_a_row_that_fails_without_a_message_is_rejected(tmp_path: Path, source: Path) -> None:
+    """A class's values may raise anything, even an empty line."""
 
     class Mute:
         def tolist(self) -> None:

@@ -16,13 +16,13 @@ from launcher.batch.driver.ray_internals import HEAD_RESOURCES
 from tests.batch.driver.jobs import job, surveyed
 
 
-def test_rows_left_are_counted_over_all_intervals() -> None:
+def test_pending_rows_are_counted_over_all_intervals() -> None:
     """Both ends of an interval are rows."""
     assert source.count_rows({0: [(0, 9), (20, 20)], 3: [(100, 101)]}) == 13
 
 
-def test_a_small_job_has_two_batches_for_each_replica() -> None:
-    """What was asked for holds for large jobs; a small one is spread over its replicas."""
+def test_a_small_job_has_two_batches_per_replica() -> None:
+    """Large jobs use the requested size; a small one is spread over its replicas."""
     assert source.batch_rows(64, 1_000_000, 2) == 64
     assert source.batch_rows(64, 100, 2) == 25
     assert source.batch_rows(64, 1, 8) == 1
@@ -35,13 +35,13 @@ def test_the_first_replica_up_gets_no_more_than_its_share() -> None:
     assert source.batches_in_flight(4, 256, 10, 3) == 1
 
 
-def test_neighbouring_splits_with_few_rows_left_share_a_read_task() -> None:
+def test_neighbouring_splits_with_few_pending_rows_share_a_read_task() -> None:
     """A thousand splits with one row left each are one task; a full split is one of its own."""
     assert list(source.group_splits(range(1_000), [1] * 1_000, 2_000)) == [list(range(1_000))]
     assert list(source.group_splits("abc", [2_000, 2_000, 5], 2_000)) == [["a"], ["b"], ["c"]]
 
 
-def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
+def test_read_tasks_stay_few_for_any_number_of_rows() -> None:
     """Ten thousand splits become at most as many tasks as planning bears; rows that are one block
     are read by one.
     """
@@ -56,9 +56,7 @@ def test_read_tasks_stay_few_however_many_rows_there_are() -> None:
 
 
 def test_a_read_task_carries_only_its_own_splits_and_files(tmp_path: Path) -> None:
-    """What is sent with a task does not grow with the job, and its splits still find their
-    files.
-    """
+    """A task does not grow with the job, and its splits still find their files."""
     paths = [tmp_path / f"{index:03}.jsonl" for index in range(50)]
     for index, path in enumerate(paths):
         path.write_text("".join(json.dumps({"text": f"{index}-{row}"}) + "\n" for row in range(3)))
@@ -84,7 +82,7 @@ def test_blocks_of_one_split_stay_small(tmp_path: Path) -> None:
 
 
 def test_every_block_has_the_same_schema(tmp_path: Path) -> None:
-    """Whether rows are good, bad, or of other columns: Ray Data never has to reconcile blocks."""
+    """For good and bad rows and any columns: Ray Data never has to reconcile blocks."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\nnot json\n\xff\n{"other": [1, {"x": null}]}\n')
     spec = job(tmp_path, path)

@@ -1,4 +1,4 @@
-"""What a job leaves to read of all its runs."""
+"""Summary of all runs of a job."""
 
 from __future__ import annotations
 

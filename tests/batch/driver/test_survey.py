@@ -1,6 +1,4 @@
-"""What there is to do: files in their order, rows counted and cut, types found, and what a later
-run holds against it.
-"""
+"""Survey: files in order, rows counted and split, types inferred, and checks by a later run."""
 
 from __future__ import annotations
 
@@ -173,7 +171,7 @@ def test_types_are_those_of_the_first_rows(tmp_path: Path, values: list[str], ty
     }
 
 
-def test_a_later_run_takes_the_earlier_one_s_word(tmp_path: Path) -> None:
+def test_a_later_run_reuses_the_manifest(tmp_path: Path) -> None:
     """The files are listed, not counted again."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"n": 1}\n' * 9000)
@@ -264,7 +262,7 @@ def test_a_file_of_another_format_is_refused(
     assert not (tmp_path / "work" / "manifest.json").exists()
 
 
-def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_source_is_refused(tmp_path: Path) -> None:
     """A path, a glob that meets nothing, a folder without files."""
     (tmp_path / "empty").mkdir()
     for source in ("none.jsonl", "*.nothing", "empty"):
