@@ -138,12 +138,12 @@ class ProgramRuntime:
 
 
 def node_runtime(inventory: Inventory) -> ProgramRuntime:
-    """Run the program with the node's own Python."""
+    """Return the runtime of the node's own Python."""
     return ProgramRuntime(argv=("python3", "-c", _BOOTSTRAP), mounts=inventory.mounts)
 
 
 def image_runtime(inventory: Inventory, node: Node) -> ProgramRuntime:
-    """Run the program in a throw-away container: files in a Hugging Face cache must get the owner
+    """Return the runtime of a temporary container: files in a Hugging Face cache must get the owner
     that containers have.
     """
     mounts = (Mount(source=node.hf_home, target=node.hf_home), *inventory.mounts)

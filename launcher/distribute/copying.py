@@ -58,7 +58,7 @@ def display_name(plan: CopyPlan) -> str:
 
 
 def local_runtime(inventory: Inventory) -> ProgramRuntime:
-    """Run the program with this machine's own Python."""
+    """Return the runtime of this machine's own Python."""
     runtime = chain.node_runtime(inventory)
     return replace(runtime, argv=(sys.executable, *runtime.argv[1:]))
 
@@ -135,8 +135,8 @@ def _build_specs(
             location.runtime,
             request,
             timeout=_DAY,
-            before=before.get(name, ()),
-            talk=True,
+            preamble=before.get(name, ()),
+            interactive=True,
         )
         specs.append(MemberSpec(name=name, command=command, host=host, pushes=is_local))
     return specs

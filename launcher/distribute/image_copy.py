@@ -209,7 +209,7 @@ def _format_layers(count: int) -> str:
 
 
 def _print_plan(plan: ImagePlan) -> None:
-    """Print what would be done."""
+    """Print a plan, for a dry run."""
     size, layers = format_size(plan.image.size), len(plan.image.layers)
     click.echo(f"{plan.name}: {size} in {_format_layers(layers)}, from {plan.source}")
     missing = _format_layers(layers - plan.common_layers)

@@ -18,7 +18,7 @@ from launcher.distribute.model_plan import CopyPlan, chain_order, choose_chunk_s
 from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.tools.docker import Image
 
-_MARGIN: Final = 1.02  # required space per byte
+_MARGIN: Final = 1.02  # space required per byte
 _LIST_HINT: Final = "see what is where: `vlaunch image list`"
 
 

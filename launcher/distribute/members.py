@@ -101,11 +101,11 @@ def program_command(
     request: Mapping[str, Any],
     *,
     timeout: float,
-    before: Argv = (),
-    talk: bool = False,
+    preamble: Argv = (),
+    interactive: bool = False,
 ) -> Command:
-    """Return the command that starts a node's program; with `talk` it receives orders while it
-    runs, in parallel with the other nodes' programs.
+    """Return the command that starts a node's program; if `interactive`, it receives orders while
+    it runs, in parallel with the other nodes' programs.
     """
     return Command(
         node=node,
@@ -114,7 +114,7 @@ def program_command(
         stdin=lambda: chain.program_input(request),
         shown_stdin="printf PROGRAM",
         hold_stdin=True,
-        simultaneous=talk,
-        interactive=talk,
-        preamble=before,
+        simultaneous=interactive,
+        interactive=interactive,
+        preamble=preamble,
     )

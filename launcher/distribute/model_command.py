@@ -125,7 +125,7 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -
             chain.parse_removed,
             nodes=nodes_with_model,
             timeout=3600.0,
-            before=locked.transport.record("model remove", changes),
+            preambles=locked.transport.record("model remove", changes),
         )
         _report_removed(locked, name, freed)
 

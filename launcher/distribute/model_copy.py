@@ -141,7 +141,7 @@ def copy(
 
 
 def print_plan(plan: CopyPlan) -> None:
-    """Print what would be done."""
+    """Print a plan, for a dry run."""
     size = format_size(plan.manifest.total_bytes)
     files = len(plan.manifest.files)
     click.echo(f"{copies.display_name(plan)}: {size} in {files} files, from {plan.source}")

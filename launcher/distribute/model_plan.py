@@ -18,7 +18,7 @@ _Copy = tuple[StoredModel, Revision]
 MAIN: Final = "main"
 _CHUNK, _LARGE_CHUNK = 2**20, 4 * 2**20
 _LARGE = 2**34  # bytes; larger models get larger chunks
-_MARGIN: Final = 1.02  # required space per missing byte
+_MARGIN: Final = 1.02  # space required per missing byte
 
 
 @dataclass(frozen=True, kw_only=True)

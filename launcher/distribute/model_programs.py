@@ -38,7 +38,7 @@ def check_path(inventory: Inventory, model: str) -> None:
 
 
 class NodePrograms:
-    """The program of each reached node. It runs in a throw-away container of the cluster's image,
+    """The program of each reached node. It runs in a temporary container of the cluster's image,
     so that files get the containers' owner; without the image, in the node's own Python.
     """
 
@@ -69,12 +69,17 @@ class NodePrograms:
         request: Mapping[str, Any],
         *,
         timeout: float = math.inf,
-        before: Argv = (),
-        talk: bool = False,
+        preamble: Argv = (),
+        interactive: bool = False,
     ) -> Command:
         """Return the command that starts a node's program."""
         return members.program_command(
-            node.name, self.runtime(node), request, timeout=timeout, before=before, talk=talk
+            node.name,
+            self.runtime(node),
+            request,
+            timeout=timeout,
+            preamble=preamble,
+            interactive=interactive,
         )
 
     def run_all(
@@ -84,14 +89,14 @@ class NodePrograms:
         *,
         nodes: Sequence[Node] | None = None,
         timeout: float = _SCAN_TIMEOUT,
-        before: Mapping[str, Argv] | None = None,
+        preambles: Mapping[str, Argv] | None = None,
     ) -> dict[str, T]:
         """Run the program of each node, and parse the answers; raises one NodeError for all
         failures.
         """
         commands = [
             self.command(
-                node, request(node), timeout=timeout, before=(before or {}).get(node.name, ())
+                node, request(node), timeout=timeout, preamble=(preambles or {}).get(node.name, ())
             )
             for node in (self.nodes if nodes is None else nodes)
         ]

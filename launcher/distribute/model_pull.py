@@ -210,7 +210,7 @@ class _ModelPull:
         before = session.transport.record("model pull", {node.name: [f"downloading {name}"]})
         began = progress_at = reported_at = time.monotonic()
         received = 0
-        command = self._programs.command(node, request, before=before.get(node.name, ()))
+        command = self._programs.command(node, request, preamble=before.get(node.name, ()))
         program = session.fleet.hold(command)
         try:
             while (event := self._next_event(program)) is None or event.event != "downloaded":

@@ -29,7 +29,7 @@ from .store import ChunkStore
 from .take import Streams, Upstream
 
 _REPORT_INTERVAL = 0.5  # seconds between two progress events
-_SPACE_MARGIN = 1.02  # required space per missing byte
+_SPACE_MARGIN = 1.02  # space required per missing byte
 _lock = threading.Lock()
 _RENEW_INTERVAL = 2.0  # seconds
 _STALE_AFTER = 8.0  # seconds without a renewal, after which a writer counts as dead

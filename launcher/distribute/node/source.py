@@ -75,7 +75,7 @@ class SourceReader:
 
 
 class PageCache:
-    """Dropper of a copy's files from the page cache: while the copy runs all but the last
+    """Removal of a copy's files from the page cache: while the copy runs all but the last
     READ_AHEAD bytes, which the next node may be fetching; at its end all. Files smaller than a
     chunk stay.
     """

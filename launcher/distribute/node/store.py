@@ -36,7 +36,7 @@ class ChunkStore:
         self.read_position = 0  # position of the foremost reader in `arrived`
         self.lock = threading.Lock()
         self._conditions = [threading.Condition(self.lock) for _ in range(streams)]
-        self.reader_moved = threading.Condition(self.lock)  # `passed` has moved
+        self.reader_moved = threading.Condition(self.lock)  # `read_position` has changed
         self.present_bytes = 0  # of all present chunks
         self.received = self.sent = 0
         self._records = records
