@@ -30,7 +30,7 @@ SECRETS = {
     "by what stands before it": ["pa55word", "letmein-letmein"],
     "json": [json.dumps(PASSWORD)[1:-1], json.dumps(PASSWORD, ensure_ascii=False)[1:-1]],
     "address": [quote(PASSWORD), quote(PASSWORD, safe="")],
-    "base64": [base64.b64encode(each.encode()).decode() for each in (SECRET, TOKEN, PASSWORD)],
+    "base64": [base64.b64encode(value.encode()).decode() for value in (SECRET, TOKEN, PASSWORD)],
 }
 
 

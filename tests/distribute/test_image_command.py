@@ -24,7 +24,7 @@ from tests.command_line import Cluster, FakeHeld
 from tests.image_tars import LAYERS, NAME, classic, sha
 from tests.simulated import image_json
 
-DIFFS = [f"sha256:{sha(each)}" for each in LAYERS]
+DIFFS = [f"sha256:{sha(layer)}" for layer in LAYERS]
 
 
 def json_of(name: str, layers: list[str], labels: dict[str, str] | None = None) -> dict[str, Any]:

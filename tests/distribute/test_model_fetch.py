@@ -63,7 +63,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         parts: list[MemberSpec], connections: Any, *, total: int
     ) -> Generator[Event, None, CopyResult]:
         called.extend(parts)
-        assert nodes.world.verbs() == []  # no server is asked for before
+        assert nodes.world.verbs() == []  # no server starts before
         yield Event(kind="wait", stage="copy", text="moving")
         for machine in nodes.world.machines.values():
             machine.config = CONFIG
@@ -133,13 +133,13 @@ def test_a_half_finished_copy_is_refused(
     """With the command that finishes it; the flag does so itself."""
     real = type(nodes.world)._model
 
-    def begun(world: Any, machine: Any, arguments: Any) -> Answer:
+    def interrupted(world: Any, machine: Any, arguments: Any) -> Answer:
         unfinished = machine.node.name == "gpu02" and machine.config is None
         if unfinished:
             return Answer(node="gpu02", code=6)
         return real(world, machine, arguments)
 
-    monkeypatch.setattr(type(nodes.world), "_model", begun)
+    monkeypatch.setattr(type(nodes.world), "_model", interrupted)
     ran = serve(nodes)
 
     assert ran.code == 1

@@ -27,7 +27,12 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
     nodes.lock.append(Line(node="gpu01", text='{"event": "downloaded", "bytes": 5}'))
     nodes.write(nodes.path.read_text() + "secrets: {HF_TOKEN: {env: HF_TOKEN}}\n")
     rows = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in FILES.items()]
-    answers: dict[str, Any] = {"event": "resolved", "revision": COMMIT, "files": rows, "asked": {}}
+    answers: dict[str, Any] = {
+        "event": "resolved",
+        "revision": COMMIT,
+        "files": rows,
+        "request": {},
+    }
     simulated = nodes.world.answer
     downloads: list[Command] = []
 
@@ -42,8 +47,8 @@ def hub(nodes: Cluster, tmp_path: Path) -> dict[str, Any]:
                 downloads.append(last)
                 in_hub(home(tmp_path, last.node))
             if request["verb"] == "resolve":
-                answers["asked"] = {**request, "node": command.node}
-                event = {key: value for key, value in answers.items() if key != "asked"}
+                answers["request"] = {**request, "node": command.node}
+                event = {key: value for key, value in answers.items() if key != "request"}
                 return Answer(node=command.node, code=0, out=json.dumps(event) + "\n")
         return simulated(command)
 
@@ -59,8 +64,8 @@ def test_one_node_downloads_for_all(
     """
     ran = nodes.run("model", "pull", "org/m", "--rate", "1GB")
 
-    assert hub["asked"]["node"] == "gpu01"
-    assert hub["asked"]["token"] == TOKEN
+    assert hub["request"]["node"] == "gpu01"
+    assert hub["request"]["token"] == TOKEN
     fetches = nodes.held[-1]
     assert fetches.stdin is not None
     request = json.loads(fetches.stdin())["request"]
@@ -74,7 +79,7 @@ def test_one_node_downloads_for_all(
     assert TOKEN not in " ".join(argument for spec in nodes.held for argument in spec.full_argv)
     assert TOKEN not in ran.out + ran.err
     nodes.run("model", "pull", "org/m", "--node", "gpu02")
-    assert hub["asked"]["node"] == "gpu02"
+    assert hub["request"]["node"] == "gpu02"
 
 
 def test_a_download_for_a_single_node_is_compared(

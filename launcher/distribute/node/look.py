@@ -135,8 +135,8 @@ def _incomplete_reason(root: str, files: list[dict[str, Any]], commit: str) -> s
             return f"{(file['link'] or file['name'])[len(base) :]} has no content"
     missing = [name for name in _indexed_files(root, base, names) if name not in names]
     if missing:
-        more = f" and {len(missing) - 1} more files" if missing[1:] else ""
-        return f"{missing[0]}{more} missing"
+        suffix = f" and {len(missing) - 1} more files" if missing[1:] else ""
+        return f"{missing[0]}{suffix} missing"
     if "config.json" not in names and not any(name.endswith(".gguf") for name in names):
         return "config.json missing"
     if not any(name.endswith(_WEIGHTS) for name in names):
