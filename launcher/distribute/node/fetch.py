@@ -43,7 +43,7 @@ def resolve_revision(request: dict[str, Any]) -> dict[str, Any]:
     return {"revision": info.sha, "files": files}
 
 
-def download_files(request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+def download_files(request: dict[str, Any], emit: Callable[..., None]) -> dict[str, Any]:
     """Download the named files of a commit into the cache `hub`, and point `ref` to the commit;
     raises HubError.
 
@@ -55,7 +55,7 @@ def download_files(request: dict[str, Any], tell: Callable[..., None]) -> dict[s
 
     def watch() -> None:
         while not done.wait(_REPORT_INTERVAL):
-            tell("progress", have=_cached_bytes(os.path.join(repo, "blobs")))
+            emit("progress", have=_cached_bytes(os.path.join(repo, "blobs")))
 
     threading.Thread(target=watch, daemon=True).start()
     try:

@@ -37,8 +37,8 @@ class WrongBytes(OSError):
 class Upstream:
     """The nodes before this one, nearest first; failed ones are skipped for a while."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._emit = tell
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
         self._lock = threading.Lock()
         self._peers: list[tuple[str, str, int]] = []
         self._failed: dict[str, int] = {}
