@@ -152,9 +152,9 @@ def test_help_loads_nothing_that_is_slow() -> None:
     slow = {"paramiko", "docker", "rich", "pydantic", "yaml", "fabric", "cryptography", "jinja2"}
     code = f"""
 import sys
-from launcher.cli.main import COMMANDS, run
-for words in ([], *([name] for name in COMMANDS)):
-    run([*words, "--help"])
+from launcher.cli.main import COMMANDS, run_command
+for args in ([], *([name] for name in COMMANDS)):
+    run_command([*args, "--help"])
 print(sorted({slow} & set(sys.modules)), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -167,11 +167,11 @@ def test_serve_and_batch_do_without_optional_packages() -> None:
     code = f"""
 from launcher import export, recipes
 export.EXTENSIONS = recipes.EXTENSIONS = {{}}
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 site = ["-i", {str(Path(__file__).parents[2] / "inventory" / "example.yaml")!r}]
-run(["batch", "--help"])
-assert run(["serve", *site, "--model", "org/m", "--dry-run", "--offline"]) == 0
-assert run(["serve", *site, "--recipe", "org/m", "--dry-run", "--offline"]) == 2
+run_command(["batch", "--help"])
+assert run_command(["serve", *site, "--model", "org/m", "--dry-run", "--offline"]) == 0
+assert run_command(["serve", *site, "--recipe", "org/m", "--dry-run", "--offline"]) == 2
 """
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
