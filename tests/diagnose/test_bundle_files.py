@@ -14,7 +14,7 @@ from launcher.diagnose.collect_command import Bundle
     "name", ["../x", "/x", "a/../b", "nodes/01-x/a b", "a/b/c/d/e", "", ".hidden", "x\ny"]
 )
 def test_no_name_leads_out_of_the_bundle(name: str, tmp_path: Path) -> None:
-    """Names are ours, and are checked all the same."""
+    """Nodes do not choose names, but they are checked."""
     with (
         tarfile.open(tmp_path / "x.tar", "w") as archive,
         pytest.raises(ValueError, match="not a name of ours"),

@@ -36,7 +36,7 @@ SECRETS = {
 
 @pytest.fixture
 def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
-    """A cluster whose nodes put every secret everywhere."""
+    """Simulate a cluster whose nodes expose every secret everywhere."""
     redaction.clear_secrets()
     password = tmp_path / "password"
     password.write_text(PASSWORD)
@@ -131,7 +131,7 @@ def test_no_secret_is_in_the_bundle_whatever_form_it_has(leaky: Cluster, tmp_pat
 
 
 def test_no_command_of_the_inventory_is_run(leaky: Cluster, tmp_path: Path) -> None:
-    """A bundle is made where somebody else's inventory lies, too; what is not known is named."""
+    """The inventory may be from another user; unknown secrets are listed."""
     ran = leaky.run("collect", "-o", "b.tar.gz")
 
     assert not (tmp_path / "ran").exists()
@@ -155,7 +155,7 @@ def test_the_secrets_would_be_in_it_without_redaction(
 
 
 def test_the_bundle_has_all_parts_of_a_report(leaky: Cluster, tmp_path: Path) -> None:
-    """Names of files are ours, whatever a node says."""
+    """Nodes do not choose the names of files."""
     leaky.run("collect", "-o", "b.tar.gz")
     files = unpacked(tmp_path / "b.tar.gz")
     own = {
@@ -213,9 +213,7 @@ def test_only_public_variables_keep_their_values(leaky: Cluster, tmp_path: Path)
 
 
 def test_the_output_lists_the_content_and_advises_a_review(leaky: Cluster, tmp_path: Path) -> None:
-    """The name of the file is the output; nothing else is left in the folder, and nobody else may
-    read it.
-    """
+    """The output is the file's name; it has mode 0600, and no other file remains."""
     before = set(tmp_path.iterdir())
     ran = leaky.run("collect")
     (path,) = set(tmp_path.iterdir()) - before

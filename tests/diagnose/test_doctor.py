@@ -59,12 +59,12 @@ def kinds(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 def record(
     name: str = "chat", state: str = "pausing", *faults: Fault, **fields: Any
 ) -> dict[str, Any]:
-    """Return a server's files as the keeper writes them."""
+    """Return a server's files as the supervisor writes them."""
     return {name: {"observed": kept.seen(name, state, faults=list(faults), **fields).as_json()}}
 
 
 def fault(**fields: Any) -> Fault:
-    """Return what the keeper writes down of a fault, a minute ago."""
+    """Return a fault of a minute ago as the supervisor records it."""
     return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **fields})
 
 
@@ -195,9 +195,7 @@ def test_a_node_that_cannot_be_reached_comes_first_and_makes_nothing_old() -> No
 
 
 def test_readiness_of_one_server_resolves_no_failure_of_another() -> None:
-    """Each has its own log; what is nobody's own is over when all that are wanted have been ready
-    since.
-    """
+    """Lines of no server are resolved once all servers have been ready since."""
     chat = log((90, GLOO), (60, "Application startup complete."))
     embed = log((80, DEAD), part="engine-2", title="server embed")
     shared = log((85, "unhandled system error"), part="log-1", title="container")
@@ -282,7 +280,7 @@ def test_an_unknown_cause_is_shown_with_its_process() -> None:
 
 
 def test_a_failed_batch_job_says_why() -> None:
-    """Known or not; what to do is said of a job, not of a server."""
+    """With a known or unknown cause, and the fix for a job."""
     driver = log(
         (
             NOW - 9,
@@ -323,7 +321,7 @@ def test_a_keeper_that_gave_up_says_so() -> None:
 
 
 def test_a_fault_with_a_recovery_is_over() -> None:
-    """The keeper did its work; another server's fault is not over by that."""
+    """Faults of other servers are not."""
     good = record("chat", "ready", fault(ready_again_after=40.0), ready_at=NOW - 20)
     diagnosis = diagnose_reports(NodeReport(supervisor_files=good))
 
@@ -374,7 +372,7 @@ def test_a_strange_record_is_borne(strange: object) -> None:
 def test_docker_s_state_of_containers_is_evidence(
     state: ContainerState, ids: list[tuple[str, str]]
 ) -> None:
-    """Logs do not say who killed them."""
+    """Logs do not show why a container was killed."""
     assert kinds(diagnose_reports(NodeReport(states=(state,)))) == ids
 
 

@@ -77,7 +77,7 @@ def test_without_findings_the_scope_and_next_steps_are_shown(cluster: Cluster) -
 
 
 def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
-    """It is told, though."""
+    """It is shown, though."""
     set_answers(
         cluster, gpu01=NodeAnswers(parts={"driver-1": "OSError: [Errno 98] Address already in use"})
     )
@@ -121,7 +121,7 @@ def test_a_node_with_another_answer_is_a_finding(cluster: Cluster, instead: Answ
 
 
 def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
-    """With the server's name, rank and node, and what its engine said first."""
+    """With the server's name, rank and node, and the engine's first error."""
     record = json.dumps(
         kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json()
     )
@@ -138,7 +138,7 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
 
 
 def test_an_engine_s_log_has_its_server_s_name(cluster: Cluster) -> None:
-    """On whichever node it lies."""
+    """On every node."""
     set_answers(cluster, gpu02=NodeAnswers(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
@@ -243,7 +243,7 @@ def test_a_wrong_request_touches_no_node(cluster: Cluster, arguments: list[str])
 def test_a_text_is_judged_without_a_node(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a file or a pipe, with the pod that said it; the inventory is not needed."""
+    """From a file or a pipe, with the pod of each line; no inventory is needed."""
     text = f"[pod/chat-0/vllm] {DEAD}\n[pod/chat-0-1/vllm] {GLOO}\n"
     (tmp_path / "pods.log").write_text(text)
     cluster.path.unlink()
@@ -304,7 +304,7 @@ def packed(path: Path, *members: tuple[str, int, bytes], mode: str = "w:xz") -> 
 def test_of_a_large_log_the_end_is_read(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first whole line on, and said so: of a file, a pipe, an archive's member."""
+    """From the first complete line, with a note: a file, a pipe, an archive's member."""
     monkeypatch.setattr(log_files, "_MOST", 1000)
     data = b"x" * 5000 + b"\npassword: " + b"y" * 950 + b"\n" + GLOO.encode() + b"\n"
     (tmp_path / "a.log").write_bytes(data)

@@ -16,7 +16,7 @@ from tests.command_line import Cluster, FakeDocker
 
 @pytest.fixture
 def talking(cluster: Cluster) -> Cluster:
-    """Containers that have said something."""
+    """Simulate containers with logs."""
     cluster.logs = {
         "gpu01": {"head": "ready\nsecond é\n".encode()},
         "gpu02": {"worker": b"joined\n", "probe": b"probing\n"},
@@ -114,7 +114,7 @@ def test_the_logs_of_engines_are_read_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_each_engine_of_a_batch_job_has_its_own_lines(talking: Cluster) -> None:
-    """So that none takes those of another one, of which as many were asked for."""
+    """The limit of lines counts per engine."""
     talking.logs, talking.server_log = {}, ["batch:job driver", "batch:job:7 a", "batch:job:8 b"]
 
     assert talking.run("logs", "gpu01", "--tail", "1").out.splitlines() == [

@@ -100,7 +100,7 @@ def test_orders_are_single_lines() -> None:
 
 
 def test_an_event_of_a_node() -> None:
-    """Fields that an event does not have are as if nothing had been said."""
+    """Missing and unknown fields are ignored."""
     event = chain.parse_event("n1", '{"event": "progress", "have": 5, "source": "n0", "new": 1}')
 
     assert (event.event, event.have, event.source, event.why) == ("progress", 5, "n0", "")
@@ -110,7 +110,7 @@ def test_an_event_of_a_node() -> None:
 
 
 def test_an_answer_is_the_last_line() -> None:
-    """Progress may come before it; a failure is told with its reason."""
+    """Progress may come before it; a failure has its reason."""
     removed = answer({"event": "progress", "have": 1}, {"event": "removed", "bytes": 7})
     assert chain.parse_removed(removed) == 7
     with pytest.raises(UnreadableAnswer, match="n1 cannot do it: No such file"):

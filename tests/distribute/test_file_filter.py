@@ -47,7 +47,7 @@ def test_other_files_come_on_request() -> None:
 
 
 def test_a_model_without_safetensors_is_not_guessed_about() -> None:
-    """Its files may run code; who trusts them says so."""
+    """Its files may run code, so the user must request them."""
     only = (FILES[0], FILES[2])
     with pytest.raises(RequestError, match="no weights in safetensors") as caught:
         names(FileFilter(), *only)
@@ -78,7 +78,7 @@ def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], message: str
 
 
 def test_nodes_that_have_all_of_it() -> None:
-    """With the sizes that the hub tells, in this revision, and with no unfinished copy."""
+    """With the hub's sizes, in this revision, and without an unfinished copy."""
     config = ("config.json", 100, GIT)
     rows = select_files(NAME, resolved(config, FILES[1]), FileFilter())
     blobs = tuple((f"blobs/{digest}", size, 0, digest) for _, size, digest in rows)

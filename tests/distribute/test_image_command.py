@@ -163,7 +163,7 @@ def test_what_is_where(nodes: Nodes) -> None:
 
 
 def test_an_unreachable_node_s_images_are_unknown(nodes: Nodes) -> None:
-    """A node that is away, and a Docker that does not answer; the exit code says so."""
+    """A missing node, and a Docker without an answer; the exit code is 1."""
     nodes.images["gpu01"] = [json_of(NAME, DIFFS)]
     nodes.cluster.missing["gpu02"] = ConnectError("gpu02", "no route to host")
     nodes.trouble["gpu01"] = "Cannot connect to the Docker daemon"
@@ -260,7 +260,7 @@ def test_one_node_pulls(nodes: Nodes, chains: list[list[MemberSpec]]) -> None:
 
 
 def test_invalid_arguments(nodes: Nodes) -> None:
-    """Are refused before anybody is asked."""
+    """They are rejected before any query."""
     both = nodes.cluster.run("image", "copy", "--from", "gpu01", "--here")
     assert (both.code, "--here is this machine" in both.err) == (2, True)
     assert nodes.cluster.run("image", "copy", "--scratch", "here").code == 2

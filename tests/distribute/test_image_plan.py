@@ -108,7 +108,7 @@ def test_nobody_has_it() -> None:
 
 
 def test_nodes_differ_in_what_it_is() -> None:
-    """Nothing is overwritten until somebody says whose it shall be."""
+    """Nothing is overwritten until the user names the source."""
     stores = {"n1": store(image("x:1")), "n2": store(image("x:1", identity="j"))}
     with pytest.raises(RequestError, match="not the same image") as caught:
         plan_image("x:1", stores)

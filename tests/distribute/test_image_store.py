@@ -45,9 +45,7 @@ def query(docker: Path, scratch: Path) -> ImageStore:
 
 
 def test_a_node_tells(docker: Path, tmp_path: Path) -> None:
-    """Its images, room, Python, and what unfinished copies hold; a folder that is not there yet is
-    no trouble.
-    """
+    """Images, space, Python and unfinished copies; a missing folder is no error."""
     store = query(docker, tmp_path / "not" / "there")
 
     assert [image.id for image in store.images] == [
@@ -123,7 +121,7 @@ def test_a_name_with_a_digest() -> None:
 
 
 def test_layers_count_from_the_lowest_on() -> None:
-    """One that lies on another one than here is kept as another one."""
+    """A layer above another one is a different layer."""
     store = ImageStore(
         folder="", top="", images=(_image(layers=("a", "b", "x")), _image(layers=("c", "d")))
     )

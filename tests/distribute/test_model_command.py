@@ -1,5 +1,5 @@
-"""`vlaunch model` on simulated nodes whose folders are real ones: each node's program runs in this
-process; what a copy does over real programs is in tests/distribute/test_run_copy.py.
+"""`vlaunch model` on simulated nodes with real folders: each node's program runs in this process.
+Copies between real programs: tests/distribute/test_run_copy.py.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def test_what_is_where(nodes: Cluster, tmp_path: Path) -> None:
 
 
 def test_nothing_is_anywhere(nodes: Cluster) -> None:
-    """The output says so."""
+    """The output is a message."""
     ran = nodes.run("model", "list")
 
     assert (ran.code, ran.err) == (0, "there is no model on these nodes\n")
 
 
 def test_an_unreachable_node_s_models_are_unknown(nodes: Cluster, tmp_path: Path) -> None:
-    """The others are told of; the exit code says that something is missing."""
+    """The others are listed; the exit code is 1."""
     in_hub(home(tmp_path, "gpu01"))
     nodes.missing["gpu02"] = ConnectError("gpu02", "no route to host")
     ran = nodes.run("model", "list")
@@ -166,8 +166,8 @@ def requests(parts: list[MemberSpec]) -> list[dict[str, Any]]:
 def test_a_model_goes_along_the_chain(
     nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
 ) -> None:
-    """Each node writes into its own home and serves at its own address; all have one key, which is
-    in no command line. Who did not get it fails the command.
+    """Each node writes into its own home and serves at its own address; all share one certificate.
+    A node without the model fails the command.
     """
     in_hub(home(tmp_path, "gpu02"))
     ran = nodes.run("model", "copy", "org/m", "--rate", "10MB")
@@ -193,7 +193,7 @@ def test_a_model_goes_along_the_chain(
 
 
 def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_path: Path) -> None:
-    """It has no address: it brings its files. Where it goes has to be said when homes differ."""
+    """It has no address, so it pushes its files. `--as` is required when homes differ."""
     plain(tmp_path / "mine")
     ran = nodes.run("model", "copy", "./mine")
     assert (ran.code, "--as PATH" in ran.err) == (2, True)
@@ -222,7 +222,7 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
     ],
 )
 def test_wrong_requests(nodes: Cluster, arguments: tuple[str, ...], message: str) -> None:
-    """Are told before anything is touched."""
+    """They are rejected before any change."""
     ran = nodes.run("model", "copy", *arguments)
 
     assert ran.code == 2
@@ -240,7 +240,7 @@ def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
 
 
 def test_removing(nodes: Cluster, tmp_path: Path) -> None:
-    """Shown first, asked about, and gone; what is no model stays."""
+    """With a dry run and a prompt; other folders stay."""
     root = in_hub(home(tmp_path, "gpu01"))
     data = home(tmp_path, "gpu02") / "data"
     data.mkdir(parents=True)

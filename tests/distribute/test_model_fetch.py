@@ -90,7 +90,7 @@ def test_without_the_flag_nothing_is_copied(nodes: Cluster, parts: list[MemberSp
 
 @pytest.mark.parametrize("how", ["--fetch", "models: {spread: auto}"])
 def test_missing_models_are_copied_first(nodes: Cluster, parts: list[MemberSpec], how: str) -> None:
-    """From the node that has it; then the server is asked for."""
+    """From a node with the model; then the server starts."""
     if how != "--fetch":
         nodes.write(nodes.path.read_text() + how + "\n")
     ran = serve(nodes, "--json", *([how] if how == "--fetch" else []))
@@ -152,7 +152,7 @@ def test_a_half_finished_copy_is_refused(
 def test_what_no_node_has_is_downloaded_once(
     nodes: Cluster, parts: list[MemberSpec], tmp_path: Path
 ) -> None:
-    """By one of its nodes; a hub that refuses ends it before a server is asked for."""
+    """By one of its nodes; a failed download starts no server."""
     nodes.world.machines["gpu01"].config = None
     (home(tmp_path, "gpu01") / "hub" / "models--org--m").rename(tmp_path / "away")
     ran = serve(nodes, "--fetch")

@@ -175,7 +175,7 @@ def test_large_models_get_larger_chunks() -> None:
 
 
 def test_a_file_that_leads_out_of_its_folder() -> None:
-    """As a hostile node names it: said as a mistake of that node's."""
+    """The error names the hostile node."""
     files = (("../../etc/cron.d/evil", 100, 7, SMALL),)
     stored = hub(revision(files=files, links=()))
     with pytest.raises(RequestError, match="a names a file of org/model that cannot be") as caught:

@@ -94,7 +94,7 @@ def test_a_download_for_a_single_node_is_compared(
 def test_a_download_that_fails(
     nodes: Cluster, hub: dict[str, Any], parts: list[MemberSpec]
 ) -> None:
-    """Is told with its reason, and nothing is copied."""
+    """The error has the reason, and nothing is copied."""
     failed = json.dumps({"event": "failed", "why": "LocalEntryNotFoundError: no route"})
     nodes.lock[1] = Line(node="gpu01", text=failed)
     ran = nodes.run("model", "pull", "org/m")
@@ -138,7 +138,7 @@ def test_what_a_node_has_is_not_downloaded(
     ],
 )
 def test_what_a_hub_refuses(nodes: Cluster, hub: dict[str, Any], why: str, hint: str) -> None:
-    """Is told with what to do."""
+    """The hint fits the reason."""
     hub.clear()
     hub.update({"event": "failed", "why": why})
     ran = nodes.run("model", "pull", "org/m")

@@ -1,6 +1,4 @@
-"""Copies over real programs on loopback: what becomes of them when nodes die, hang, lie or are
-full.
-"""
+"""Copies between real programs on loopback: nodes that die, hang, send wrong bytes or fill up."""
 
 from __future__ import annotations
 
@@ -73,8 +71,8 @@ def test_an_encrypted_copy(chain: Chain, pushes: bool) -> None:
 
 
 def test_a_byte_that_changes_on_a_disk_ends_its_node(chain: Chain) -> None:
-    """The one behind finds it and asks another one; whose disk it is is named, and nothing of it
-    passes for whole. The same copy goes on, and then all have the right bytes.
+    """The next node detects it and fetches from another one; the error names the disk's node. The
+    damaged copy does not count as complete; the same copy resumes and corrects all bytes.
     """
     chain.rate = SLOWLY
     parts = chain.roots["n1"] / ".vlaunch" / "parts"
@@ -349,7 +347,7 @@ def test_progress_is_reported_per_node(chain: Chain) -> None:
 
 
 def test_a_program_that_cannot_begin_is_named(chain: Chain) -> None:
-    """With what the system says; nothing is begun elsewhere."""
+    """With the system's message; no other program starts."""
     chain.roots["n2"].write_text("a file is where a folder shall be")
     with pytest.raises(VlaunchError) as caught:
         chain.run()

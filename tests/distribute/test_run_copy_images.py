@@ -22,7 +22,7 @@ LAYERS = tuple(random.Random(1).randbytes(size) for size in (9_000_017, 1_000_00
 
 
 class Images(Chain):
-    """Nodes whose Docker writes what it is given into a file; `n0` has the image's files."""
+    """Nodes whose Docker writes its input into a file; `n0` has the image's files."""
 
     exported: dict[str, Any]
     refuses: str = ""

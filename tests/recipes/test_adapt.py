@@ -192,7 +192,7 @@ def test_variables_that_ray_reads_early() -> None:
     ],
 )
 def test_the_version_of_an_image(version: str, image: str, notes: list[str]) -> None:
-    """Is compared by its tag; where that is impossible, a note says so."""
+    """It is compared by its tag; where that is impossible, there is a note."""
     command = VllmCommand(origin="the recipe r", model="m", version=version)
     inventory = case.nodes(image=image)
     result = adapt_command(command, inventory, args=(), replicas=1, backend="mp")

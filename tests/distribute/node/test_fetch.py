@@ -1,5 +1,5 @@
-"""Downloading with Hugging Face's own client, from a stand-in of the hub; each as a program of its
-own, for the client keeps what it has read of its environment.
+"""Downloads by Hugging Face's own client from a simulated hub. Each runs in a program of its own,
+because the client caches its environment.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def download(hub: Hub, folder: Path, token: str = "") -> dict[str, Any]:
 
 
 def test_what_a_hub_has() -> None:
-    """Its commit, and each file with its digest; also when it is busy at first, and when the nodes
-    are told to ask nobody.
-    """
+    """The commit, and each file's digest; also from a busy hub, and on nodes set to offline."""
     hub = Hub(FILES, busy=1)
     resolved = resolve(hub)
 
@@ -106,7 +104,7 @@ def test_a_missing_model() -> None:
 
 @pytest.mark.parametrize("redirects", [False, True])
 def test_a_broken_download_goes_on(tmp_path: Path, redirects: bool) -> None:
-    """Only what was asked for comes, also where large files lie elsewhere."""
+    """Only requested files are downloaded, also where large files are stored elsewhere."""
     hub = keeps = Hub(FILES, broken=1)
     if redirects:
         hub = Hub(FILES, elsewhere=keeps.start())

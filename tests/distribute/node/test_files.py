@@ -79,7 +79,7 @@ def test_links_on_the_way_must_not_lead_out(tmp_path: Path) -> None:
 
 
 def test_the_publishers_digest() -> None:
-    """SHA-256 of large files, git's SHA-1 of small ones; nothing where nobody says."""
+    """SHA-256 of large files, git's SHA-1 of small ones, none without a digest."""
     data = b"weights"
     for sum_ in (
         hashlib.sha256(data).hexdigest(),

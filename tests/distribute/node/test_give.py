@@ -1,4 +1,4 @@
-"""The side of a copy that serves: who connects and says nothing keeps nobody out."""
+"""Server of a copy: idle connections block no others."""
 
 from __future__ import annotations
 

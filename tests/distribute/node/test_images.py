@@ -105,14 +105,14 @@ def test_what_is_no_image(request_: dict[str, Any], tmp_path: Path, data: bytes,
 
 
 def test_docker_does_not_have_it(request_: dict[str, Any]) -> None:
-    """Its own words tell."""
+    """The error has Docker's message."""
     request_["save"] = ["sh", "-c", "echo no such image >&2; exit 1"]
     with pytest.raises(images.DockerCommandError, match="`docker save` failed: no such image"):
         images.export_image(request_)
 
 
 def test_a_folder_of_another_user_is_rejected(tmp_path: Path) -> None:
-    """They could read and change what lies there; a link leads elsewhere."""
+    """That user could read and change the files; a link leads elsewhere."""
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("open", "link"):

@@ -104,7 +104,7 @@ def test_downloads_that_run_or_were_interrupted(hub: Path) -> None:
 
 
 def test_folders_beside_the_cache(tmp_path: Path, hub: Path) -> None:
-    """Those that look like models, or were begun by a copy; others are nobody's business."""
+    """Only those that look like models, or that a copy has started."""
     for name, file in (
         ("mine", "config.json"),
         ("begun", ".vlaunch/journal"),
@@ -133,6 +133,6 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 
 
 def test_removing(hub: Path) -> None:
-    """All of it; how much that was is told."""
+    """All of it; the freed bytes are returned."""
     assert place.remove_model(str(hub / "models--org--m")) > 0
     assert list(hub.iterdir()) == []

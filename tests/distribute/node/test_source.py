@@ -22,7 +22,7 @@ CHUNKS = 64
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder on a disk, where there is one: what tests are given may lie in memory."""
+    """Return a folder on a disk if there is one: `tmp_path` may be in memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
         yield Path(path)
 
@@ -44,7 +44,7 @@ def store(folder: Path) -> ChunkStore:
 def test_what_arrived_last_stays_while_the_copy_runs(
     store: ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next node is fetching it; what came before is forgotten, though nobody says so twice."""
+    """The next node may be fetching it; earlier chunks are dropped once."""
     monkeypatch.setattr(source, "READ_AHEAD", 20 * CHUNK)
     behind, path = PageCache(store), Path(store.root) / "large"
     for number in range(CHUNKS // 2):

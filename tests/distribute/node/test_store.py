@@ -109,7 +109,7 @@ def test_a_changed_file_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_a_different_file_is_fetched_completely(tmp_path: Path) -> None:
-    """Into a part: what lies there is read by whoever reads it, until the end."""
+    """Into a part: the old file stays readable until the end."""
     tmp_path.joinpath("a").write_bytes(b"x" + DATA[1:])
     chunk_store = store(tmp_path)
     hand, buffer = FileHandle(chunk_store), memoryview(bytearray(CHUNK))
@@ -191,9 +191,7 @@ def test_no_link_in_the_place_of_a_record_is_followed(tmp_path: Path, name: str)
 def test_a_state_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not one of the model's owner, or of the user that a file system takes this process for,
-    such as NFS that takes root for nobody.
-    """
+    """Except of the model's owner, or of the user to which NFS maps root."""
     folder, owner = state_folder(str(tmp_path), "parts"), os.getuid() or 12345
     for path in (tmp_path, tmp_path / ".vlaunch", tmp_path / ".vlaunch" / "parts"):
         os.chown(path, owner, -1)
@@ -215,9 +213,7 @@ def test_a_label_that_leads_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_one_copy_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another node of the same copy sees the same folder; another copy has to wait, and one whose
-    writer is dead is taken over.
-    """
+    """A node of the same copy shares the folder; another copy waits, or replaces a dead writer."""
     (tmp_path / ".vlaunch").mkdir()
     first = Claim(str(tmp_path), "copy", "n1")
     with pytest.raises(FolderBusyError) as caught:

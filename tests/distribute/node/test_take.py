@@ -1,4 +1,4 @@
-"""Fetching from nodes that lie, hang or are gone: both sides in this process, over loopback."""
+"""Fetching from wrong, hanging or dead nodes: both sides in this process, over loopback."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def content(side: Side) -> bytes:
 
 
 def test_wrong_bytes_do_not_count(side: Callable[..., Side], data: bytes) -> None:
-    """The same node is asked once more, then the next one; both times it is told who sent them."""
+    """The same peer is retried once, then the next one; both failures name the sender."""
     liar, honest, node = side("liar", data), side("honest", data), side("node")
     path = Path(liar.store.path(0))
     changed = bytearray(data)
@@ -107,7 +107,7 @@ def test_wrong_bytes_do_not_count(side: Callable[..., Side], data: bytes) -> Non
 
 
 def test_a_dead_peer_is_skipped(side: Callable[..., Side], data: bytes) -> None:
-    """And is not asked again at once."""
+    """It is not retried at once."""
     honest, node = side("honest", data), side("node")
     node.fetch(("gone", 1), ("honest", honest.port))
 
