@@ -315,9 +315,8 @@ def _query_cluster(
     from launcher.app import servers
     from launcher.tools.node_files import plan_files
 
-    cluster = servers.query_cluster(
-        session, model=request.job.model if request.job.mode != "predict" else ""
-    )
+    model = request.job.model if request.job.mode != "predict" else ""
+    cluster = servers.query_cluster(session, model=model)
     files = plan_files(cluster.site, verb="batch")
     if not dry_run:
         session.apply(files)

@@ -98,14 +98,8 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
     """
     entry, name = snapshot.entry, request.job.name
     fits.check_fit(request.job, snapshot.cluster.site.inventory)
-    active = next(
-        (
-            job
-            for job in serving_judges.active_batches(snapshot.cluster.payload)
-            if job.name == name
-        ),
-        None,
-    )
+    batches = serving_judges.active_batches(snapshot.cluster.payload)
+    active = next((batch for batch in batches if batch.name == name), None)
     live = active is not None or entry.alive
     changed = entry.digest not in ("", request.digest)
     if live and options.restart:

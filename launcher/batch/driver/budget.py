@@ -136,8 +136,8 @@ class Budget:
 class PendingQuery:
     """A query to Ray, which may never answer: waits up to `QUERY_TIMEOUT`, one at a time."""
 
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self.query = ask
+    def __init__(self, query: Callable[[], Any]) -> None:
+        self.query = query
         self.future: Future[Any] | None = None
 
     def __call__(self) -> Any:
@@ -191,10 +191,8 @@ class ReplicaMonitor:
         self.verdict: Failed | None = None
         self.state: tuple[str, str] | None = None
         self.last = ReplicaCounts()
-        self.table, self.shortage_query = (
-            PendingQuery(query_actors),
-            PendingQuery(lambda: query_shortage(needs, replicas[0])),
-        )
+        self.table = PendingQuery(query_actors)
+        self.shortage_query = PendingQuery(lambda: query_shortage(needs, replicas[0]))
         self.shortage, self.shortage_time = "", float("-inf")
         self.processes: dict[str, tuple[str, int]] = {}
         self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
@@ -261,10 +259,8 @@ class ReplicaMonitor:
     def describe_wait(self) -> str:
         """Return the resources that replicas wait for, queried every ten seconds."""
         if time.monotonic() - self.shortage_time > QUERY_TIMEOUT:
-            self.shortage, self.shortage_time = (
-                query_or(self.shortage_query, self.shortage),
-                time.monotonic(),
-            )
+            self.shortage = query_or(self.shortage_query, self.shortage)
+            self.shortage_time = time.monotonic()
         return self.shortage
 
     def last_lines(self) -> list[str]:
@@ -293,12 +289,12 @@ def read_log_end(node: str, pid: int) -> list[str]:
     return lines
 
 
-def query_or(ask: Callable[[], Any], otherwise: Any) -> Any:
+def query_or(query: Callable[[], Any], default: Any) -> Any:
     """Return an answer, or a default on any error: the query only adds an explanation."""
     try:
-        return ask()
+        return query()
     except Exception:
-        return otherwise
+        return default
 
 
 def query_shortage(needs: Mapping[str, float], replicas: int) -> str:

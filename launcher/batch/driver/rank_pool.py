@@ -144,12 +144,9 @@ class RankPool:
             node["NodeManagerAddress"]: str(node["NodeID"]) for node in ray.nodes() if node["Alive"]
         }
         if slot.ip not in alive:
-            node_list = f"Ray's nodes: {', '.join(sorted(alive))}"
-            raise Failed(
-                f"{slot}: Ray has no such node",
-                node_list,
-                "run `vlaunch up`: it starts what is missing",
-            )
+            evidence = f"Ray's nodes: {', '.join(sorted(alive))}"
+            hint = "run `vlaunch up`: it starts what is missing"
+            raise Failed(f"{slot}: Ray has no such node", evidence, hint)
         return alive[slot.ip]
 
     def submit(self, rank: int, tag: Any, rows: Sequence[tuple[int, bytes]]) -> None:
@@ -236,28 +233,19 @@ class RankPool:
         logs = {rank: self.log(rank) for rank in lost}
         rank = first_failed(lost, logs)
         problem, lines = lost[rank], logs[rank]
-        gone = is_process_gone(problem)
-        failure = failures.match_failure(
-            "\n".join([describe_exception(problem), *lines]), self.job.mode
-        )
+        gone, text = is_process_gone(problem), describe_exception(problem)
+        failure = failures.match_failure("\n".join([text, *lines]), self.job.mode)
         reasons = {number: describe_failure(lost[number], logs[number]) for number in lost}
         if failure:
             cause_text, hint = failure.message, failure.hint
         else:
             cause_text = reasons[rank]
             hint = "run the job again once the cause is gone: it goes on where it stopped"
-        notes = [f"Ray: {describe_exception(problem)}"[:400]] if gone else []
-        raised = (
-            cause.find_exception(lines)
-            if not gone and points_to_log(describe_exception(problem))
-            else None
-        )
+        notes = [f"Ray: {text}"[:400]] if gone else []
+        raised = cause.find_exception(lines) if not gone and points_to_log(text) else None
         if failure and not gone:
             process = raised.process if raised else ""
-            notes.append(
-                f"{process or self.slots[rank]}:"
-                f" {raised.text if raised else describe_exception(problem)}"
-            )
+            notes.append(f"{process or self.slots[rank]}: {raised.text if raised else text}")
         notes += [
             f"{self.slots[other]} failed with the same error"
             if reason == reasons[rank]
@@ -265,9 +253,7 @@ class RankPool:
             for other, reason in reasons.items()
             if other != rank
         ]
-        end = (
-            lines if gone or (points_to_log(describe_exception(problem)) and raised is None) else []
-        )
+        end = lines if gone or (points_to_log(text) and raised is None) else []
         message = f"{self.slots[rank]} {'ended' if gone else 'failed'}: {cause_text}"
         raise Failed(message, log_evidence(end, notes), hint) from problem
 
@@ -293,18 +279,12 @@ class RankPool:
 
         if rank not in self.processes or not self.processes[rank].log:
             return []
+        path = self.processes[rank].log
         try:
-            return list(
-                ray.get(
-                    self.call_on_node(rank, read_tail, self.processes[rank].log, SEARCHED_LINES),
-                    timeout=15,
-                )
-            )
+            ref = self.call_on_node(rank, read_tail, path, SEARCHED_LINES)
+            return list(ray.get(ref, timeout=15))
         except Exception as problem:  # the failure itself matters more
-            return [
-                f"(its log {self.processes[rank].log} cannot be read:"
-                f" {describe_exception(problem)})"
-            ]
+            return [f"(its log {path} cannot be read: {describe_exception(problem)})"]
 
     def call_on_node(self, rank: int, function: Any, *args: Any) -> Any:
         """Call a function on a rank's node, beside the rank."""
