@@ -59,9 +59,7 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
 def _removal_steps(
     site: Site, nodes: Sequence[Node], matches_role: Callable[[str], bool]
 ) -> tuple[Step, ...]:
-    """Remove the containers with a matching role; the title names one whose name differs from its
-    node's own.
-    """
+    """Remove the containers with a matching role; the title has an unusual name."""
     return tuple(
         Step(
             title=f"removing the {old.role} container"
@@ -76,7 +74,6 @@ def _removal_steps(
 
 
 def _cleanup_steps(site: Site) -> tuple[Step, ...]:
-    """Remove files on the disk of each node, then those in memory."""
     nodes, facts = site.observed_nodes, site.facts
     disk = [_clear_step(site, node) for node in nodes if facts[node.name].has_directory]
     memory = [_forget_step(node, folder) for node in nodes for folder in facts[node.name].folders]
@@ -104,9 +101,7 @@ def _purge_step(site: Site, node: Node) -> Step:
 
 
 def _compile_cache_folders(site: Site, node: Node) -> tuple[str, str]:
-    """Return the folder of a cluster's compile cache, and its parent unless the inventory names the
-    folder.
-    """
+    """Return the compile cache's folder, and its parent unless the inventory sets it."""
     folder = site.cache_dir(node)
     return folder, "" if node.cache_dir else folder.rpartition("/")[0]
 

@@ -25,9 +25,7 @@ _VERSIONS = (
 
 
 def memory_gate(site: Site) -> Gate:
-    """With `secrets_in: memory`, check that every node has a place for secrets that is on no disk
-    and survives a logout.
-    """
+    """Check for a place for secrets that is on no disk and survives a logout."""
     return precomputed_gate(
         "secrets-in-memory",
         "every node has a place in memory for the secrets",
@@ -64,9 +62,7 @@ def versions_gate(
 
 
 def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
-    """Check that Docker exposes the declared GPUs and that CUDA starts, in a temporary container of
-    the image itself.
-    """
+    """Check that Docker exposes the GPUs and CUDA starts, in the image itself."""
 
     def ask(node: Node) -> Command:
         argv = docker.list_gpus(node, image, cluster=cluster)
@@ -81,9 +77,7 @@ def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
 
 
 def head_gate(site: Site) -> Gate:
-    """Check that the head's port answers (Ray's, else the agent's), so that workers can connect at
-    once.
-    """
+    """Check that the head's port answers (Ray's, else the agent's) before workers start."""
     node, off = site.head, site.inventory.ray.off
     ports = site.inventory.ports
     listens = agent_queries.port_open(node.ip, ports.group if off else ports.gcs)

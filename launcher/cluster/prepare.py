@@ -65,9 +65,7 @@ def renew_certificates(
     make: bool = True,
     force: bool = False,
 ) -> Renewal | None:
-    """Issue certificates for all nodes' agents if one is missing, wrong or expires soon, or with
-    `force`; without `make`, they are placeholders.
-    """
+    """Issue certificates if one is missing, wrong or expiring; placeholders without `make`."""
     now = datetime.now(timezone.utc)
     reasons = certificates.renewal_reasons(inventory, facts, now)
     if not reasons and not force:
@@ -79,9 +77,7 @@ def renew_certificates(
 
 
 def placeholder_image(inventory: Inventory) -> RayImage:
-    """Return a placeholder for an image that could not be probed yet, so that a script can be
-    printed with its unknown parts named.
-    """
+    """Return a placeholder for an unprobed image, for a script with named gaps."""
     if inventory.ray.off:
         return base_image(inventory)
     version = inventory.ray.version
@@ -155,7 +151,6 @@ def load_py_spy(
 
 
 def _resolve_wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
-    """Resolve Ray's missing packages on this machine."""
     began = time.monotonic()
     text = f"resolving Ray {version} for Python {python.python} of the image"
     session.step("ray-image", text, state="running")
@@ -221,9 +216,7 @@ def _probe_image(session: Session, identity: str) -> image.ImagePython:
 
 
 def _prune_probes(folder: Path) -> None:
-    """Keep the newest probe results, so that images that change their identity do not fill the
-    disk.
-    """
+    """Keep the newest probe results."""
     with contextlib.suppress(OSError):  # another run may do the same right now
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[
             _MAX_PROBES:

@@ -36,9 +36,7 @@ class SecretFile:
 
 
 def listing_argv(cluster: str, state_dir: str) -> Argv:
-    """Return the command that lists a cluster's files; a `state_dir` of "" is the one in the SSH
-    user's home.
-    """
+    """Return the command that lists a cluster's files; "" is the default state directory."""
     return ("sh", "-c", shell.program_text("secret_files"), "secrets", cluster, state_dir)
 
 

@@ -114,9 +114,7 @@ def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout
 
 
 def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
-    """Return a new token if it is named or, without names, if Ray uses it. Raises RequestError for
-    unknown names.
-    """
+    """Return a new token if named, or if Ray uses it and none is. Raises RequestError."""
     defined = [row["name"] for row in _secret_rows(inventory)]
     if unknown := [name for name in names if name not in defined]:
         raise RequestError(
@@ -137,9 +135,7 @@ def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
 
 
 def _renew_certificates(session: Session) -> None:
-    """Give every node a new certificate, which its agent loads: containers and servers keep
-    running.
-    """
+    """Give every node a new certificate; containers and servers keep running."""
     from launcher.cluster import prepare
     from launcher.cluster.up_plan import plan_certificates
 
@@ -169,9 +165,7 @@ def _rotate_secrets(
     yes: bool,
     join_timeout: float,
 ) -> None:
-    """Report what stops, ask for confirmation, and run `up`: with other secrets, containers differ
-    from the running ones.
-    """
+    """Report what stops, ask for confirmation, and run `up` with the other secrets."""
     from launcher.app.servers import query_cluster
 
     inventory = session.inventory

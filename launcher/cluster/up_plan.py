@@ -63,7 +63,6 @@ def plan_image(site: Site) -> Plan:
 
 
 def _pulling_nodes(site: Site) -> list[Node]:
-    """Return the nodes that pull the inventory's image."""
     missing = nodes_without_image(site)
     if site.inventory.image_source == "registry":
         return missing
@@ -197,7 +196,6 @@ def _start_stages(
     changed: Sequence[Node],
     specs: Mapping[str, docker.ContainerSpec],
 ) -> list[Stage]:
-    """Start the head, and the workers as soon as it answers."""
     ray = "" if site.inventory.ray.off else "Ray "
     starts = {node.name: _start_steps(site, node, specs[node.name], ray) for node in changed}
     head = starts.get(site.head.name, [])
@@ -275,7 +273,6 @@ def _ray_stage(site: Site, restarts: Mapping[str, int], deadline: float, *, chan
 
 
 def _nodes_without(site: Site, image: str) -> list[Node]:
-    """Return the nodes that lack an image, as far as observed."""
     return [node for node in site.nodes if site.image(node, image) is None]
 
 

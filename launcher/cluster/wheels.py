@@ -92,9 +92,7 @@ def resolve_wheels(
 
 
 def cache_key(image: ImagePython, version: str) -> str:
-    """Return the hash of everything that decides a resolution: Ray's version and extras, the
-    image's Python and its distributions.
-    """
+    """Return the hash of Ray's version and extras, the image's Python and its packages."""
     python = [
         image.python,
         image.implementation,
@@ -206,9 +204,7 @@ def fetch_py_spy(build: Build, cache: Path, *, timeout: float = 60.0) -> bytes:
 
 
 def _uv_settings(platform: str, image: ImagePython) -> tuple[list[str], dict[str, str]]:
-    """Return options and environment variables for uv: the image's platform, and the user's pip
-    configuration.
-    """
+    """Return options and variables for uv, with the user's pip configuration."""
     output = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
@@ -265,7 +261,6 @@ def _release(image: ImagePython) -> str:
 def _resolution_error(
     error: subprocess.CalledProcessError, image: ImagePython, request: str
 ) -> VlaunchError:
-    """Return the error of uv or pip with its own lines."""
     lines = [line.strip() for line in error.stdout.splitlines() if line.strip()]
     evidence = [line for line in lines if not line.startswith(("warning:", "Using "))][-8:]
     target = f"for Python {image.python} on {image.machine}"
@@ -295,9 +290,7 @@ def _remove_stale(cache: Path) -> None:
 
 
 def _load_cached(folder: Path) -> tuple[WheelFile, ...] | None:
-    """Return the files of an earlier resolution, or None if there was none, or if a file is missing
-    or damaged.
-    """
+    """Return the files of an earlier resolution; None if any is missing or damaged."""
     try:
         files = tuple(
             WheelFile(name=name, sha256=digest, path=folder / name)

@@ -121,9 +121,7 @@ class PlannedLayout:
     placement: tuple[tuple[str, int], ...]
 
     def requests(self, bound: str) -> float:
-        """Return how many requests of the demanded length all replicas hold: `low`, `likely` or
-        `high`.
-        """
+        """Return the requests of full length on all replicas: `low`, `likely` or `high`."""
         concurrency = self.estimate.concurrency
         return getattr(concurrency, bound) * self.option.replicas if concurrency else 0.0
 
@@ -175,7 +173,6 @@ def _copies_kv_cache(model: Architecture, gpus: int) -> bool:
 
 
 def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[Layout]:
-    """Yield the layouts over `tp` GPUs of one node."""
     objection = tp_objection(model, tp)
     lacks_nvlink = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
     if lacks_nvlink:
@@ -191,7 +188,6 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
 
 
 def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> Iterator[Layout]:
-    """Yield the layouts of one replica over several nodes."""
     count, stages = len(cluster.hosts), cluster.gpus_per_node // widest
     experts = tp_objection(model, widest) is not None
     total_tp = widest * count
@@ -374,7 +370,6 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
 
 
 def _replica_reasons(layout: Layout) -> list[Reason]:
-    """Explain how replicas and servers share the requests."""
     reasons = []
     if layout.dp > 1 and layout.coupled:
         text = (

@@ -113,9 +113,7 @@ class Estimate:
         return min(memory) > 0 and (self.cache is None or self.cache.can_start(memory))
 
     def state_limit(self, bound: str = "low") -> int | None:
-        """Return the number of sequences with a block of recurrent state, if only their number
-        keeps the engine from starting; else None.
-        """
+        """Return the limit of sequences if only recurrent states prevent the start, else None."""
         if self.cache is None:
             return None
         blocks = self.cache.blocks(self.kv_bytes(bound))

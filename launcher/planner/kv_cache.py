@@ -87,9 +87,7 @@ class KvCache:
         return sum(group.request_blocks for group in self.groups)
 
     def blocks(self, memory: Sequence[int]) -> int:
-        """Return the number of blocks that fit; the stage with the fewest decides. `memory` is in
-        bytes per stage.
-        """
+        """Return the blocks that fit on the stage with the fewest; `memory` is bytes per stage."""
         stages = zip(memory, self.block_bytes, strict=True)
         return max(0, min((available // block for available, block in stages if block), default=0))
 
@@ -102,9 +100,7 @@ class KvCache:
         return int(self.concurrency(blocks) * self.length)
 
     def can_start(self, memory: Sequence[int]) -> bool:
-        """True if a longest request fits on each stage beside the reserved block, and there is a
-        block for each recurrent state.
-        """
+        """True if a longest request, the reserved block and all recurrent states fit."""
         return self.blocks(memory) >= self.states and all(
             available // block - 1 >= self.per_request
             for available, block in zip(memory, self.block_bytes, strict=True)
@@ -211,7 +207,6 @@ def _unify_pages(
 
 
 def _element_sixteenths(dtype: str) -> int:
-    """Return the size of one element in sixteenths of a byte."""
     return _SIXTEENTHS.get(dtype, 16)
 
 

@@ -50,9 +50,7 @@ class Heads:
 def parse_layers(
     fields: ConfigFields, family: Family, head_dim: int, *, mixed: bool
 ) -> tuple[Layer, ...]:
-    """Return the decoder's layers in order; () if their kinds are unknown. `mixed`: the model has
-    experts.
-    """
+    """Return the decoder's layers; () if a kind is unknown. `mixed`: it has experts."""
     count = fields.read_count("num_hidden_layers", "n_layer")
     kinds = _layer_kinds(fields, family, count) if 0 < count <= MOST_LAYERS else ()
     if len(kinds) != count or not kinds:

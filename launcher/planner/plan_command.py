@@ -161,7 +161,6 @@ def _query_nodes(
     weights_bytes: int | None,
     link: ClusterLink,
 ) -> PlanInputs:
-    """Query the inventory's nodes."""
     from launcher.planner import plan_inputs
 
     local = plan_inputs.read_local_model(model, config, weights_bytes)

@@ -47,9 +47,7 @@ class PlanInputs:
 def read_local_model(
     name: str | None, config: Path | None, weight_bytes: int | None
 ) -> Model | None:
-    """Read a model on this machine: a folder, or its configuration and size; None if it is not
-    here. Raises RequestError for unreadable files.
-    """
+    """Read a model on this machine; None if it is not here. Raises RequestError."""
     folder = Path(name) if name else None
     if folder and folder.is_dir():
         config = config or folder / "config.json"
@@ -129,9 +127,7 @@ def query_inputs(session: Session, name: str, link: ClusterLink, local: Model | 
 
 
 def engine_env(inventory: Inventory, own: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return the variables of engines that affect memory: a server's own, overridden by the
-    inventory's.
-    """
+    """Return the variables of engines that affect memory; the inventory's come first."""
     env = {**(own or {}), **inventory.head.env}
     if inventory.accelerator != "cpu":
         env.pop("VLLM_CPU_KVCACHE_SPACE", None)
@@ -141,9 +137,7 @@ def engine_env(inventory: Inventory, own: Mapping[str, str] | None = None) -> Ma
 def measured_starts(
     revisions: Sequence[ServerRevision], name: str, model: Architecture, inventory: Inventory
 ) -> tuple[MeasuredStart, ...]:
-    """Return earlier servers of a model that reported their capacity. The inventory's environment
-    is assumed to be unchanged since.
-    """
+    """Return a model's earlier starts; the environment is assumed to be unchanged."""
     starts = []
     for revision in revisions:
         concurrency = vllm.parse_capacity(revision.held).concurrency

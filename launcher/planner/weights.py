@@ -99,9 +99,7 @@ def estimate_weight_bytes(model: Architecture) -> int:
 
 
 def _count_embeddings(model: Architecture, *, first: bool, last: bool) -> int:
-    """Return the number of vocabulary tables in a stage: the embedding, the head, or one that is
-    both.
-    """
+    """Return the vocabulary tables of a stage: embedding, head, or one that is both."""
     return 1 if first and last and model.tied else first + last
 
 
@@ -146,7 +144,6 @@ def _absorbed_bytes(model: Architecture, layers: int, parallel: ParallelConfig) 
 
 
 def _layer_parts(model: Architecture, layer: Layer) -> list[WeightPart]:
-    """Return the tensors of one layer."""
     parts = _attention_parts(model, layer)
     if layer.moe and model.experts:
         experts = model.experts
@@ -229,9 +226,7 @@ def _count_params(model: Architecture, layers: Sequence[Sequence[WeightPart]]) -
 
 
 def _count_draft_params(model: Architecture, last: Sequence[WeightPart]) -> tuple[int, int]:
-    """Return the parameters of layers that only speculation loads: linear ones, and vocabulary
-    tables.
-    """
+    """Return the parameters for speculation only: of linear layers, and of tables."""
     linear = sum(part.params for part in last if part.linear) + 2 * model.hidden**2
     tables = 2 * model.vocabulary * model.hidden if model.mtp_embeds else 0
     return model.mtp_layers * linear, model.mtp_layers * tables

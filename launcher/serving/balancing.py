@@ -34,7 +34,6 @@ def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
 
 
 def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
-    """Yield problems of the flags themselves, each with its hint."""
     if len(vllm.balancing_modes(request.args)) > 1:
         yield (
             "--data-parallel-hybrid-lb and --data-parallel-external-lb exclude each other",
@@ -53,7 +52,6 @@ def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
 
 
 def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Yield problems of the nodes, each with its hint."""
     placement = request.placement
     crowded = {name: count for name, count in placement.replicas if count > 1}
     if request.balancing == "external" and crowded:

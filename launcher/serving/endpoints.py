@@ -52,9 +52,7 @@ def list_endpoints(inventory: Inventory, spec: Desired) -> tuple[Endpoint, ...]:
 
 
 def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") -> vllm.Capacity:
-    """Return the total capacity of all APIs, from each one's own labels, else from an engine's log.
-    A total is None if one of the APIs does not report it.
-    """
+    """Return the total capacity, from the APIs' labels or a log; None without all reports."""
     capacities = [vllm.parse_capacity(labels, log) for labels in labels_by_api]
     tokens = [part.tokens for part in capacities if part.tokens is not None]
     times = [part.concurrency for part in capacities if part.concurrency is not None]
@@ -67,9 +65,7 @@ def total_capacity(labels_by_api: Iterable[Mapping[str, str]], log: str = "") ->
 def endpoints_with_health(
     inventory: Inventory, server: Server, state: str, detail: str
 ) -> tuple[Endpoint, ...]:
-    """Return a server's endpoints with their health: the agent's verdict on each one while the
-    server is ready, else the server's own.
-    """
+    """Return a server's endpoints with the agent's verdict on each, else the server's state."""
     if server.desired is None:
         return ()
     health_by_node = server.observed.endpoints if server.observed and state in READY else {}

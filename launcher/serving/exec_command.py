@@ -69,7 +69,6 @@ def _run_on_nodes(
 
 
 def _print_answers(answers: Sequence[Answer]) -> None:
-    """Print the answers of nodes; equal ones once."""
 
     groups: dict[tuple[int, str, str], list[str]] = {}
     for answer in answers:

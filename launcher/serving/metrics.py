@@ -299,9 +299,7 @@ class _EngineHistory:
 
 
 def _prefix_hit_rate(oldest: CounterValues | None, current: CounterValues) -> float | None:
-    """Return the fraction of prompt tokens found in the cache since the oldest sample, or, if none
-    arrived since, over the engine's lifetime.
-    """
+    """Return the cached share of prompt tokens since `oldest`, else over the engine's lifetime."""
     for previous in (oldest.totals if oldest else {}, dict[str, float]()):
         queries = current.totals["cache_queries"] - previous.get("cache_queries", 0.0)
         hits = current.totals["cache_hits"] - previous.get("cache_hits", 0.0)
@@ -311,9 +309,7 @@ def _prefix_hit_rate(oldest: CounterValues | None, current: CounterValues) -> fl
 
 
 def _compute_latency(name: str, oldest: CounterValues | None, current: CounterValues) -> Latency:
-    """Return a latency since the oldest sample, or, if no request finished since, over the engine's
-    lifetime.
-    """
+    """Return a latency since `oldest`, or without requests since, over the engine's lifetime."""
     for previous in (oldest, None):
         previous_buckets = previous.latencies[name] if previous is not None else {}
         buckets = {

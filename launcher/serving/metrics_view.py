@@ -50,9 +50,7 @@ class _Row:
 def render_sparkline(
     values: Sequence[float | None], bars: str = _BARS, maximum: float | None = None
 ) -> str:
-    """Return one bar per value, a space for None. The highest bar is `maximum`, else the largest
-    value.
-    """
+    """Return one bar per value, a space for None. `maximum` (None: the largest) is the highest."""
     top = maximum or max((value for value in values if value is not None), default=0.0)
     last = len(bars) - 1
 

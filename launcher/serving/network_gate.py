@@ -152,7 +152,6 @@ def _earlier_result(
 
 
 def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
-    """Return the names of the cluster's GPUs."""
     return sorted({gpu.name for facts in snapshot.site.facts.values() for gpu in facts.gpus or ()})
 
 
@@ -178,9 +177,7 @@ def _enforce_level(
     *,
     allow: bool,
 ) -> None:
-    """Warn about links below the level. Unless `allow` is set, stop a server that was just started
-    and raise GateError.
-    """
+    """Warn about links below the level; unless allowed, stop a new server and raise GateError."""
     findings = levels.judge(reading, level, ", ".join(_gpu_names(snapshot)))
     problems = [finding for finding in findings if finding.status != "pass"]
     failures = [finding for finding in problems if finding.status == "fail"]
@@ -216,7 +213,6 @@ def _save_confirmation(
 
 
 def _logging_hint(inventory: Inventory) -> str:
-    """Name the user's own variables that may have silenced NCCL's log."""
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
     return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
 

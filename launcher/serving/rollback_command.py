@@ -117,9 +117,7 @@ def _roll_back(
     pending: PendingStart | None,
     failure: VlaunchError,
 ) -> VlaunchError:
-    """Return to the previous server unless another operator changed the running one; return the
-    error that reports both.
-    """
+    """Return to the previous server unless another operator intervened; return the full error."""
     digest, evidence = spec.build_request(session.inventory, None).digest, [failure.evidence]
     previous: ServerRevision | None = None
     try:
@@ -187,17 +185,13 @@ def _conflicting_server(
 
 
 def _merge_hints(failure: VlaunchError, hint: str) -> str:
-    """Return the hints of a failure that still apply: `vlaunch stop` would stop the server that
-    replaced it.
-    """
+    """Return the hints that still apply: `vlaunch stop` would stop the replacement."""
     lines = [line for line in failure.hint.splitlines() if "`vlaunch stop" not in line]
     return "\n".join([*lines, *filter(None, [hint])])
 
 
 def _choose_previous(session: Session, name: str | None, excluded_id: str = "") -> ServerRevision:
-    """Return the last server of a name that answered, except the present one or `excluded_id`.
-    Raises RequestError.
-    """
+    """Return the last other server of a name that answered. Raises RequestError."""
     inventory, head = session.inventory, session.inventory.head.name
     facts = probe_nodes(inventory, session.transport, [inventory.image])
     site = Site(inventory, facts)

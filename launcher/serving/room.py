@@ -24,9 +24,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 def start_gates(
     snapshot: ClusterSnapshot, request: ServeRequest, replaced: Server | None
 ) -> tuple[Gate, ...]:
-    """Return the gates of a start. `replaced` is the running server of that name, which is stopped
-    first.
-    """
+    """Return the gates of a start. `replaced` is the running server of that name."""
     inventory, head_state = snapshot.site.inventory, snapshot.servers_state
     rank_nodes = request.rank_nodes(inventory)
     if request.backend == "ray":
@@ -69,9 +67,7 @@ def _gpu_presence_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node]) -> Gate
 
 
 def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
-    """Check that other processes leave the memory that vLLM claims. If Ray may choose the GPUs,
-    other processes' memory is only a warning.
-    """
+    """Check for free GPU memory; only warn if Ray may choose the GPUs."""
     inventory, placement = snapshot.site.inventory, request.placement
     evidence = Evidence(inventory=inventory, facts=snapshot.site.facts)
     judge = partial(warn_gpu_memory, evidence)
@@ -100,9 +96,7 @@ class _CapacityCheck:
         return self.request.api_nodes(self.inventory)
 
     def judge_gpus(self) -> Sequence[Finding]:
-        """Check that enough GPUs are free: in all of Ray, or for `mp` on each node, less what batch
-        jobs claim in total.
-        """
+        """Check that enough GPUs are free: in all of Ray, or on each node of `mp`."""
         inventory, placement = self.inventory, self.request.placement
         payload = self.snapshot.payload
         batches = serving_judges.job_gpu_users(payload)
@@ -173,7 +167,6 @@ def _gpus_by_node(server: Server) -> Mapping[str, int]:
 
 
 def _gpus_in_ray(server: Server | None) -> Mapping[str, int]:
-    """Return the GPUs on each node that return to Ray when a server stops."""
     return _gpus_by_node(server) if server and server.desired and server.desired.ray else {}
 
 

@@ -102,9 +102,7 @@ def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
 
 
 def _keep_running_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpec | None:
-    """Return the spec with the layout of the running server of this name and model; None if there
-    is none, or if it is to be replaced.
-    """
+    """Return the spec with the layout of the same server if it runs and stays, else None."""
     running = {server.name: server for server in snapshot.servers_state.running}.get(spec.name)
     if running is None or running.desired is None:
         return None

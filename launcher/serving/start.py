@@ -79,9 +79,7 @@ class StartSpec(ServerSpec):
         return {"model": self.model, "endpoint": endpoint_url(inventory, self.host, self.port, api)}
 
     def build_request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> ServeRequest:
-        """Place the model, whose `config.json` may be unknown. Raises RequestError and
-        PlacementError.
-        """
+        """Place the model. Raises RequestError and PlacementError."""
         self._check_ray(inventory)
         nodes = placement.narrow_inventory(inventory, self.nodes, self.gpus)
         sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
@@ -103,9 +101,7 @@ class StartSpec(ServerSpec):
         return serve.dp > 1 or any(size is not None for size in sizes)
 
     def _check_ray(self, inventory: Inventory) -> None:
-        """Raise RequestError if the backend is Ray on a cluster without it, or with a placement
-        that Ray does not follow.
-        """
+        """Raise RequestError for the Ray backend without Ray, or with a placement it ignores."""
         if self.backend != "ray":
             return
         if inventory.ray.off:
@@ -264,7 +260,6 @@ def _early_plan(inventory: Inventory, spec: StartSpec, snapshot: ClusterSnapshot
 def _apply_plan(
     session: Session, request: ServeRequest, start: StartPlan, *, skipped: bool
 ) -> None:
-    """Report the notes and warnings of a start, and run its plan."""
     if start.attached:
         text = f"this server runs already as `{start.spec.name}`; watching it"
         for note in (text, *start.plan.notes):

@@ -107,9 +107,7 @@ class ClusterStatus:
 
     @property
     def whole(self) -> bool:
-        """True if every container matches the inventory, every node is in the cluster, and no
-        server has failed.
-        """
+        """True if all containers match the inventory, all nodes joined, and no server failed."""
         good = (
             n.container == "running"
             and n.ray in ("alive", "-")
@@ -132,9 +130,7 @@ class ClusterStatus:
 
 
 def query_head(site: Site) -> list[Command]:
-    """Return the queries about Ray, jobs, servers and the network; none if the head's container
-    does not run.
-    """
+    """Return the queries to the head; none if its container does not run."""
     if not site.head_runs:
         return []
     port = site.inventory.ports.node_manager
@@ -145,9 +141,7 @@ def query_head(site: Site) -> list[Command]:
 def build_status(
     snapshot: ClusterSnapshot, missing: Mapping[str, str], jobs: tuple[Job, ...] = ()
 ) -> ClusterStatus:
-    """Build the status from the answers and the running batch jobs; `missing` has the reasons why
-    nodes could not be reached.
-    """
+    """Build the status from the answers; `missing` has the reasons of unreachable nodes."""
     site, inventory, head_state = snapshot.site, snapshot.site.inventory, snapshot.servers_state
     nodes = _node_statuses(site, snapshot.payload, head_state, missing)
     server_rows = tuple(
@@ -233,9 +227,7 @@ def _agent_state(node: Node, container: docker.Container | None, head_state: Ser
 
 
 def _unknown_reason(site: Site, answer: Mapping[str, Any]) -> str:
-    """Return the reason why the servers are unknown; empty if they are known, or if there can be
-    none.
-    """
+    """Return the reason why the servers are unknown; empty if there is none."""
     if site.facts_of(site.head) is None:
         return "the head cannot be reached"
     container = site.container(site.head)

@@ -71,9 +71,7 @@ def observe_cluster(session: Session) -> ClusterStatus:
 
 
 def _poll_status(session: Session) -> Iterator[ClusterStatus]:
-    """Query the cluster repeatedly, each time also the nodes that could not be reached: they may be
-    booting.
-    """
+    """Query the cluster repeatedly, with unreachable nodes: they may be booting."""
     while True:
         yield observe_cluster(session)
         time.sleep(_INTERVAL)

@@ -79,9 +79,7 @@ def _drift_cell(node: NodeStatus) -> str:
 
 
 def _group_nodes(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
-    """Return the nodes of each row: in a large cluster, nodes that differ only in name, address and
-    rank numbers share one.
-    """
+    """Return the nodes of each row; in a large cluster, equal ones share a row."""
     if len(nodes) <= _MAX_ROWS:
         return [[node] for node in nodes]
     groups: dict[tuple[object, ...], list[NodeStatus]] = {}
@@ -157,9 +155,7 @@ def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
 
 
 def _health_texts(server: ServerStatus) -> Iterator[str]:
-    """Yield the last answer or the load in progress; for a stuck server, the time since its last
-    step, its longest step, and the place where it hangs.
-    """
+    """Yield the last answer or the load; for a stuck server, for how long and where."""
     record, busy = server.observed, server.state == "busy"
     facts = list(_answer_texts(server))
     if busy and record is not None and record.asking:
@@ -192,9 +188,7 @@ def _answer_texts(server: ServerStatus) -> Iterator[str]:
 
 
 def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
-    """Yield the supervisor's record: its age, the restarts, and the last fault with the first lines
-    of its evidence.
-    """
+    """Yield the supervisor's record: restarts, and the last fault with its first evidence."""
     record = server.observed
     if record is None or server.age is None:
         return
@@ -231,7 +225,6 @@ def _describe_fault(fault: Fault) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number of things."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -63,9 +63,7 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
 
 
 def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:
-    """Return the servers that have a spec or still run. If the head's container does not run, its
-    files list them.
-    """
+    """Return the servers with a spec or still running; without a container, from files."""
     from launcher.app.servers import require_servers
 
     if not snapshot.site.head_runs:
@@ -82,9 +80,7 @@ def _stop_servers(
     chosen: Sequence[Server],
     grace: float,
 ) -> None:
-    """Stop running servers and remove the records of failed ones; without the head's container, all
-    count as running.
-    """
+    """Stop running servers and remove the records of failed ones."""
     began, site = time.monotonic(), snapshot.site
     reachable = site.head_runs
     live = [server for server in chosen if server.runs or not reachable]
@@ -127,7 +123,6 @@ def _stop_servers(
 
 
 def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
-    """Stop the workloads of other features."""
     if session.inventory.ray.off:  # without which nothing else runs
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     for workload in workloads():

@@ -47,9 +47,7 @@ def tunnel(
 
 
 def _api_address(session: Session, server: str | None) -> tuple[Node, str, int]:
-    """Return a server's node and its address and port there; if no server is known, the
-    inventory's.
-    """
+    """Return node, address and port of a server's API, else the inventory's."""
     inventory = session.inventory
     try:
         head_state = choose.query_servers(session)

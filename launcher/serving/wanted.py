@@ -120,16 +120,12 @@ def _build_processes(
 
 
 def log_name(server: str, id: str) -> str:
-    """Return the name of the files to which a server's ranks log their links; another server of the
-    same name has others.
-    """
+    """Return the name of the ranks' log files, unique to this server."""
     return f"{server}-{id}"
 
 
 def _rendezvous_port(snapshot: ClusterSnapshot, request: ServeRequest, node: Node) -> int:
-    """Return the first free port, from the inventory's on, for the rendezvous of the nodes'
-    processes.
-    """
+    """Return the first free port from the inventory's on, for the rendezvous."""
     facts, ports = snapshot.site.facts_of(node), snapshot.site.inventory.ports
     first = ports.dp_rpc if request.placement.dp > 1 else ports.mp_master
     used = {number for _, number in (facts.listening if facts else None) or ()}
@@ -144,7 +140,6 @@ def _rendezvous_port(snapshot: ClusterSnapshot, request: ServeRequest, node: Nod
 
 
 def _other_specs(snapshot: ClusterSnapshot, request: ServeRequest) -> list[Desired]:
-    """Return the specs of the other running servers."""
     return [
         server.desired
         for server in snapshot.servers_state.running
@@ -155,9 +150,7 @@ def _other_specs(snapshot: ClusterSnapshot, request: ServeRequest) -> list[Desir
 def _assign_gpus(
     snapshot: ClusterSnapshot, request: ServeRequest, node: Node
 ) -> tuple[int, ...] | None:
-    """Return the indexes of the GPUs that the server uses on a node; None for all of them, if Ray
-    assigns them, and on CPUs.
-    """
+    """Return the GPU indexes on a node; None for all, with Ray, and on CPUs."""
     inventory, count = snapshot.site.inventory, dict(request.placement.nodes)[node.name]
     if count == node.gpus or not inventory.ray.off or inventory.accelerator == "cpu":
         return None

@@ -178,9 +178,7 @@ class _StartWatcher:
             self.sleep(_INTERVAL)
 
     def _query(self) -> bool:
-        """Query the head's agent about the server, and the first node with an API about its log.
-        Return False without an answer, which may last for a while: a connection may break.
-        """
+        """Query the agent and the log; return False without an answer: a connection may break."""
         site, spec, now = self.site, self.spec, self.clock()
         node = site.inventory.node(spec.api_node)
         patience = _LISTEN_WAIT if self.offset else 0.0  # the first query is answered at once
@@ -270,9 +268,7 @@ class _StartWatcher:
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
 
     def _symptom_events(self) -> Iterator[Event]:
-        """Yield a known cause as soon as its line is in the log; the full error follows when the
-        log is complete.
-        """
+        """Yield a known cause as soon as it is logged; the full error comes at the end."""
         if _TERMINATED in "\n".join(self.lines):
             return  # A process that ends after SIGTERM is no symptom.
         symptom = symptoms.first_match("\n".join(self.new_lines))
@@ -370,9 +366,7 @@ class _StartWatcher:
 
 
 def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
-    """Return the error of a server that exited, or is `hung`: its log, which ends with `lines`,
-    says that it cannot go on.
-    """
+    """Return the error of a server that exited, or that `hung` after the log `lines`."""
     record, fault = server.observed, None
     outcome = f"{server.label} still runs"
     if record is not None and not hung:

@@ -91,7 +91,6 @@ class LoadGenerator:
     seconds: float = 0.0
 
     def __enter__(self) -> LoadGenerator:
-        """Begin."""
         self._over, self._lock = threading.Event(), threading.Lock()
         self._began = time.monotonic()
         self._waiting = dict[int, float]()  # by stream, since when it has waited for a token
