@@ -341,7 +341,7 @@ class Now:
     """Stands in for `keeper.Background`: what takes its time has it done at once."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.value, self.error, self.over, self.began = None, "", True, 0.0
+        self.value, self.error, self.done, self.began = None, "", True, 0.0
         try:
             self.value = work()
         except OSError as error:
@@ -362,19 +362,19 @@ class View:
     def __init__(self, *_: object) -> None:
         View.looked = []
 
-    def lacking(self, looks: int) -> str:
-        """Say what lacks."""
+    def missing_reason(self, looks: int) -> str:
+        """Return why a start waits."""
         View.looked.append(looks)
         if isinstance(View.lacks, Exception):
             raise View.lacks
         return str(View.lacks)
 
-    def ranks(self, driver: int) -> list[RayRank]:
+    def query_ranks(self, driver: int) -> list[RayRank]:
         """Return the ranks."""
         assert driver == 100
         return list(View.found)
 
-    def culprit(self, ranks: list[RayRank], _: str) -> Culprit | None:
-        """Return who died first."""
+    def find_culprit(self, ranks: list[RayRank], _: str) -> Culprit | None:
+        """Return the first dead rank."""
         assert ranks
         return View.blamed

@@ -19,7 +19,7 @@ APART = wanted.hybrid("gpu1", "gpu2")
 def eyes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the head looks at itself, where it hears nothing."""
     requests: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(apis, "Probe", lambda *words: requests.append(words) or Eye({}))
+    monkeypatch.setattr(apis, "ApiProbe", lambda *words: requests.append(words) or Eye({}))
     return requests
 
 

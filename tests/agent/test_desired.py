@@ -94,10 +94,10 @@ def test_what_is_refused(change: dict[str, Any], text: str) -> None:
 
 @quick
 @given(fuzz.values(sorted(plain(FULL)), ["mp", "ray", "gpu1"]))
-def test_no_json_raises_anything_else(said: object) -> None:
+def test_no_json_raises_anything_else(payload: object) -> None:
     """Whatever lies in the file."""
     with pytest.raises(ValueError, match=r"."):
-        desired.parse_spec(said)
+        desired.parse_spec(payload)
 
 
 @mutate.examples(60)

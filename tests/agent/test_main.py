@@ -40,7 +40,7 @@ MAIN = """if 1:
     from vlaunch_agent import __main__, crew, keeper, members, node, server
     crew._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
     node._LOOK, keeper._SETTLE = 0.2, 0.3
-    __main__._TURN, __main__._RAY_AGAIN, keeper._ABSENT = 0.1, 0.3, 1.0
+    __main__._INTERVAL, __main__._RAY_RETRY, keeper._ABSENT = 0.1, 0.3, 1.0
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     sys.exit(__main__.main())"""
 

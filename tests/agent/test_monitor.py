@@ -86,7 +86,7 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
     stage = make(
         wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
     )
-    monkeypatch.setattr(apis, "Probe", lambda *_: Eye({}))
+    monkeypatch.setattr(apis, "ApiProbe", lambda *_: Eye({}))
     stage.until("ready")
     stage.run(10)
     stage.engine.answers = False
@@ -123,7 +123,7 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     """
     requests: list[Any] = []
     eye = Eye({})
-    monkeypatch.setattr(apis, "Probe", lambda *words: requests.append(words) or eye)
+    monkeypatch.setattr(apis, "ApiProbe", lambda *words: requests.append(words) or eye)
     stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
@@ -251,7 +251,7 @@ def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> No
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)
-    received = stage.keeper.server._judge_engine().apis
+    received = stage.keeper.server._engine().apis
     received._well = received._counted = None
     stage.run(10)
     if failed:
@@ -504,7 +504,7 @@ def test_each_rank_lives_or_does_not(ready: Make) -> None:
     assert stage.seen.alive == {"gpu1": {"PP0": True}}
     stage.lead.stale.clear()
     stage.kill("gpu2")
-    monitor = stage.keeper.server._judge_engine()
+    monitor = stage.keeper.server._engine()
     stage.step(0.1)
     assert monitor.living_ranks(stage.seen)["gpu2"] == {"PP1": False}
     stage.until("pausing")
@@ -522,7 +522,7 @@ def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> No
     stage.run(6)
     stage.lead.nodes["gpu2"].ranks = []
     stage.step()
-    assert stage.keeper.server._judge_engine().living_ranks(stage.seen) == {
+    assert stage.keeper.server._engine().living_ranks(stage.seen) == {
         "gpu1": {"PP0": True},
         "gpu2": {"PP1": False},
     }

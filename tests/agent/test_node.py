@@ -32,7 +32,7 @@ SLEEP = (sys.executable, "-S", "-c", "import time; print('it runs', flush=True);
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[LocalNode]:
+def local_node(tmp_path: Path) -> Iterator[LocalNode]:
     """A node without engines, which ends with the test; the reasons to start its container anew are
     in `lost`.
     """
@@ -63,7 +63,7 @@ def turn(present: LocalNode, name: str, true: Any, **orders: Order) -> ServerRep
 # ---- before a start ------------------------------------------------------------------------------
 
 
-def test_a_start_waits_for_memory(here: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_waits_for_memory(local_node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says who holds it; memory is freed by and by, so what is free is looked at twice before it
     is believed.
     """
@@ -77,34 +77,34 @@ def test_a_start_waits_for_memory(here: LocalNode, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(gpu, "free_gpus", room)
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=2, gpus=(0, 1, 2))
-    text = turn(here, "chat", lambda said: said.waits, chat=order)
+    text = turn(local_node, "chat", lambda report: report.waits, chat=order)
     assert (text.waits, text.prepared, text.room) == ("held by x", 0, (4, 3))
     assert looked[0] == (0.9, (0, 1, 2), 2)
 
-    turn(here, "chat", lambda said: said.prepared == 4, chat=order)
+    turn(local_node, "chat", lambda report: report.prepared == 4, chat=order)
     assert says == []
 
     says[:] = ["held by y"] * 9
     order = Order(generation=5, phase=PREPARE, share=0.9, count=2)
-    turn(here, "chat", lambda said: said.waits, chat=order)
-    here.orders = {"chat": Order(generation=5, phase=KEEP)}
-    here.tick()
-    assert here.report()["chat"].waits == ""
+    turn(local_node, "chat", lambda report: report.waits, chat=order)
+    local_node.orders = {"chat": Order(generation=5, phase=KEEP)}
+    local_node.tick()
+    assert local_node.report()["chat"].waits == ""
 
 
 def test_a_start_that_needs_no_memory_waits_for_none(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks a driver that may hang."""
     monkeypatch.setattr(gpu, "free_gpus", lambda *_: pytest.fail("asked"))
-    here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
-    here.tick()
+    local_node.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP)}
+    local_node.tick()
 
-    assert here.report()["chat"].prepared == 4
+    assert local_node.report()["chat"].prepared == 4
 
 
 def test_a_driver_that_hangs_stops_nothing(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent goes on, and asks no second time meanwhile."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
@@ -113,16 +113,16 @@ def test_a_driver_that_hangs_stops_nothing(
     monkeypatch.setattr(
         gpu, "free_gpus", lambda *_: requests.append(1) or (over.wait(20) and None) or (8, "")
     )
-    here.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
+    local_node.orders = {"chat": Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9)}
     for _ in range(20):
-        here.tick()
+        local_node.tick()
 
     assert (requests, over.is_set()) == ([1], False)
     over.set()
 
 
 def test_gpus_that_are_lost_start_the_container_anew(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When nothing works here that this would hurt."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
@@ -132,18 +132,18 @@ def test_gpus_that_are_lost_start_the_container_anew(
 
     monkeypatch.setattr(gpu, "free_gpus", gone)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9)
-    text = turn(here, "chat", lambda said: said.waits, chat=order)
-    until(lambda: here.turn() or here.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
+    text = turn(local_node, "chat", lambda report: report.waits, chat=order)
+    until(lambda: local_node.tick() or local_node.why, "it is lost")  # type: ignore[attr-defined, func-returns-value]
 
     assert (
         text.waits
-        == here.explain_unmeasured[0]
+        == local_node.why[0]
         == "the GPUs are lost to this container: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
 
 
 def test_a_driver_that_was_upgraded_stops_no_container(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
@@ -152,19 +152,19 @@ def test_a_driver_that_was_upgraded_stops_no_container(
     )
     monkeypatch.setattr(gpu.children, "run", lambda *_: (18, messages))
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    text = turn(here, "chat", lambda said: said.waits, chat=order)
+    text = turn(local_node, "chat", lambda report: report.waits, chat=order)
     for _ in range(20):
-        here.tick()
+        local_node.tick()
 
     assert text.waits == (
         "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
         " Failed to initialize NVML: Driver/library version mismatch"
     )
-    assert (text.prepared, here.why) == (0, [])  # type: ignore[attr-defined]
+    assert (text.prepared, local_node.why) == (0, [])  # type: ignore[attr-defined]
 
 
 def test_lost_gpus_do_not_end_the_ranks_of_another_server(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray's ranks are no engines of this agent, and may well go on computing."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
@@ -174,32 +174,32 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
 
     monkeypatch.setattr(gpu, "free_gpus", gone)
     neighbour = Order(generation=1, phase=PREPARE)
-    turn(here, "embed", lambda said: said.prepared == 1, embed=neighbour)
+    turn(local_node, "embed", lambda report: report.prepared == 1, embed=neighbour)
     neighbour = Order(generation=1, phase=KEEP, pids=(os.getpid(),))
-    turn(here, "embed", lambda said: said.ranks, embed=neighbour)
+    turn(local_node, "embed", lambda report: report.ranks, embed=neighbour)
     order = Order(generation=1, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    turn(here, "chat", lambda said: said.waits, chat=order, embed=neighbour)
+    turn(local_node, "chat", lambda report: report.waits, chat=order, embed=neighbour)
     for _ in range(20):
-        here.tick()
+        local_node.tick()
 
-    assert here.why == []  # type: ignore[attr-defined]
-    here.servers["embed"].order = Order(generation=1, phase=KEEP)
-    here.servers["embed"]._pids = ()
+    assert local_node.why == []  # type: ignore[attr-defined]
+    local_node.servers["embed"].order = Order(generation=1, phase=KEEP)
+    local_node.servers["embed"]._pids = ()
 
 
 def test_other_gpus_are_looked_at_before_a_start_on_them(
-    here: LocalNode, monkeypatch: pytest.MonkeyPatch
+    local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that Ray has set aside meanwhile need not be the ones that were free."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
     full = {(2,): "GPU 2 is held"}
     monkeypatch.setattr(gpu, "free_gpus", lambda _, gpus, __: (1, full.get(gpus, "")))
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
-    turn(here, "chat", lambda said: said.prepared == 4, chat=order)
-    here.orders = {"chat": dataclasses.replace(order, gpus=(2,))}
-    here.tick()
-    assert here.report()["chat"].prepared == 0
-    text = turn(here, "chat", lambda said: said.waits, **here.orders)
+    turn(local_node, "chat", lambda report: report.prepared == 4, chat=order)
+    local_node.orders = {"chat": dataclasses.replace(order, gpus=(2,))}
+    local_node.tick()
+    assert local_node.report()["chat"].prepared == 0
+    text = turn(local_node, "chat", lambda report: report.waits, **local_node.orders)
 
     assert (text.waits, text.prepared) == ("GPU 2 is held", 0)
 
@@ -208,30 +208,33 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
 
 
 @pytest.mark.processes
-def test_an_engine_is_started_once_and_kept(here: LocalNode) -> None:
+def test_an_engine_is_started_once_and_kept(local_node: LocalNode) -> None:
     """Orders are a level: the same again changes nothing, and nothing starts what is only to be
     kept.
     """
-    here.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
-    here.tick()
-    assert here.report() == {}
+    local_node.orders = {"chat": Order(generation=1, phase=KEEP, argv=SLEEP)}
+    local_node.tick()
+    assert local_node.report() == {}
 
     run = Order(generation=1, phase=RUN, argv=SLEEP)
-    pid = turn(here, "chat", lambda said: said.pid, chat=run).pid
+    pid = turn(local_node, "chat", lambda report: report.pid, chat=run).pid
     text = turn(
-        here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=KEEP, argv=SLEEP)
+        local_node,
+        "chat",
+        lambda report: report.pid,
+        chat=Order(generation=1, phase=KEEP, argv=SLEEP),
     )
     assert (text.pid, text.state, text.last) == (pid, "running", 1)
 
     os.kill(pid, 9)
-    text = turn(here, "chat", lambda said: said.state == "idle", chat=run)
-    here.tick()
+    text = turn(local_node, "chat", lambda report: report.state == "idle", chat=run)
+    local_node.tick()
     assert text.ended.startswith("was killed by SIGKILL")
-    assert here.report()["chat"].state == "idle"
+    assert local_node.report()["chat"].state == "idle"
     turn(
-        here,
+        local_node,
         "chat",
-        lambda said: said.state == "running" and said.last == 2,
+        lambda report: report.state == "running" and report.last == 2,
         chat=Order(generation=2, phase=RUN, argv=SLEEP),
     )
 
@@ -245,32 +248,35 @@ def test_an_engine_is_started_once_and_kept(here: LocalNode) -> None:
         Order(generation=2, phase=KEEP, argv=SLEEP),
     ],
 )
-def test_an_engine_that_is_not_ordered_ends(here: LocalNode, then: Order | None) -> None:
+def test_an_engine_that_is_not_ordered_ends(local_node: LocalNode, then: Order | None) -> None:
     """Nobody wants it, or another one is about to start."""
     pid = turn(
-        here, "chat", lambda said: said.pid, chat=Order(generation=1, phase=RUN, argv=SLEEP)
+        local_node,
+        "chat",
+        lambda report: report.pid,
+        chat=Order(generation=1, phase=RUN, argv=SLEEP),
     ).pid
     turn(
-        here,
+        local_node,
         "chat",
-        lambda said: said.state == "idle",
+        lambda report: report.state == "idle",
         **({"chat": then} if then else {}),
     )
 
     assert not lives(pid)
-    assert list(here.report()) == (["chat"] if then else [])
+    assert list(local_node.report()) == (["chat"] if then else [])
 
 
 @pytest.mark.processes
-def test_one_servers_end_is_not_anothers(here: LocalNode) -> None:
+def test_one_servers_end_is_not_anothers(local_node: LocalNode) -> None:
     """Each has its own processes, log and orders."""
     run = Order(generation=1, phase=RUN, argv=SLEEP)
-    first = turn(here, "chat", lambda said: said.pid, chat=run, embed=run).pid
-    second = here.report()["embed"].pid
-    turn(here, "chat", lambda said: said == NOTHING, embed=run)
+    first = turn(local_node, "chat", lambda report: report.pid, chat=run, embed=run).pid
+    second = local_node.report()["embed"].pid
+    turn(local_node, "chat", lambda report: report == NOTHING, embed=run)
 
     assert (lives(first), lives(second)) == (False, True)
-    assert here.report()["embed"].state == "running"
+    assert local_node.report()["embed"].state == "running"
 
 
 def test_only_a_new_answer_clears_what_looked_like_an_error(tmp_path: Path) -> None:
@@ -299,10 +305,10 @@ def test_shared_memory_is_swept_after_an_engine(
         turn(
             created,
             "chat",
-            lambda said: said.pid,
+            lambda report: report.pid,
             chat=Order(generation=1, phase=RUN, argv=SLEEP),
         )
-        turn(created, "chat", lambda said: said == NOTHING)
+        turn(created, "chat", lambda report: report == NOTHING)
 
     assert swept == [True]
 
@@ -311,7 +317,7 @@ def test_shared_memory_is_swept_after_an_engine(
 @pytest.mark.parametrize(
     "then", [None, Order(generation=2, phase=PREPARE, grace=0.2)], ids=["stopped", "again"]
 )
-def test_ranks_of_ray_that_hang_are_ended(here: LocalNode, then: Order | None) -> None:
+def test_ranks_of_ray_that_hang_are_ended(local_node: LocalNode, then: Order | None) -> None:
     """Their driver has gone, and Ray cannot reach them; a number that is somebody else's by now is
     left alone.
     """
@@ -326,15 +332,15 @@ def test_ranks_of_ray_that_hang_are_ended(here: LocalNode, then: Order | None) -
         assert process.stdout is not None
         process.stdout.readline()
         started.append(process)
-    here.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
-    here.tick()
-    here.orders = {
+    local_node.orders = {"chat": Order(generation=1, phase=PREPARE, grace=0.2)}
+    local_node.tick()
+    local_node.orders = {
         "chat": Order(generation=1, phase=KEEP, pids=tuple(item.pid for item in started), grace=0.2)
     }
-    here.tick()
+    local_node.tick()
     orders = {"chat": then} if then else {}
-    assert turn(here, "chat", lambda said: said.state == "stopping", **orders)
-    turn(here, "chat", lambda said: said.state == "idle", **orders)
+    assert turn(local_node, "chat", lambda report: report.state == "stopping", **orders)
+    turn(local_node, "chat", lambda report: report.state == "idle", **orders)
 
     assert started[0].wait(10) == -9
     assert started[1].poll() is None

@@ -97,10 +97,10 @@ def test_what_must_be_there(name: str) -> None:
 
 @fuzz.quick
 @given(fuzz.values(sorted(plain(FULL)), ["ready", "starting"]))
-def test_no_json_raises_anything_else(said: object) -> None:
+def test_no_json_raises_anything_else(payload: object) -> None:
     """Whatever lies in the file; `version` and `state` are what makes it a record."""
     with pytest.raises(ValueError, match=r"."):
-        observed.parse_status(said)
+        observed.parse_status(payload)
 
 
 @mutate.examples(60)

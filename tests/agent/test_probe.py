@@ -91,7 +91,7 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     assert (report.health, report.rests, report.failing) == (200, "", {})
     assert 0 < report.seconds < 60
     assert (
-        report.counters.running_container,
+        report.counters.running,
         report.counters.waiting,
         report.counters.tokens,
     ) == (8, 892, 7.0)
@@ -324,7 +324,7 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     until(lambda: probe.answers >= 3, "three answers")
     report = probe.report()
 
-    assert (report.task, report.failing, report.first.tp_objection) == ("embedding", {}, "")
+    assert (report.task, report.failing, report.first.refused) == ("embedding", {}, "")
     assert (report.first.describe_answer, report.first.render_metrics) == (
         "an embedding of 2 numbers",
         "",
@@ -408,7 +408,7 @@ def test_where_nothing_fits_health_is_asked(server: Server, start: Start) -> Non
     until(lambda: probe.answers >= 2, "it answers")
     report = probe.report()
     assert (report.task, report.failing) == ("health", {})
-    assert report.first.tp_objection == "/pooling: 400 No IOProcessor plugin installed"
+    assert report.first.refused == "/pooling: 400 No IOProcessor plugin installed"
     server.answers["/health"] = (503, "")
 
     until(lambda: probe.report().health == 503, "it is dead")

@@ -46,8 +46,8 @@ def agent() -> Any:
     """The state of the head's agent that queries read, with another node's agent connected."""
     return SimpleNamespace(
         lock=threading.RLock(),
-        lead=SimpleNamespace(heard=lambda: {"gpu1": 0.0, "gpu2": 5.0}),
-        keepers={},
+        lead=SimpleNamespace(report_ages=lambda: {"gpu1": 0.0, "gpu2": 5.0}),
+        supervisors={},
         turned=time.monotonic(),
     )
 
@@ -92,7 +92,7 @@ def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
     folder(folders, "chat", desired=spec, observed=old.as_json())
     folder(folders, "embed", observed=old.as_json())
     live = Observed(name="chat", id="abcd1234", asked=1.0, state="ready", written=1.0)
-    agent.keepers["chat"] = SimpleNamespace(status=live)
+    agent.supervisors["chat"] = SimpleNamespace(status=live)
     agent.turned -= 3
     status, document = ask("/servers")
     chat, embed = document["servers"]

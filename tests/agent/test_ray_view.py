@@ -89,7 +89,7 @@ def view(server: Server) -> RayView:
 def open_ports(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Say which addresses' ports are closed; the others are open."""
     closed: dict[str, bool] = {}
-    monkeypatch.setattr(ray_view, "reachable", lambda ip, _: not closed.get(ip))
+    monkeypatch.setattr(ray_view, "is_reachable", lambda ip, _: not closed.get(ip))
     return closed
 
 
@@ -237,7 +237,7 @@ def test_how_long_a_dashboard_is_waited_for(view: RayView, monkeypatch: pytest.M
         received.append(timeout)
         return ask(*args, timeout=timeout, **fields)
 
-    monkeypatch.setattr(ray_view.api, "ray", noted)
+    monkeypatch.setattr(ray_view.api, "query_ray", noted)
     view.missing_reason(1)
     assert (len(received), min(received) >= 15) == (3, True)
     received.clear()

@@ -116,7 +116,7 @@ class Shell:
 
 
 @pytest.fixture(params=case.names())
-def one(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """Every case folder in turn."""
     return _open(request.param, tmp_path, monkeypatch)
 
@@ -133,20 +133,20 @@ def _open(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     return case.open_case(name, folder / name)
 
 
-def test_the_script_is_as_expected(one: Case) -> None:
+def test_the_script_is_as_expected(opened: Case) -> None:
     """Each case folder holds the script that must come of it."""
-    text = render_script(one.inventory, one.plans()).replace(str(one.folder), "FOLDER")
+    text = render_script(opened.inventory, opened.plans()).replace(str(opened.folder), "FOLDER")
 
-    golden.check(case.CASES / one.name / "expected.sh", text)
+    golden.check(case.CASES / opened.name / "expected.sh", text)
 
 
-def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
+def test_the_script_sends_what_the_run_sends(opened: Case, shell: Shell) -> None:
     """The same argv to the same nodes with the same bytes on standard input, wave by wave; gates
     change nothing.
     """
-    plans = one.plans()
-    code, by_script = shell.run(render_script(one.inventory, plans))
-    if one.observed.get("offline"):
+    plans = opened.plans()
+    code, by_script = shell.run(render_script(opened.inventory, plans))
+    if opened.observed.get("offline"):
         changes = [
             step.command
             for plan in plans
@@ -155,9 +155,9 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
             for step in wave
         ]
     else:
-        one.run()
-        changes = one.world.changes
-    logins = {node.name: _login(one.inventory, node.name) for node in one.inventory.nodes}
+        opened.run()
+        changes = opened.world.changes
+    logins = {node.name: _login(opened.inventory, node.name) for node in opened.inventory.nodes}
     by_run = [
         Sent(
             login=logins[c.node][0],
@@ -170,7 +170,7 @@ def test_the_script_sends_what_the_run_sends(one: Case, shell: Shell) -> None:
     by_script = [replace(sent, stdin=b"") if _is_certificate(sent) else sent for sent in by_script]
 
     assert code == 0
-    assert (by_run == []) is bool(one.observed.get("nothing"))
+    assert (by_run == []) is bool(opened.observed.get("nothing"))
     assert _waves(plans, by_script) == _waves(plans, by_run)
 
 
@@ -204,11 +204,11 @@ def test_the_script_issues_valid_certificates(
     assert certificates.renewal_reasons(example.inventory, facts, datetime.now(timezone.utc)) == {}
 
 
-def test_the_script_is_valid_and_holds_no_secret(one: Case) -> None:
+def test_the_script_is_valid_and_holds_no_secret(opened: Case) -> None:
     """`bash -n` accepts it, and no value of a secret is in it, nor anything to test values
     against.
     """
-    text = render_script(one.inventory, one.plans())
+    text = render_script(opened.inventory, opened.plans())
     done = subprocess.run(
         ["/bin/bash", "-n"], input=text.encode(), capture_output=True, check=False
     )

@@ -17,7 +17,7 @@ KIND = ("--kind", "kuberay")
 
 
 @pytest.fixture
-def found(pair: Path, capsys: pytest.CaptureFixture[str]) -> Export:
+def export(pair: Path, capsys: pytest.CaptureFixture[str]) -> Export:
     """Two pods."""
     return Export(capsys, pair, *KIND, *RDMA)
 
@@ -35,18 +35,18 @@ def containers(export: Export) -> list[dict[str, Any]]:
     return [group["template"]["spec"]["containers"][0] for group in groups]
 
 
-def test_golden(found: Export) -> None:
+def test_golden(export: Export) -> None:
     """All that is printed but for the programs."""
-    golden.check(Path(__file__).parent / "golden" / "kubernetes-kuberay.yaml", shown(found.text))
+    golden.check(Path(__file__).parent / "golden" / "kubernetes-kuberay.yaml", shown(export.text))
 
 
 def test_the_job_is_the_server(
-    found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
+    export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The words of `vllm serve` with Ray are the launcher's own."""
     run_command(["serve", "-i", str(pair), "--backend", "ray", "--dry-run", "--offline"])
     script = capsys.readouterr().out
-    spec = found.of("RayJob")["spec"]
+    spec = export.of("RayJob")["spec"]
     wait, _, command = spec["entrypoint"].rpartition("; ")
     argv = ", ".join(f'"{part}"' for part in shlex.split(command))
 
@@ -59,16 +59,16 @@ def test_the_job_is_the_server(
 
 
 def test_ray_is_started_by_the_operators_command(
-    found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
+    export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With GPUs and the ports that others are told."""
-    head = cluster(found)["headGroupSpec"]["rayStartParams"]
-    (worker,) = cluster(found)["workerGroupSpecs"]
+    head = cluster(export)["headGroupSpec"]["rayStartParams"]
+    (worker,) = cluster(export)["workerGroupSpecs"]
     own = {"num-gpus": "8", "metrics-export-port": "6384", "disable-usage-stats": "true"}
     assert head == {"port": "6379", "dashboard-port": "8265", **own}
     assert worker["rayStartParams"] == own
     assert (worker["replicas"], worker["minReplicas"], worker["maxReplicas"]) == (1, 1, 1)
-    ports = {port["name"]: port["containerPort"] for port in containers(found)[0]["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in containers(export)[0]["ports"]}
     named = {"gcs-server": 6379, "dashboard": 8265, "network-check": 29500, "http": 8000}
     assert ports == named
     pair.write_text(pair.read_text() + "ray: {object_store: 200MB}\n")
@@ -76,28 +76,28 @@ def test_ray_is_started_by_the_operators_command(
     assert stored["object-store-memory"] == "200000000"
 
 
-def test_ray_has_the_operators_token(found: Export) -> None:
+def test_ray_has_the_operators_token(export: Export) -> None:
     """The pods say nothing of it; secrets are files."""
-    for container in containers(found):
+    for container in containers(export):
         assert container["args"][0].startswith("for file in /run/vlaunch/secrets/*; do export ")
         assert "RAY_ADDRESS" not in env(container)
         assert not [name for name in env(container) if name.startswith("RAY_AUTH")]
-    assert cluster(found)["authOptions"] == {"mode": "token"}
-    assert cluster(found)["rayVersion"] == "2.60.0"
-    assert "RAY_AUTH_TOKEN=" not in found.text
+    assert cluster(export)["authOptions"] == {"mode": "token"}
+    assert cluster(export)["rayVersion"] == "2.60.0"
+    assert "RAY_AUTH_TOKEN=" not in export.text
 
 
 def test_the_network_is_checked_before_the_server(
-    found: Export, pair: Path, capsys: pytest.CaptureFixture[str]
+    export: Export, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A worker's Ray starts behind its check; the head's starts beside it, for the operator holds
     workers back until then, and the job waits for its mark.
     """
-    created = cluster(found)
+    created = cluster(export)
     groups = [created["headGroupSpec"], *created["workerGroupSpecs"]]
     notes = [group["template"]["metadata"]["annotations"] for group in groups]
     head, worker = (
-        container["args"][0].partition("; done\n")[2] for container in containers(found)
+        container["args"][0].partition("; done\n")[2] for container in containers(export)
     )
     start = "ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"
     assert notes == [{"ray.io/overwrite-container-cmd": "true"}] * 2
@@ -115,9 +115,9 @@ def test_the_network_is_checked_before_the_server(
     assert skipped.of("RayJob")["spec"]["entrypoint"].startswith("vllm serve ")
 
 
-def test_the_operator_alone_reaches_the_dashboard(found: Export) -> None:
+def test_the_operator_alone_reaches_the_dashboard(export: Export) -> None:
     """Where programs are run; pods of any namespace reach the API."""
-    _, others, operator = found.of("NetworkPolicy")["spec"]["ingress"]
+    _, others, operator = export.of("NetworkPolicy")["spec"]["ingress"]
 
     assert [port["port"] for port in others["ports"]] == [8000]
     assert [port["port"] for port in operator["ports"]] == [8265]

@@ -116,7 +116,7 @@ def test_a_rank_stops_at_its_parents_word(
 ) -> None:
     """Unless it has met the others: then it can measure."""
     ends, text = list[int](), list[dict[str, object]]()
-    monkeypatch.setattr(payload.rank, "leave", ends.append)
+    monkeypatch.setattr(payload.rank, "exit_now", ends.append)
     rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: text.append(what)))
     payload.rank.Rank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
 
