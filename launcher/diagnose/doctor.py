@@ -146,11 +146,7 @@ def diagnose(
         nodes=tuple(reports),
         logs=sum(len(report.logs) for report in reports.values()),
         lines=sum(report.lines for report in reports.values()),
-        gaps=tuple(
-            (name, what, why)
-            for name, report in reports.items()
-            for what, why in report.gaps.items()
-        ),
+        gaps=tuple((name, *gap) for name, report in reports.items() for gap in report.gaps.items()),
         ready=_latest(ready.values()),
     )
 

@@ -49,10 +49,8 @@ def read_logs(names: tuple[str, ...]) -> dict[str, NodeReport]:
             # Logs from other machines may contain secrets that are not in this inventory.
             text = redact_secrets(data.decode(errors="replace"))
             for node, report in split_logs(text, label).items():
-                earlier = reports.get(node)
-                reports[node] = (
-                    NodeReport(logs=(*earlier.logs, *report.logs)) if earlier else report
-                )
+                earlier = reports[node].logs if node in reports else ()
+                reports[node] = NodeReport(logs=(*earlier, *report.logs))
     return reports
 
 

@@ -349,9 +349,8 @@ class _Result:
 
 def parse_models(answer: Answer) -> NodeModels:
     """Parse a node's models; raises UnreadableAnswer."""
-    return decode.parse_json(
-        NodeModels, result_line(answer, "seen"), f"what {answer.node} says of its models"
-    )
+    line = result_line(answer, "seen")
+    return decode.parse_json(NodeModels, line, f"what {answer.node} says of its models")
 
 
 def parse_resolved(answer: Answer) -> Resolved:

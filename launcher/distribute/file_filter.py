@@ -14,13 +14,7 @@ from launcher.distribute.node.files import UnsafeName, safe_name
 # The same weights in other formats, which unlike safetensors may contain code; and files that vLLM
 # does not read.
 _OTHER_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.ot")
-_UNREAD_FILES: Final = (
-    "original/*",
-    "consolidated*.safetensors",
-    "*.tflite",
-    "*.mlmodel",
-    "*.gguf",
-)
+_UNREAD: Final = ("original/*", "consolidated*.safetensors", "*.tflite", "*.mlmodel", "*.gguf")
 _WEIGHTS: Final = ".safetensors"
 _Row = tuple[str, int, str]  # a file's name, bytes and digest
 
@@ -44,7 +38,7 @@ def select_files(model: str, resolved: Resolved, file_filter: FileFilter) -> tup
             requested; or a name leads out of the cache.
     """
     names = [row[0] for row in resolved.files]
-    read = [name for name in names if not _matches_any(name, _UNREAD_FILES)]
+    read = [name for name in names if not _matches_any(name, _UNREAD)]
     tensors = any(name.endswith(_WEIGHTS) for name in read)
     chosen = tuple(row for row in resolved.files if _matches(row[0], file_filter, tensors))
     weights = [name for name in names if _matches_any(name, (*_OTHER_WEIGHTS, "*.gguf"))]
@@ -67,9 +61,7 @@ def _matches(name: str, file_filter: FileFilter, tensors: bool) -> bool:
         return False
     if file_filter.include:
         return _matches_any(name, file_filter.include)
-    if file_filter.every or not tensors:
-        return True
-    return not _matches_any(name, (*_OTHER_WEIGHTS, *_UNREAD_FILES))
+    return file_filter.every or not tensors or not _matches_any(name, (*_OTHER_WEIGHTS, *_UNREAD))
 
 
 def _matches_any(name: str, patterns: Sequence[str]) -> bool:

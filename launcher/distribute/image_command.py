@@ -50,11 +50,7 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
         reached = session.reached_of(picked)
         stores = query_stores(session, reached) if reached else {}
         remarks = [error.message for error in session.missing.values()]
-    remarks += [
-        f"{name}: Docker: {store.docker_error}"
-        for name, store in stores.items()
-        if store.docker_error
-    ]
+    remarks += [f"{name}: Docker: {s.docker_error}" for name, s in stores.items() if s.docker_error]
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
     elif not any(store.images for store in stores.values()) and not remarks:
@@ -64,9 +60,7 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     return 1 if remarks else 0
 
 
-def _as_json(
-    cluster: str, stores: Mapping[str, ImageStore], remarks: Sequence[str]
-) -> dict[str, Any]:
+def _as_json(cluster: str, stores: Mapping[str, ImageStore], remarks: list[str]) -> dict[str, Any]:
     def image_json(image: Image) -> dict[str, Any]:
         keys = ("id", "identity", "names", "digests", "architecture", "layers", "size")
         return {key: value for key, value in asdict(image).items() if key in keys}

@@ -108,6 +108,7 @@ def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
     info: dict[str, Any] = untrusted.loads(parts.output_if_ok("info") or "{}")
     images = parts.output_if_ok("images")
     answered = parts.output_if_ok("docker") is not None and images is not None
+    output = parts.output("images") or parts.output("docker")
     version = (parts.output_if_ok("python") or "").strip()
     python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", version)
     devices = [parts.output_if_ok(name) for name in ("device", "dockerdevice")]
@@ -124,9 +125,7 @@ def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
         containerd=any(
             _CONTAINERD in [str(value) for value in row] for row in info.get("DriverStatus") or ()
         ),
-        docker_error=""
-        if answered
-        else _docker_error(parts.output("images") or parts.output("docker")),
+        docker_error="" if answered else _docker_error(output),
     )
 
 

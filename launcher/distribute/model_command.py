@@ -67,9 +67,7 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     return 1 if remarks else 0
 
 
-def _as_json(
-    cluster: str, stores: Mapping[str, NodeModels], remarks: Sequence[str]
-) -> dict[str, Any]:
+def _as_json(cluster: str, stores: Mapping[str, NodeModels], remarks: list[str]) -> dict[str, Any]:
     def model_json(model: StoredModel) -> dict[str, Any]:
         entry = asdict(model)
         for revision in entry["revisions"]:

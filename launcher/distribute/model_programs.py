@@ -91,9 +91,7 @@ class NodePrograms:
         timeout: float = _SCAN_TIMEOUT,
         preambles: Mapping[str, Argv] | None = None,
     ) -> dict[str, T]:
-        """Run the program of each node, and parse the answers; raises one NodeError for all
-        failures.
-        """
+        """Run each node's program, and parse the answers; raises one NodeError for all failures."""
         commands = [
             self.command(
                 node, request(node), timeout=timeout, preamble=(preambles or {}).get(node.name, ())

@@ -119,9 +119,8 @@ def _build_revision(
         "why": _incomplete_reason(root, files, commit),
     }
     if request.get("files"):
-        revision["files"] = [
-            [file[key] for key in ("name", "size", "mtime", "sum")] for file in stored
-        ]
+        keys = ("name", "size", "mtime", "sum")
+        revision["files"] = [[file[key] for key in keys] for file in stored]
         revision["links"] = [[file["link"], file["name"]] for file in stored if file["link"]]
     return revision
 

@@ -140,9 +140,7 @@ class _NodeCopy:
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Listen, and execute orders until the copy is finished; raises SourceAltered, and OSError
-        of the disk.
-        """
+        """Listen, and execute orders until the copy is finished; raises SourceAltered, OSError."""
         self._check_space()
         listener = None
         if "listen" in self._request:
