@@ -205,16 +205,16 @@ def _run(
 
     Holds the cluster's lock until the job is submitted, not while watching.
     """
-    with call.locked(session) as ours:
-        first, snapshot = _query_cluster(ours, request, dry_run=call.dry_run)
+    with call.locked(session) as locked:
+        first, snapshot = _query_cluster(locked, request, dry_run=call.dry_run)
         start = plan_batch(snapshot, request, batch_options)
         folder = _output_folder(
             session.inventory, request, snapshot.entry, restart=batch_options.restart
         )
         if batch_options.restart and not (yes or call.dry_run):
             _confirm(session, request.job.name, snapshot.entry, folder)
-        if _fetch(call, ours, snapshot.cluster, request.job, start):
-            _, snapshot = _query_cluster(ours, request, dry_run=False)
+        if _fetch(call, locked, snapshot.cluster, request.job, start):
+            _, snapshot = _query_cluster(locked, request, dry_run=False)
             start = plan_batch(snapshot, request, batch_options)
         already = _unchanged_notes(request, snapshot, start)
         if call.dry_run:
@@ -227,7 +227,7 @@ def _run(
             session.note("batch", text, state="unchanged")
         try:
             if not start.finished:
-                _apply(ours, start, folder, clear=batch_options.restart or start.fresh)
+                _apply(locked, start, folder, clear=batch_options.restart or start.fresh)
         except KeyboardInterrupt:
             text = (
                 "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"

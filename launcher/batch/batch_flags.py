@@ -104,10 +104,10 @@ def _options() -> Iterator[Callable[[F], F]]:
     )
     # Not the classes of `schema.py`: pydantic takes longer than all of `--help`.
     schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    for name, (where, own) in FLAGS.items():
+    for name, (where, overrides) in FLAGS.items():
         key = _key_schema(schema, where)
         yield click.option(
-            flag_name(name), **{"type": _option_type(key), "help": key["description"], **own}
+            flag_name(name), **{"type": _option_type(key), "help": key["description"], **overrides}
         )
 
 

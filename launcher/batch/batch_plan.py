@@ -271,10 +271,10 @@ def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bo
 def _describe_job(job: Job) -> str:
     if job.predict is not None and job.mode == "predict":
         return job.predict.target
-    least, most = job.engine.replicas
+    minimum, maximum = job.engine.replicas
     if job.data_parallel is not None:
         return f"{job.model}, {job.data_parallel.size} data-parallel ranks × TP {job.engine.tp}"
-    count = f"{least}" if least == most else f"{least} to {most}"
+    count = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
     return f"{job.model}, {count} × (TP {job.engine.tp} × PP {job.engine.pp})"
 
 
@@ -311,14 +311,14 @@ def _start_gates(
     snapshot: BatchSnapshot, request: BatchRequest, options: BatchOptions, have: Mapping[str, int]
 ) -> tuple[Gate, ...]:
     job, cluster, site = request.job, snapshot.cluster, snapshot.cluster.site
-    least, most = job.gpus
+    minimum, maximum = job.gpus
     size = sum(file.bytes for file in missing_files(have, request.files))
     jobs, holders = cluster.payload, serving_judges.gpu_users(cluster.payload)
     judge_room = partial(
         serving_judges.judge_job_room,
         site.inventory,
-        least,
-        most,
+        minimum,
+        maximum,
         jobs,
         holders,
         queue=options.queue,
@@ -329,7 +329,7 @@ def _start_gates(
     gates = [serving_judges.cluster_gate(cluster)]
     if job.mode != "predict":
         gates.append(serving_judges.model_gate(cluster, site.nodes, job.model))
-    if least:
+    if minimum:
         gates.append(precomputed_gate("room", "Ray has room for the job", judge_room))
     if size:
         gates.append(precomputed_gate("disk", "the head has room for the job's files", judge_disk))

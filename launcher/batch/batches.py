@@ -46,14 +46,14 @@ class BatchStatus:
             for key, value in asdict(self.progress).items()
             if key not in ("state", "submission")
         }
-        own = {
+        fields = {
             "name": self.name,
             "state": self.state,
             "runs": self.runs,
             "job": self.job,
             "work": self.work,
         }
-        return {**own, "detail": self.detail, **progress}
+        return {**fields, "detail": self.detail, **progress}
 
 
 def query_list(site: Site) -> Command:

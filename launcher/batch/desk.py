@@ -211,13 +211,13 @@ def remove_job(args: argparse.Namespace) -> dict[str, object]:
     if not os.path.lexists(work):
         return {"removed": []}
     with open_file(os.path.join(work, "lock"), os.O_RDWR | os.O_CREAT) as lock:
-        until = time.monotonic() + LOCK_TIMEOUT
+        deadline = time.monotonic() + LOCK_TIMEOUT
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise StoreError(f"the driver of {os.path.basename(work)} still runs") from None
                 time.sleep(0.05)
         job = read_json(work, "job.json")

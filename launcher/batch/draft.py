@@ -96,22 +96,22 @@ def draft_job(document: Document, within: Bounds) -> tuple[Draft | None, list[Mi
     )
 
 
-def code_target(written: str, within: Bounds) -> tuple[str, dict[str, Path]]:
+def code_target(target: str, within: Bounds) -> tuple[str, dict[str, Path]]:
     """Return `MODULE:NAME` and the file that is shipped for it, if any; raises Misplaced.
 
     Args:
         written: `FILE.py:NAME` or `MODULE:NAME`.
         within: where files may lie.
     """
-    place, _, name = written.rpartition(":")
-    if not place.endswith(".py"):
-        return written, {}
-    path = _resolve_file(place, within)
-    module = Path(place).stem
+    file_part, _, name = target.rpartition(":")
+    if not file_part.endswith(".py"):
+        return target, {}
+    path = _resolve_file(file_part, within)
+    module = Path(file_part).stem
     if not module.isidentifier():
         raise PathError(
             "should be a file whose name is a Python name, such as my_model.py, not"
-            f" {describe_value(Path(place).name)}"
+            f" {describe_value(Path(file_part).name)}"
         )
     if module in _RESERVED_MODULES:
         raise PathError(
@@ -121,14 +121,14 @@ def code_target(written: str, within: Bounds) -> tuple[str, dict[str, Path]]:
     return f"{module}:{name}", {f"{module}.py": path}
 
 
-def code_files(written: str, within: Bounds) -> dict[str, Path]:
+def code_files(entry: str, within: Bounds) -> dict[str, Path]:
     """Return the files of one entry of `files`, by their names in the job; raises PathError.
 
     A file keeps its name, a folder its name and its contents' paths.
     """
-    path = within.resolve(written)
+    path = within.resolve(entry)
     if not path.is_dir():
-        files = {path.name: _resolve_file(written, within)}
+        files = {path.name: _resolve_file(entry, within)}
     else:
         top = "" if path == within.folder.resolve() else f"{path.name}/"
         files = {
@@ -181,11 +181,11 @@ def _resolve_paths(
             mistakes.append(Mistake(yaml_path=("write", "path"), text=str(error)))
     targets: dict[str, str] = {}
     shipped: dict[str, dict[str, Path]] = {}
-    for stage, key, written, extra_files in _code_stages(file):
+    for stage, key, target, extra_files in _code_stages(file):
         if not {(stage,), (stage, key)} & broken:
             shipped[stage] = {}
             try:
-                targets[stage], shipped[stage] = code_target(written, within)
+                targets[stage], shipped[stage] = code_target(target, within)
             except PathError as error:
                 mistakes.append(Mistake(yaml_path=(stage, key), text=str(error)))
             mistakes += _resolve_files(stage, extra_files, within, shipped)
@@ -244,14 +244,14 @@ def _resolve_files(
     stage: str, extra_files: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]
 ) -> list[Mistake]:
     mistakes = []
-    for index, written in enumerate(extra_files):
+    for index, entry in enumerate(extra_files):
         try:
-            files = code_files(written, within)
+            files = code_files(entry, within)
         except PathError as error:
             mistakes.append(Mistake(yaml_path=(stage, "files", index), text=str(error)))
             continue
         for name, path in files.items():
-            other = next(
+            conflict = next(
                 (
                     stage_files[name]
                     for stage_files in shipped.values()
@@ -259,10 +259,10 @@ def _resolve_files(
                 ),
                 None,
             )
-            if other is not None:
+            if conflict is not None:
                 text = (
                     f"should not ship another file as {describe_value(name)}:"
-                    f" {places.quote_path(other)} has that"
+                    f" {places.quote_path(conflict)} has that"
                     " name already"
                 )
                 mistakes.append(Mistake(yaml_path=(stage, "files", index), text=text))
@@ -272,11 +272,11 @@ def _resolve_files(
 
 def _list_code(folder: Path) -> list[Path]:
     # `__init__.py` starts with an underscore, too: the rule for rows is not the rule for code.
-    every = list(islice(folder.rglob("*"), MAX_FILES + 1))
-    if len(every) > MAX_FILES:
+    entries = list(islice(folder.rglob("*"), MAX_FILES + 1))
+    if len(entries) > MAX_FILES:
         raise PathError(f"holds more than {MAX_FILES:,} files: {quote_path(folder)}")
     paths = sorted(
-        path for path in every if path.is_file() and not _is_excluded(path.relative_to(folder))
+        path for path in entries if path.is_file() and not _is_excluded(path.relative_to(folder))
     )
     if not paths:
         raise PathError(f"holds no file: {quote_path(folder)}")
@@ -291,13 +291,13 @@ def _check_bounds(path: Path, within: Bounds) -> Path:
     return within.check_inside(path.resolve(), str(path))
 
 
-def _resolve_file(written: str, within: Bounds) -> Path:
-    path = within.resolve(written)
+def _resolve_file(text: str, within: Bounds) -> Path:
+    path = within.resolve(text)
     if not path.is_file():
         raise PathError(f"names no file: there is no {quote_path(path)}")
     if path.stat().st_size > MAX_CODE_BYTES:
         raise PathError(
-            f"{describe_value(written)} is larger than {MAX_CODE_BYTES // 2**20} MiB; put it on"
+            f"{describe_value(text)} is larger than {MAX_CODE_BYTES // 2**20} MiB; put it on"
             " the nodes"
         )
     return path

@@ -15,17 +15,19 @@ def check_fit(job: Job, inventory: Inventory) -> None:
     """Raise JobError for paths outside the containers' mounts, PlacementError for replicas that
     never fit.
     """
-    lost = list(_unmounted_paths(job, inventory))
-    if lost:
+    unmounted = list(_unmounted_paths(job, inventory))
+    if unmounted:
         hint = (
             f"put it under {inventory.head.hf_home}, or add a mount to {inventory.path.name} and"
             " run `vlaunch up` again"
         )
-        raise JobError(f"`{job.name}` names paths that the containers do not see", lost, hint=hint)
-    wrong = next(_misfits(job, inventory), None)
-    if wrong is not None:
+        raise JobError(
+            f"`{job.name}` names paths that the containers do not see", unmounted, hint=hint
+        )
+    misfit = next(_misfits(job, inventory), None)
+    if misfit is not None:
         raise PlacementError(
-            f"`{job.name}` does not fit `{inventory.cluster}`: {wrong[0]}", hint=wrong[1]
+            f"`{job.name}` does not fit `{inventory.cluster}`: {misfit[0]}", hint=misfit[1]
         )
 
 
@@ -63,10 +65,10 @@ def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
         yield from _class_misfits(job.predict, inventory)
     else:
         yield from _engine_misfits(job, inventory)
-    least = job.gpus[0]
-    if least > inventory.gpus:
+    minimum = job.gpus[0]
+    if minimum > inventory.gpus:
         yield (
-            f"it takes {least:g} GPUs at least, and the nodes have {inventory.gpus}",
+            f"it takes {minimum:g} GPUs at least, and the nodes have {inventory.gpus}",
             "lower `replicas`, `tp` or `pp`",
         )
     yield from _fragmentation(job, inventory)

@@ -43,23 +43,23 @@ def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
     """
     within = Bounds(folder=folder)
     where, mistakes = _flag_values(options)
-    wrong = [
-        (f"--{name}", f"is missing: {what}")
-        for name, what in _REQUIRED.items()
+    problems = [
+        (f"--{name}", f"is missing: {description}")
+        for name, description in _REQUIRED.items()
         if name not in options
     ]
-    wrong += [*mistakes, *_contradictions(options, where)]
+    problems += [*mistakes, *_contradictions(options, where)]
     if "system" in options or "chat" in options:
-        wrong += _write_messages(options, within, where)
+        problems += _write_messages(options, within, where)
     empty = Document(data={}, lines={}, mistakes=())
     job_file, file_mistakes = check_document(_overlay(empty, where), within, name="batch")
-    wrong += [
+    problems += [
         (_flag_for(mistake.yaml_path, options), mistake.text)
         for mistake in file_mistakes
         if not _is_missing(mistake, options)
     ]
-    if wrong or job_file is None:
-        raise _job_error(wrong)
+    if problems or job_file is None:
+        raise _job_error(problems)
     if options.get("name"):
         return job_file
     return replace(job_file, name=f"{_base_name(job_file)}-{_flags_digest(job_file)[:8]}")
@@ -69,12 +69,12 @@ def _contradictions(
     options: Mapping[str, Any], where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
     """Remove the first of two exclusive flags from `where`, and report the second."""
-    wrong = []
+    problems = []
     for first, second in ("column", "template"), ("system", "chat"):
         if first in options and second in options:
             where.pop(FLAGS[first][0], None)
-            wrong.append((f"--{second}", f"should be left out with --{first}"))
-    return wrong
+            problems.append((f"--{second}", f"should be left out with --{first}"))
+    return problems
 
 
 def _base_name(job: Job) -> str:
@@ -101,13 +101,13 @@ def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Pat
         _overlay(content, where), places.job_bounds(path, allow), name=job_name(path)
     )
     flag_mistakes = [mistake for mistake in mistakes if _is_flag_mistake(mistake, where, content)]
-    wrong = [*_identity_flags(options, path), *unwritten]
-    wrong += [(_flag_for(mistake.yaml_path, options), mistake.text) for mistake in flag_mistakes]
+    problems = [*_identity_flags(options, path), *unwritten]
+    problems += [(_flag_for(mistake.yaml_path, options), mistake.text) for mistake in flag_mistakes]
     of_file = mistakes_error(
         path, content, [mistake for mistake in mistakes if mistake not in flag_mistakes]
     )
-    if wrong:
-        raise _job_error(wrong, of_file.mistakes)
+    if problems:
+        raise _job_error(problems, of_file.mistakes)
     if job is None:
         raise of_file
     return replace(job, path=path)
@@ -130,19 +130,19 @@ def parse_job_file(content: str) -> Document:
 
 
 def check_document(
-    written: Document, within: Bounds, *, name: str
+    content: Document, within: Bounds, *, name: str
 ) -> tuple[Job | None, list[Mistake]]:
     """Return the job, or its mistakes.
 
     Args:
-        written: the document, with line numbers.
+        content: the parsed file, with line numbers.
         within: base and bounds of its paths.
         name: the job's name if the document has none; may be empty.
     """
-    mistakes = list(written.mistakes)
-    if written.data is None:
+    mistakes = list(content.mistakes)
+    if content.data is None:
         return None, mistakes
-    draft, wrong = draft_job(written, within)
+    draft, wrong = draft_job(content, within)
     mistakes += wrong
     if draft is None:
         return None, mistakes
@@ -188,7 +188,7 @@ def _is_flag_mistake(mistake: Mistake, where: Mapping[YamlPath, object], content
 
 
 def _contains(section: YamlPath, where: Iterable[YamlPath]) -> bool:
-    return bool(section) and any(place[: len(section)] == section for place in where)
+    return bool(section) and any(yaml_path[: len(section)] == section for yaml_path in where)
 
 
 def _flag_values(
@@ -196,24 +196,24 @@ def _flag_values(
 ) -> tuple[dict[YamlPath, object], list[tuple[str, str]]]:
     """Return the flags' values by job file key, and the mistakes in flags themselves."""
     where: dict[YamlPath, object] = {}
-    wrong: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     for name, value in options.items():
         if name == "engine_arg":
             for text in value:
-                key, equals, rest = text.partition("=")
+                key, equals, value_text = text.partition("=")
                 if not equals:
-                    wrong.append(
+                    problems.append(
                         ("--engine-arg", f"should be NAME=VALUE, not {describe_value(text)}")
                     )
                 elif ("engine", "args", key) in where:
-                    wrong.append(("--engine-arg", f"should name {describe_value(key)} once"))
+                    problems.append(("--engine-arg", f"should name {describe_value(key)} once"))
                 else:
-                    where["engine", "args", key] = _parse_value(rest)
+                    where["engine", "args", key] = _parse_value(value_text)
         elif name not in ("system", "chat"):
-            place = FLAGS[name][0]
-            own = (stage, *place[1:]) if name in ("replicas", "batch_size") else place
-            where[own] = list(value) if isinstance(value, tuple) else value
-    return where, wrong
+            yaml_path = FLAGS[name][0]
+            target = (stage, *yaml_path[1:]) if name in ("replicas", "batch_size") else yaml_path
+            where[target] = list(value) if isinstance(value, tuple) else value
+    return where, problems
 
 
 def _write_messages(
@@ -272,15 +272,15 @@ def _parse_value(text: str) -> object:
 def _overlay(document: Document, where: Mapping[YamlPath, object]) -> Document:
     """Return the document with the values of `where` set, on copies."""
     data, lines = dict(document.data or {}), dict(document.lines)
-    for place, value in where.items():
-        section, key = _copy_section(data, place[:-1]), str(place[-1])
-        if place[:2] == ("engine", "args"):
+    for yaml_path, value in where.items():
+        section, key = _copy_section(data, yaml_path[:-1]), str(yaml_path[-1])
+        if yaml_path[:2] == ("engine", "args"):
             for other in [name for name in section if python_name(name) == python_name(key)]:
                 del section[other]
         section[key] = value
-        for length in range(1, len(place)):
-            lines.setdefault(place[:length], 1)
-        lines[place] = 1
+        for length in range(1, len(yaml_path)):
+            lines.setdefault(yaml_path[:length], 1)
+        lines[yaml_path] = 1
     return Document(
         data=data if document.data is not None else None, lines=lines, mistakes=document.mistakes
     )
@@ -308,9 +308,9 @@ def _flag_for(where: YamlPath, options: Container[str]) -> str:
         return _message_flag(where, options)
     if where[0] == "predict":
         where = ("engine", *where[1:])
-    near = [name for name, (place, _) in FLAGS.items() if _overlaps(place, where)]
-    near.sort(key=lambda name: name not in options)
-    return flag_name(near[0]) if near else ""
+    candidates = [name for name, (yaml_path, _) in FLAGS.items() if _overlaps(yaml_path, where)]
+    candidates.sort(key=lambda name: name not in options)
+    return flag_name(candidates[0]) if candidates else ""
 
 
 def _message_flag(where: YamlPath, options: Container[str]) -> str:
@@ -320,15 +320,15 @@ def _message_flag(where: YamlPath, options: Container[str]) -> str:
     return next((f"--{name}" for name in ("template", "column") if name in options), "--chat")
 
 
-def _overlaps(place: YamlPath, where: YamlPath) -> bool:
+def _overlaps(first: YamlPath, second: YamlPath) -> bool:
     """Return True if one of two paths is a prefix of the other."""
-    return all(key == other for key, other in zip(place, where, strict=False))
+    return all(key == other for key, other in zip(first, second, strict=False))
 
 
 def _is_missing(mistake: Mistake, options: Container[str]) -> bool:
     """Return True if the mistake only repeats that a required flag is missing."""
     missing = {FLAGS[name][0] for name in _REQUIRED if name not in options}
-    if mistake.about_key and any(place[:1] == mistake.yaml_path[:1] for place in missing):
+    if mistake.about_key and any(yaml_path[:1] == mistake.yaml_path[:1] for yaml_path in missing):
         return True
     return mistake.yaml_path == () and ("model",) in missing
 
@@ -339,10 +339,10 @@ def _flags_digest(job: Job) -> str:
     return identity_digest(values | {"write": job.to.text})
 
 
-def _job_error(wrong: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
+def _job_error(problems: Sequence[tuple[str, str]], lines: Sequence[str] = ()) -> JobError:
     mistakes = [
         *lines,
-        *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(wrong)),
+        *(f"{flag}: {text}" if flag else text for flag, text in dict.fromkeys(problems)),
     ]
     where = "the job" if lines else "the flags"
     return JobError(f"{count_mistakes(len(mistakes))} in {where}", mistakes, hint=_HINT)

@@ -119,7 +119,7 @@ def format_mistakes(
     """Return the mistakes that leave the format unknown: key below `read`, and text."""
     formats = "text, jsonl, csv or parquet"
     first_names: dict[Format, str] = {}
-    wrong: list[tuple[tuple[str | int, ...], str]] = []
+    mistakes: list[tuple[tuple[str | int, ...], str]] = []
     for index, (source, inside) in enumerate(zip(sources, names, strict=True)):
         for name in inside:
             format = format_of(name)
@@ -129,18 +129,18 @@ def format_mistakes(
                     " shows no"
                     f" format; write `format`: {formats}"
                 )
-                wrong.append((("paths", index), text))
+                mistakes.append((("paths", index), text))
                 break
             first_names.setdefault(format, name)
-    if not wrong and len(first_names) > 1:
+    if not mistakes and len(first_names) > 1:
         (first, first_name), (second, second_name) = list(first_names.items())[:2]
         both = (
             f"{describe_value(first_name.rpartition('/')[2])} is {first},"
             f" {describe_value(second_name.rpartition('/')[2])} is"
             f" {second}"
         )
-        wrong.append((("paths",), f"should all have one format: {both}"))
-    return wrong
+        mistakes.append((("paths",), f"should all have one format: {both}"))
+    return mistakes
 
 
 def common_format(names: Sequence[Sequence[str]]) -> Format:
@@ -162,9 +162,9 @@ def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFil
         except PathError as error:
             raise _input_error(job, f"{source.shown}: {error}") from error
         for file in files:
-            label, again = file.label, 2
+            label, suffix = file.label, 2
             while label in labels:
-                label, again = f"{file.label} ({again})", again + 1
+                label, suffix = f"{file.label} ({suffix})", suffix + 1
             labels.add(label)
             yield _hash_file(
                 f"input/{number:04d}-{_safe_name(file.path.name)}",
@@ -269,9 +269,9 @@ def _check_regular(path: Path, label: str, within: Bounds) -> Path:
     return resolved
 
 
-def _no_file_reason(root: Path, written: str) -> str:
+def _no_file_reason(root: Path, text: str) -> str:
     if root.is_dir():
-        return f"names no file: nothing matches {describe_value(written)} in {quote_path(root)}"
+        return f"names no file: nothing matches {describe_value(text)} in {quote_path(root)}"
     return f"names no file: there is no {quote_path(root)}"
 
 

@@ -128,10 +128,10 @@ def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
     """
     files = decode.parse_json(_Outputs, text, f"{node}: the list of output files").files
     paths = [file.path for file in files]
-    if wrong := [path for path in paths if not OUTPUT.fullmatch(path)]:
+    if unknown := [path for path in paths if not OUTPUT.fullmatch(path)]:
         raise UnreadableAnswer(
             f"{node}: names an output file that no job of vlaunch writes; nothing of it was taken",
-            evidence=repr(wrong[0])[:200],
+            evidence=repr(unknown[0])[:200],
         )
     if len(set(paths)) < len(paths):
         raise UnreadableAnswer(

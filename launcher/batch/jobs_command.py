@@ -56,11 +56,11 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     ctx = call if names else replace(call, shows="none")  # without names, JSON is an answer
     with (
         ctx.session(nodes=[call.inventory.head]) as session,
-        call.locked(session, unless=not names) as ours,
+        call.locked(session, unless=not names) as locked,
     ):
-        snapshot, statuses = query_jobs(ours, update=bool(names))
+        snapshot, statuses = query_jobs(locked, update=bool(names))
         if names:
-            _remove_jobs(ours, statuses, names)
+            _remove_jobs(locked, statuses, names)
             return
     if call.as_json:
         click.echo(

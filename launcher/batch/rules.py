@@ -48,8 +48,8 @@ def _check_sections(draft: Draft) -> Iterator[Mistake]:
             )
         for key in _MODEL_KEYS:
             if draft.is_written(key):
-                why = "the class knows its model; give it what it needs in `predict.args`"
-                yield Mistake(yaml_path=(key,), text=f"should be left out with `predict`: {why}")
+                reason = "the class knows its model; give it what it needs in `predict.args`"
+                yield Mistake(yaml_path=(key,), text=f"should be left out with `predict`: {reason}")
     else:
         if file.model is None and draft.is_valid("model"):
             yield Mistake(
@@ -109,13 +109,13 @@ def check_prompts(draft: Draft) -> Iterator[Mistake]:
 
 
 def _check_templates(prompt: PromptSection, forms: list[str]) -> Iterator[Mistake]:
-    wrong = [
+    mistakes = [
         Mistake(yaml_path=where, text=text)
         for where, template in _templates(prompt)
         for text in template_mistakes(template)
     ]
-    yield from wrong
-    if not wrong and forms in (["template"], ["chat"], ["pair"]):
+    yield from mistakes
+    if not mistakes and forms in (["template"], ["chat"], ["pair"]):
         yield from _check_constant_prompt(prompt, forms[0])
 
 
@@ -185,9 +185,9 @@ def check_keep(draft: Draft) -> Iterator[Mistake]:
             " something else in the input"
         )
         yield Mistake(yaml_path=("read", "id"), text=text)
-    own = (ROW,) if draft.mode == "predict" else (ROW, *RESULT_COLUMNS[draft.file.task])
+    reserved = (ROW,) if draft.mode == "predict" else (ROW, *RESULT_COLUMNS[draft.file.task])
     for column in draft.file.keep or {}:
-        if column in own:
+        if column in reserved:
             yaml_path = ("keep", column) if draft.is_written("keep", column) else ("keep",)
             text = (
                 f"should not name `{column}`, which the job writes itself; call it something else"
@@ -199,9 +199,9 @@ def check_keep(draft: Draft) -> Iterator[Mistake]:
 def check_arguments(draft: Draft) -> Iterator[Mistake]:
     """Check that engine arguments are unique and not set by the job."""
     spellings: dict[str, str] = {}
-    for written in draft.file.engine.args:
-        name = python_name(written)
-        where: YamlPath = ("engine", "args", written)
+    for spelling in draft.file.engine.args:
+        name = python_name(spelling)
+        where: YamlPath = ("engine", "args", spelling)
         owned = OWNED_ARGUMENTS.get(SHORT_NAMES.get(name, name))
         if name in spellings:
             yield Mistake(yaml_path=where, text=f"is `{spellings[name]}` in another spelling")
@@ -215,7 +215,7 @@ def check_arguments(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(
                 yaml_path=where, text="should be left out: write `data_parallel.expert_parallel`"
             )
-        spellings.setdefault(name, written)
+        spellings.setdefault(name, spelling)
 
 
 def check_secrets(draft: Draft) -> Iterator[Mistake]:
@@ -263,16 +263,16 @@ def check_places(draft: Draft) -> Iterator[Mistake]:
             yield Mistake(yaml_path=("write", "path"), text=text)
 
 
-def _reads_output(source: Source, to: Source) -> bool:
+def _reads_output(source: Source, target: Source) -> bool:
     """Return True if `source` would read the files written to `to`."""
-    if source.where != to.where:
+    if source.where != target.where:
         return False
     # `**` goes through all folders below the part before it.
     root, _, _ = source.text.partition("/**")
-    if f"{to.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
+    if f"{target.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
         return True
     # Folders matched by a local pattern are read, too.
-    path = PurePath(to.text)
+    path = PurePath(target.text)
     return source.where == "control" and any(
         folder.match(source.text) for folder in (path, *path.parents)
     )

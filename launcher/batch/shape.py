@@ -61,8 +61,8 @@ class Job(driver.Job):
         """Accelerators that the job needs at least, and would use at most."""
         if self.mode == "predict":
             assert self.predict is not None  # noqa: S101 - the mode says so
-            least, most = self.predict.replicas
-            return least * self.predict.num_gpus, most * self.predict.num_gpus
+            minimum, maximum = self.predict.replicas
+            return minimum * self.predict.num_gpus, maximum * self.predict.num_gpus
         per_replica = self.engine.tp * self.engine.pp
         if self.data_parallel is not None:
             return float(per_replica * self.data_parallel.size), float(

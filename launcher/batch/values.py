@@ -63,12 +63,14 @@ def _parse_replicas(value: object) -> tuple[int, int]:
         raise value_error(
             "should be a whole number such as 2, or the least and the most such as [1, 4]"
         )
-    least, most = numbers
-    if not 1 <= least <= MAX_REPLICAS or not 1 <= most <= MAX_REPLICAS:
+    minimum, maximum = numbers
+    if not 1 <= minimum <= MAX_REPLICAS or not 1 <= maximum <= MAX_REPLICAS:
         raise bare_error(f"should be at least 1 and at most {MAX_REPLICAS}")
-    if least > most:
-        raise bare_error(f"should have the least first: {most} to {least}, not {least} to {most}")
-    return least, most
+    if minimum > maximum:
+        raise bare_error(
+            f"should have the least first: {maximum} to {minimum}, not {minimum} to {maximum}"
+        )
+    return minimum, maximum
 
 
 def _least_and_most(value: object) -> list[Any]:

@@ -222,22 +222,22 @@ class _JobWatcher:
 
     def _failure_error(self, update: JobUpdate) -> BatchError:
         name = self._watched.title
-        again = (
+        retry_hint = (
             "run the same command again: it goes on where this one stopped"
             f" ({progress_text.row_counts(update.progress)} are done)"
         )
         if "stopped" in (update.progress.state, update.status.lower()):
-            return BatchError(f"{name} was stopped", evidence=update.progress.text, hint=again)
+            return BatchError(f"{name} was stopped", evidence=update.progress.text, hint=retry_hint)
         if update.progress.error is not None:
-            return self._driver_error(update.progress, update.progress.error, again)
+            return self._driver_error(update.progress, update.progress.error, retry_hint)
         if update.status == "ABSENT":
             return BatchError(
                 f"{name} is gone: Ray does not know it any more, as after a restart of the head",
-                hint=again,
+                hint=retry_hint,
             )
-        return self._death_error(update, again)
+        return self._death_error(update, retry_hint)
 
-    def _driver_error(self, progress: Progress, error: JobFailure, again: str) -> BatchError:
+    def _driver_error(self, progress: Progress, error: JobFailure, retry_hint: str) -> BatchError:
         """Return the error that the driver reported."""
         log = "\n".join(self._lines)
         hint = error.hint
@@ -250,10 +250,10 @@ class _JobWatcher:
             f"{self._watched.title} {'was refused' if refused else 'failed'}:"
             f" {replace_addresses(nodes, error.message)}",
             evidence=replace_addresses(nodes, error.evidence),
-            hint=hint if refused else f"{hint}\n{again}",
+            hint=hint if refused else f"{hint}\n{retry_hint}",
         )
 
-    def _death_error(self, update: JobUpdate, again: str) -> BatchError:
+    def _death_error(self, update: JobUpdate, retry_hint: str) -> BatchError:
         """Return the error of a driver that exited without a report."""
         title = f"{self._watched.title}: its driver {_end_phrase(update)}"
         log = "\n".join(self._lines)
@@ -263,11 +263,11 @@ class _JobWatcher:
             return BatchError(
                 f"{title}: {symptom.cause}",
                 evidence=list(dict.fromkeys([symptom.line, *tail])),
-                hint=f"{symptom.batch}\n{again}",
+                hint=f"{symptom.batch}\n{retry_hint}",
             )
         if _was_killed(update):
             tail = update.message.splitlines()[:1]  # a killed driver logs no reason
-        return BatchError(title, evidence=list(dict.fromkeys(tail)), hint=again)
+        return BatchError(title, evidence=list(dict.fromkeys(tail)), hint=retry_hint)
 
     def _hang_error(self) -> DeadlineError:
         return DeadlineError(

@@ -54,9 +54,9 @@ def stop(call: CommandContext, session: Session, names: Sequence[str], grace: fl
             hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
         )
     data = {"stopped": [job.id for job in runs]}
-    ended = ", ".join(job.name for job in runs)
+    stopped = ", ".join(job.name for job in runs)
     session.done(
-        f"stopped {ended}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
+        f"stopped {stopped}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
         state="ok" if runs else "unchanged",
         seconds=time.monotonic() - began,
         data=data,
@@ -152,7 +152,7 @@ def judge_stopped(
     ]
     remains += [f"the driver of `{name}` still lives" for name in alive]
     # By Ray's own job ids: other jobs' resources do not matter here.
-    own = [
+    job_ids = [
         job["job_id"]
         for job in payload["jobs"]
         if job["submission_id"] in jobs and job.get("job_id")
@@ -160,11 +160,11 @@ def judge_stopped(
     # Ray Data's own actors (statistics and others) are detached: created by the first job, shared
     # by all later ones.
     actors = sum(
-        row.get("job_id") in own and row.get("state") == "ALIVE" and not row.get("is_detached")
+        row.get("job_id") in job_ids and row.get("state") == "ALIVE" and not row.get("is_detached")
         for row in payload.get("actors", ())
     )
     groups = sum(
-        row.get("creator_job_id") in own and row.get("state") != "REMOVED"
+        row.get("creator_job_id") in job_ids and row.get("state") != "REMOVED"
         for row in payload.get("groups", ())
     )
     remains += [f"{actors} actors still there"] if actors else []

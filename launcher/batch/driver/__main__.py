@@ -64,7 +64,7 @@ def lock_work(work: str) -> Any:
         Refused: Another driver of this job lives, or the folder can hold no lock.
     """
     path = os.path.join(work, "lock")
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             os.makedirs(work, exist_ok=True)
@@ -87,7 +87,7 @@ def lock_work(work: str) -> Any:
             )
             raise jobs.Refused(f"{path} cannot be locked", str(error), hint) from error
         file.close()
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             raise jobs.Refused(
                 f"another driver works in {work}",
                 reason,

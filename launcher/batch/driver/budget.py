@@ -44,18 +44,21 @@ class ReplicaCounts:
 
 def count_replicas(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
     """Count the replicas in Ray's table of actors, which have `kind` in their names."""
-    mine = {name: actor for name, actor in table.items() if kind in actor.name}
-    up, coming = filter_by_state(mine, UP_STATES), filter_by_state(mine, STARTING_STATES)
+    replicas = {name: actor for name, actor in table.items() if kind in actor.name}
+    running = filter_by_state(replicas, UP_STATES)
+    starting = filter_by_state(replicas, STARTING_STATES)
     placed = sum(
-        replica.state == "PENDING_CREATION" and replica.node != "" for replica in coming.values()
+        replica.state == "PENDING_CREATION" and replica.node != "" for replica in starting.values()
     )
     return ReplicaCounts(
-        ready=len(up),
+        ready=len(running),
         placed=placed,
-        waiting=len(coming) - placed,
-        restarts=sum(actor.restarts for actor in mine.values()),
-        processes={name: (actor.node, actor.pid) for name, actor in up.items()},
-        causes=tuple(actor.death for name, actor in mine.items() if name not in up and actor.death),
+        waiting=len(starting) - placed,
+        restarts=sum(actor.restarts for actor in replicas.values()),
+        processes={name: (actor.node, actor.pid) for name, actor in running.items()},
+        causes=tuple(
+            actor.death for name, actor in replicas.items() if name not in running and actor.death
+        ),
     )
 
 
@@ -108,9 +111,9 @@ class Budget:
             self.rows, self.moved, self.idle = rows, now, 0
         if self.up is None and (counts.ready >= self.least or self.rows):
             self.up = now
-        fresh = max(0, counts.restarts - self.total)
-        self.total += fresh
-        self.idle += fresh
+        new_restarts = max(0, counts.restarts - self.total)
+        self.total += new_restarts
+        self.idle += new_restarts
 
     def judge_start(self, now: float, counts: ReplicaCounts) -> Failed | None:
         """Return the failure of replicas that took too long to start, if any."""
@@ -343,12 +346,12 @@ def query_holders() -> list[str]:
     from ray.util.state import list_actors
 
     names = query_job_names()
-    mine = ray.get_runtime_context().get_job_id()
+    own_job = ray.get_runtime_context().get_job_id()
     by_holder: dict[str, dict[str, float]] = {}
     for actor in list_actors(
         filters=[("state", "=", "ALIVE")], detail=True, limit=1000, timeout=QUERY_TIMEOUT
     ):
-        if actor.job_id == mine or not actor.required_resources:
+        if actor.job_id == own_job or not actor.required_resources:
             continue
         sums = by_holder.setdefault(names.get(str(actor.job_id)) or f"job {actor.job_id}", {})
         for name, amount in actor.required_resources.items():

@@ -61,7 +61,7 @@ def label_log(job: str) -> None:
     os.write(1, f"vlaunch: an engine of batch job {job}\n".encode())
 
 
-def create_gate(least: int) -> Any:
+def create_gate(count: int) -> Any:
     """Return a gate at which `least` replicas wait until all are loaded, or None for one.
 
     Else the first replica would take every row while the others load. Ray Data's own wait
@@ -69,11 +69,11 @@ def create_gate(least: int) -> Any:
     """
     import ray
 
-    if least < 2:
+    if count < 2:
         return None
     # On the head: a gate on a dying node would take all waiting replicas with it.
     return ray.remote(num_cpus=0, max_concurrency=1000, resources=HEAD_RESOURCES)(StartGate).remote(
-        least
+        count
     )
 
 
@@ -84,34 +84,34 @@ class StartGate:
     It stays open for replicas that restart or arrive late.
     """
 
-    def __init__(self, least: int, patience: float = PATIENCE) -> None:
+    def __init__(self, count: int, patience: float = PATIENCE) -> None:
         import asyncio
 
-        self.remaining, self.patience, self.arrived, self.open = least, patience, 0, asyncio.Event()
+        self.remaining, self.patience, self.arrived, self.open = count, patience, 0, asyncio.Event()
 
     async def arrive(self) -> None:
         import asyncio
 
         self.remaining -= 1
         self.arrived += 1
-        mine = self.arrived
+        arrival = self.arrived
         if self.remaining <= 0:
             self.open.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.open.wait(), self.patience)
-        if mine == self.arrived:
+        if arrival == self.arrived:
             self.open.set()
         await self.open.wait()
 
 
-def wait_at_gate(at: Any) -> None:
+def wait_at_gate(gate: Any) -> None:
     """Wait at a gate, on a replica that is ready."""
-    if at is not None:
+    if gate is not None:
         import ray
 
         # without a gate rows are only shared less evenly
         with contextlib.suppress(ray.exceptions.RayActorError):
-            ray.get(at.arrive.remote())
+            ray.get(gate.arrive.remote())
 
 
 def iter_tables(dataset: Any) -> Any:

@@ -162,11 +162,11 @@ class Encoder:
         """
         import pyarrow
 
-        own = {"row", *(field.name for field in fields)}
+        result_names = {"row", *(field.name for field in fields)}
         keep = [
             pyarrow.field(name, columns.arrow_type(type_), metadata={KIND: b"kept"})
             for name, type_ in self.types.items()
-            if name not in own
+            if name not in result_names
         ]
         fields = [field for field in fields if field.name != "row"]
         return pyarrow.schema(

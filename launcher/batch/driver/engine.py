@@ -110,12 +110,12 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
     """Add the stage of replicas, each with several batches in flight, one thread per batch."""
     from ray.data import ActorPoolStrategy
 
-    least, most = job.engine.replicas
+    minimum, maximum = job.engine.replicas
     concurrent = concurrency(job.engine.args, batch)
-    in_flight = source.batches_in_flight(concurrent + 2, batch, rows, most)
+    in_flight = source.batches_in_flight(concurrent + 2, batch, rows, maximum)
     pool = ActorPoolStrategy(
-        min_size=least,
-        max_size=most,
+        min_size=minimum,
+        max_size=maximum,
         max_tasks_in_flight_per_actor=in_flight,
         max_concurrent_calls_per_actor=min(concurrent, in_flight),
         enable_true_multi_threading=True,
@@ -124,7 +124,7 @@ def add_inference_stage(data: Dataset, job: Job, batch: int, rows: int) -> Datas
         "arguments": engine_arguments(job),
         "task": job.task,
         "sampling": dict(job.sampling),
-        "gate": cluster.create_gate(least),
+        "gate": cluster.create_gate(minimum),
         "order": job.engine.order,
         "job": job.name,
     }

@@ -284,8 +284,8 @@ def find_evidence(text: str, matched: str) -> str:
     """Return the matched line and the two below it."""
     lines = [line for line in text.splitlines() if not NOISE.search(line)]
     first = matched.splitlines()[0] if matched else ""
-    at = next((index for index, line in enumerate(lines) if first and first in line), None)
-    shown = lines[-4:] if at is None else lines[at : at + 3]
+    position = next((index for index, line in enumerate(lines) if first and first in line), None)
+    shown = lines[-4:] if position is None else lines[position : position + 3]
     return "\n".join(line[:400] for line in shown)
 
 

@@ -49,12 +49,12 @@ def answer_columns(output: Any) -> dict[str, Any]:
         NoAnswer: vLLM aborted the request, even after partial text.
     """
     first = output.outputs[0]
-    ended = str(first.finish_reason or "")
-    if ended in ("abort", "error"):
-        raise NoAnswer(f"vLLM ended this request: {ended}")
+    finish_reason = str(first.finish_reason or "")
+    if finish_reason in ("abort", "error"):
+        raise NoAnswer(f"vLLM ended this request: {finish_reason}")
     return {
         "answer": first.text,
-        "finish_reason": ended,
+        "finish_reason": finish_reason,
         **prompt_counts(output),
         "output_tokens": len(first.token_ids),
     }

@@ -44,8 +44,8 @@ class Ledger:
     `done` and `errors` count them over all runs.
     """
 
-    def __init__(self, out: Location, rows: int) -> None:
-        self.out, self.rows = out, rows
+    def __init__(self, output_dir: Location, rows: int) -> None:
+        self.out, self.rows = output_dir, rows
         self.accounted = Intervals()
         self.done = self.errors = 0
         self.next_number = 1
@@ -150,32 +150,34 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
     Raises:
         Refused: the folder holds other files, or belongs to another identity or input.
     """
-    out = open_location(job.out)
+    output_dir = open_location(job.out)
     try:
         if job.restart:
             erase_output(job)
-        claim_output(job, manifest, out)
-        return load_ledger(out, manifest, retry_errors)
+        claim_output(job, manifest, output_dir)
+        return load_ledger(output_dir, manifest, retry_errors)
     except OSError as error:
         hint = (
             "see that it is a folder, that the head's container may write there, and that there is"
             " space"
         )
         raise Refused(
-            f"{mask_secrets(out.address)} cannot be written", brief_error(error), hint
+            f"{mask_secrets(output_dir.address)} cannot be written", brief_error(error), hint
         ) from error
 
 
-def load_ledger(out: Location, manifest: Manifest, retry_errors: bool) -> Ledger:
-    ledger = Ledger(out, manifest.rows)
+def load_ledger(output_dir: Location, manifest: Manifest, retry_errors: bool) -> Ledger:
+    ledger = Ledger(output_dir, manifest.rows)
     if retry_errors:
-        delete_errors(out)
-    remove_hidden_files(out)
-    entries = read_entries(out)
+        delete_errors(output_dir)
+    remove_hidden_files(output_dir)
+    entries = read_entries(output_dir)
     sizes = {
-        f"{kind}/{name}": size for kind in KINDS for name, size in out.child(kind).sizes().items()
+        f"{kind}/{name}": size
+        for kind in KINDS
+        for name, size in output_dir.child(kind).sizes().items()
     }
-    refuse_unlisted_files(out, sizes, {entry.part for entry in entries})
+    refuse_unlisted_files(output_dir, sizes, {entry.part for entry in entries})
     ledger.next_number = 1 + max((entry.number for entry in entries), default=0)
     for entry in entries:
         if sizes.get(entry.part) == entry.bytes:
@@ -185,52 +187,57 @@ def load_ledger(out: Location, manifest: Manifest, retry_errors: bool) -> Ledger
         # number is reused.
         if entry.part in sizes:
             kind, _, name = entry.part.partition("/")
-            out.child(kind).child(name).delete()
+            output_dir.child(kind).child(name).delete()
         if entry.number != ledger.next_number - 1:
-            out.child("ledger").child(f"part-{entry.number:06d}.json").delete()
+            output_dir.child("ledger").child(f"part-{entry.number:06d}.json").delete()
     return ledger
 
 
-def delete_errors(out: Location) -> None:
+def delete_errors(output_dir: Location) -> None:
     """Delete the error files: their rows are to be done again."""
-    folder = out.child("errors")
+    folder = output_dir.child("errors")
     for name in folder.names():
         if PART.fullmatch(name):
             folder.child(name).delete()
 
 
-def refuse_unlisted_files(out: Location, present: Iterable[str], listed: set[str]) -> None:
+def refuse_unlisted_files(output_dir: Location, present: Iterable[str], listed: set[str]) -> None:
     """Raise Refused if a file of answers or errors has no ledger entry."""
     unknown = sorted(
         name for name in present if name not in listed and PART.fullmatch(name.partition("/")[2])
     )
     if unknown:
         raise Refused(
-            f"{mask_secrets(out.address)} has files that the ledger does not know",
+            f"{mask_secrets(output_dir.address)} has files that the ledger does not know",
             "\n".join(unknown[:10]),
             f"move them away, or {RESTART_HINT}",
         )
 
 
-def claim_output(job: Job, manifest: Manifest, out: Location) -> None:
+def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
     """Mark the output folder as this job's, or verify its mark.
 
     Raises:
         Refused: it belongs to another job, or to other settings or another input.
     """
-    shown = mask_secrets(out.address)
-    mark = out.child("ledger").child("job.json")
+    shown = mask_secrets(output_dir.address)
+    mark = output_dir.child("ledger").child("job.json")
     origin = manifest.fingerprint()
-    mine = {"job": job.name, "cluster": job.cluster, "meaning": dict(job.identity), "input": origin}
+    owner = {
+        "job": job.name,
+        "cluster": job.cluster,
+        "meaning": dict(job.identity),
+        "input": origin,
+    }
     if mark.exists():
         check_mark(job, origin, mark, shown)
     else:
-        refuse_foreign_files(out, shown)
-        for folder in (out, out.child("ledger")):
+        refuse_foreign_files(output_dir, shown)
+        for folder in (output_dir, output_dir.child("ledger")):
             folder.make_folder()
-        mark.write_atomic(json.dumps(mine, ensure_ascii=False).encode("utf-8", "surrogateescape"))
+        mark.write_atomic(json.dumps(owner, ensure_ascii=False).encode("utf-8", "surrogateescape"))
     for kind in KINDS:
-        out.child(kind).make_folder()
+        output_dir.child(kind).make_folder()
 
 
 def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
@@ -267,9 +274,9 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
         raise Refused(f"{shown} was begun by this job with another input", hint=hint)
 
 
-def refuse_foreign_files(out: Location, shown: str) -> None:
+def refuse_foreign_files(output_dir: Location, shown: str) -> None:
     """Raise Refused unless a folder without a mark is empty."""
-    if names := foreign_files(out):
+    if names := foreign_files(output_dir):
         evidence = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
         raise Refused(
             f"{shown} is not empty, and not this job's",
@@ -278,29 +285,29 @@ def refuse_foreign_files(out: Location, shown: str) -> None:
         )
 
 
-def foreign_files(out: Location) -> list[str]:
+def foreign_files(output_dir: Location) -> list[str]:
     """Return the files in a folder without a mark; empty folders, left by a crash, do not count."""
-    own = (*KINDS, "ledger")
+    own_folders = (*KINDS, "ledger")
     inside = [
         f"{folder}/{name}"
-        for folder in own
-        for name in out.child(folder).names()
+        for folder in own_folders
+        for name in output_dir.child(folder).names()
         if not name.startswith(".")
     ]
     return [
         name
-        for name in out.names()
-        if not name.startswith(".") and name not in (*own, "lost+found")
+        for name in output_dir.names()
+        if not name.startswith(".") and name not in (*own_folders, "lost+found")
     ] + inside
 
 
-def read_entries(out: Location) -> list[LedgerEntry]:
+def read_entries(output_dir: Location) -> list[LedgerEntry]:
     """The ledger in the order of its numbers.
 
     Raises:
         Refused: an entry is damaged.
     """
-    folder = out.child("ledger")
+    folder = output_dir.child("ledger")
     names = [
         name for name in folder.names() if (match := PART.fullmatch(name)) and match[2] == "json"
     ]
@@ -313,7 +320,7 @@ def read_entries(out: Location) -> list[LedgerEntry]:
                 f"{mask_secrets(folder.address)}/{name} is damaged", str(error), RESTART_HINT
             ) from error
 
-    if out.local:
+    if output_dir.local:
         return sorted(map(read_entry, names), key=lambda entry: entry.number)
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
         return sorted(pool.map(read_entry, names), key=lambda entry: entry.number)
@@ -341,9 +348,9 @@ def parse_entry(name: str, payload: dict[str, Any]) -> LedgerEntry:
     )
 
 
-def remove_hidden_files(out: Location) -> None:
+def remove_hidden_files(output_dir: Location) -> None:
     """Remove the hidden files of a writer that did not come to their renaming."""
-    folder = out.child("ledger")
+    folder = output_dir.child("ledger")
     for name in folder.names():
         if name.startswith(".part-"):
             folder.child(name).delete()
@@ -355,14 +362,14 @@ def erase_output(job: Job) -> None:
     Raises:
         Refused: the folder is not this job's.
     """
-    out = open_location(job.out)
-    mark = out.child("ledger").child("job.json")
+    output_dir = open_location(job.out)
+    mark = output_dir.child("ledger").child("job.json")
     if not mark.exists():
         return
     try:
         content = dict(json.loads(mark.read()))
     except (ValueError, TypeError) as error:
-        where = f"{mask_secrets(out.address)}/ledger/job.json"
+        where = f"{mask_secrets(output_dir.address)}/ledger/job.json"
         raise Refused(
             f"{where} is not this program's",
             str(error),
@@ -370,16 +377,16 @@ def erase_output(job: Job) -> None:
         ) from error
     if (content.get("job"), content.get("cluster")) != (job.name, job.cluster):
         raise Refused(
-            f"{mask_secrets(out.address)} belongs to the job `{content.get('job')}`",
+            f"{mask_secrets(output_dir.address)} belongs to the job `{content.get('job')}`",
             hint="name another folder to write to",
         )
     for kind in (*KINDS, "ledger"):
-        for name in out.child(kind).names():
+        for name in output_dir.child(kind).names():
             if (
                 PART.fullmatch(name)
                 or name.startswith((".part-", ".schema.", ".job."))
                 or name == "schema.json"
             ):
-                out.child(kind).child(name).delete()
-    out.child("summary.json").delete()
+                output_dir.child(kind).child(name).delete()
+    output_dir.child("summary.json").delete()
     mark.delete()

@@ -30,22 +30,22 @@ def compression_codec(path: str) -> str | None:
     return {"gz": "gzip", "zst": "zstd"}.get(bare.rpartition(".")[2].lower())
 
 
-def read_blocks(place: Location, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+def read_blocks(location: Location, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield a file's bytes, decompressed by its suffix; of a plain file, those from `start` to
     `end`.
 
     Raises:
         OSError: it cannot be read, or is not compressed as its suffix says.
     """
-    size = BLOCK if place.local else FAR_BLOCK
-    codec = compression_codec(place.address)
+    size = BLOCK if location.local else FAR_BLOCK
+    codec = compression_codec(location.address)
     if codec is not None:
-        with place.filesystem.open_input_stream(
-            place.path, compression=codec, buffer_size=BLOCK
+        with location.filesystem.open_input_stream(
+            location.path, compression=codec, buffer_size=BLOCK
         ) as stream:
             yield from iter(lambda: stream.read(BLOCK), b"")
         return
-    with place.open_input() as file:
+    with location.open_input() as file:
         file.seek(start)
         remaining = (file.size() if end is None else end) - start
         while remaining > 0 and (block := file.read(min(size, remaining))):

@@ -46,13 +46,13 @@ def query_order(prompts: Sequence[bytes]) -> list[int]:
     return arrange(prompts, sorted(range(len(prompts)), key=prompts.__getitem__), PARTINGS)
 
 
-def arrange(prompts: Sequence[bytes], places: list[int], partings: int) -> list[int]:
+def arrange(prompts: Sequence[bytes], indices: list[int], partings: int) -> list[int]:
     """Arrange the places of prompts, which are sorted by their bytes."""
-    if len(places) < 2 or not partings:
-        return places
-    begin = common_prefix(prompts[places[0]], prompts[places[-1]]) + BLOCK
-    alike = [list(group) for _, group in groupby(places, lambda place: prompts[place][:begin])]
-    alike.sort(key=lambda group: max(len(prompts[place]) for place in group), reverse=True)
+    if len(indices) < 2 or not partings:
+        return indices
+    begin = common_prefix(prompts[indices[0]], prompts[indices[-1]]) + BLOCK
+    alike = [list(group) for _, group in groupby(indices, lambda place: prompts[place][:begin])]
+    alike.sort(key=lambda group: max(len(prompts[index]) for index in group), reverse=True)
     return list(chain.from_iterable(arrange(prompts, group, partings - 1) for group in alike))
 
 
@@ -81,7 +81,7 @@ def ask_in_order(
     """
     if order == "given":
         return list(ask(list(prompts)))
-    places = query_order([compared(prompt) for prompt in prompts])
-    answers = ask([prompts[place] for place in places])
-    by_place = dict(zip(places, answers, strict=True))
-    return [by_place[place] for place in range(len(prompts))]
+    indices = query_order([compared(prompt) for prompt in prompts])
+    answers = ask([prompts[index] for index in indices])
+    by_index = dict(zip(indices, answers, strict=True))
+    return [by_index[index] for index in range(len(prompts))]

@@ -10,7 +10,7 @@ from .places import Location, brief_error
 BATCH = 8 << 20  # bytes of a batch, about
 
 
-def row_groups(place: Location) -> tuple[list[int], list[str]]:
+def row_groups(location: Location) -> tuple[list[int], list[str]]:
     """Return the row count of each row group, and the column names.
 
     Raises:
@@ -18,7 +18,7 @@ def row_groups(place: Location) -> tuple[list[int], list[str]]:
     """
     import pyarrow.parquet
 
-    with place.open_input() as file:
+    with location.open_input() as file:
         parquet_file = pyarrow.parquet.ParquetFile(file)
         return [
             parquet_file.metadata.row_group(group).num_rows
@@ -27,7 +27,7 @@ def row_groups(place: Location) -> tuple[list[int], list[str]]:
 
 
 def read_rows(
-    place: Location, group: int, count: int, row_bytes: int
+    location: Location, group: int, count: int, row_bytes: int
 ) -> Iterator[dict[str, Any] | str]:
     """Yield a row group's rows as dicts, or the reason against reading one.
 
@@ -39,7 +39,7 @@ def read_rows(
 
     done = 0
     try:
-        with place.open_input() as file:
+        with location.open_input() as file:
             parquet_file = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
             size = parquet_file.metadata.row_group(group).total_byte_size / max(
                 1, parquet_file.metadata.row_group(group).num_rows
@@ -55,7 +55,7 @@ def read_rows(
         # Arrow's own errors have no errno and repeat at every try (a broken page); those of the
         # operating system may pass.
         if isinstance(error, FileNotFoundError) or (
-            isinstance(error, OSError) and (error.errno or not place.local)
+            isinstance(error, OSError) and (error.errno or not location.local)
         ):
             raise
         reason = (

@@ -168,17 +168,17 @@ def list_files(where: str) -> list[StoredFile]:
         Refused: no file matches.
     """
     try:
-        place = open_location(where)
-        info = place.filesystem.get_file_info(place.path)
+        location = open_location(where)
+        info = location.filesystem.get_file_info(location.path)
         if info.is_file:
-            return [stored_file(info, place.address)]
+            return [stored_file(info, location.address)]
         if info.type.name == "Directory":
             stored = [
-                stored_file(entry, join_address(place.address, below))
-                for entry, below in walk_files(place, deep=True)
+                stored_file(entry, join_address(location.address, below))
+                for entry, below in walk_files(location, deep=True)
             ]
         else:
-            stored = list(glob_files(place))
+            stored = list(glob_files(location))
     except OSError as error:
         raise Refused(
             f"{mask_secrets(where)} cannot be listed",
@@ -193,38 +193,38 @@ def list_files(where: str) -> list[StoredFile]:
     return sorted(stored, key=lambda file: file.path)
 
 
-def glob_files(place: Location) -> Iterator[StoredFile]:
+def glob_files(location: Location) -> Iterator[StoredFile]:
     """The files that a glob names: `*` and `?` stay within a name, `**` goes through folders."""
-    parts = place.path.split("/")
+    parts = location.path.split("/")
     plain = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
     if plain is None:
         return
     pattern = glob_regex("/".join(parts[plain:]))
     root = "/".join(parts[:plain]) or "/"
-    start = re.search(r"/[^/]*[*?\[]", place.address)  # where the first name with a wildcard begins
-    above = place.address[: start.start()] if start else place.address
-    base = Location(filesystem=place.filesystem, path=root, address=above, local=place.local)
-    query = address_query(place)
+    start = re.search(r"/[^/]*[*?\[]", location.address)  # the first name with a wildcard
+    above = location.address[: start.start()] if start else location.address
+    base = Location(filesystem=location.filesystem, path=root, address=above, local=location.local)
+    query = address_query(location)
     for info, below in walk_files(base, deep=len(parts) - plain > 1 or "**" in parts[-1]):
         if pattern.fullmatch(below):
             yield stored_file(info, f"{above}/{below}{query}")
 
 
-def address_query(place: Location) -> str:
+def address_query(location: Location) -> str:
     """The `?…` at the end of an address, or nothing; in a path, `?` is a wildcard."""
-    if place.local:
+    if location.local:
         return ""
-    _, mark, query = place.address.partition("?")
+    _, mark, query = location.address.partition("?")
     return mark + query
 
 
-def walk_files(place: Location, deep: bool) -> Iterator[tuple[Any, str]]:
+def walk_files(location: Location, deep: bool) -> Iterator[tuple[Any, str]]:
     """Files in a folder with their paths relative to it."""
     from pyarrow import fs
 
-    selector = fs.FileSelector(place.path, allow_not_found=True, recursive=deep)
-    prefix = place.path.rstrip("/") + "/"
-    for info in place.filesystem.get_file_info(selector):
+    selector = fs.FileSelector(location.path, allow_not_found=True, recursive=deep)
+    prefix = location.path.rstrip("/") + "/"
+    for info in location.filesystem.get_file_info(selector):
         below = (
             info.path[len(prefix) :]
             if info.path.startswith(prefix)

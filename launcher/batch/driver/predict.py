@@ -36,8 +36,8 @@ def run(
     cluster.configure_data()
     options = job.predict
     assert options is not None  # noqa: S101 - the mode says so
-    rows, (_, most) = source.count_rows(pending), options.replicas
-    batch = source.batch_rows(options.batch_size, rows, most)
+    rows, (_, maximum) = source.count_rows(pending), options.replicas
+    batch = source.batch_rows(options.batch_size, rows, maximum)
     data = add_preprocess_stage(source.create_dataset(job, manifest, pending, batch), job)
     constructor_args = {
         "code": pack_code(job.work),
@@ -50,7 +50,7 @@ def run(
         Replica,
         options,
         batch,
-        source.batches_in_flight(IN_FLIGHT, batch, rows, most),
+        source.batches_in_flight(IN_FLIGHT, batch, rows, maximum),
         constructor_args,
     )
     with budget.ReplicaMonitor(
@@ -86,8 +86,10 @@ def add_actor_stage(
     """Add a stage of actors to a dataset."""
     from ray.data import ActorPoolStrategy
 
-    least, most = options.replicas
-    pool = ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=in_flight)
+    minimum, maximum = options.replicas
+    pool = ActorPoolStrategy(
+        min_size=minimum, max_size=maximum, max_tasks_in_flight_per_actor=in_flight
+    )
     return data.map_batches(
         stage,
         batch_size=batch,

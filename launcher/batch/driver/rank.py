@@ -133,19 +133,19 @@ class Rank:
         chat = not isinstance(prompt, str)
         text = self.prompter.chat(self.tokenizer, prompt) if not isinstance(prompt, str) else prompt
         text.encode()
-        most = int(self.llm.model_config.max_model_len)
-        if len(text) > most * getattr(self.tokenizer, "max_chars_per_token", len(text)):
+        limit = int(self.llm.model_config.max_model_len)
+        if len(text) > limit * getattr(self.tokenizer, "max_chars_per_token", len(text)):
             raise PromptError(
-                f"the prompt has {len(text)} characters, more than {most} tokens can hold"
+                f"the prompt has {len(text)} characters, more than {limit} tokens can hold"
                 " (max_model_len)"
             )
         # A chat template has put the special tokens there already.
         ids = list(self.tokenizer.encode(text, add_special_tokens=not chat))
         if not ids:
             raise PromptError("the prompt is empty")
-        if len(ids) >= most:
+        if len(ids) >= limit:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {most - 1}"
+                f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {limit - 1}"
             )
         return ids
 

@@ -209,14 +209,14 @@ class RankPool:
 
     def check_limits(self, unfinished: dict[int, RankTask]) -> None:
         """Raise Failed if any of the ranks' first tasks has taken longer than it may."""
-        late = [
+        overdue = [
             rank for rank, task in unfinished.items() if time.monotonic() >= task.began + task.limit
         ]
-        if late:
-            task = unfinished[late[0]]
-            notes = [f"nor has {self.slots[rank]}" for rank in late[1:]]
-            message = f"{self.slots[late[0]]} {task.doing} within {task.limit:g} s"
-            raise Failed(message, log_evidence(self.log(late[0]), notes), task.hint)
+        if overdue:
+            task = unfinished[overdue[0]]
+            notes = [f"nor has {self.slots[rank]}" for rank in overdue[1:]]
+            message = f"{self.slots[overdue[0]]} {task.doing} within {task.limit:g} s"
+            raise Failed(message, log_evidence(self.log(overdue[0]), notes), task.hint)
 
     def result(self, task: RankTask) -> Any:
         """Return a finished task's result or exception."""
@@ -308,7 +308,7 @@ class RankPool:
             for rank, process in self.processes.items()
         ]
         self.actors, self.processes = [], {}
-        done, late = (
+        done, pending = (
             ray.wait(refs, num_returns=len(refs), timeout=END_TIMEOUT) if refs else ([], [])
         )
         for ref in done:
@@ -320,7 +320,7 @@ class RankPool:
                     f"a node was not looked at for what its rank left behind:"
                     f" {describe_exception(problem)}"
                 )
-        if late:
+        if pending:
             self.progress.warn("a node has not said whether its rank's processes are gone")
 
 

@@ -82,10 +82,10 @@ def run(
     size = slice_rows(count_rows(pending), parallel)
     cluster.connect(logs=False)
     with RankPool(job, slots, progress, together=together) as pool:
-        meet = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
+        master = (slots[0].ip, pool.port(parallel.port)) if together else ("", 0)
         pool.start(
-            [rank_settings(job, slot, meet, moe=moe) for slot in slots],
-            describe_ranks(job, meet, moe=moe),
+            [rank_settings(job, slot, master, moe=moe) for slot in slots],
+            describe_ranks(job, master, moe=moe),
         )
         rows = read_pending(job, manifest, pending)
         yield from (
@@ -172,8 +172,8 @@ def largest_count(count: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
-def rank_settings(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool) -> RankSettings:
-    """Return a rank's settings; `meet` is the address and port of the first rank.
+def rank_settings(job: Job, slot: RankSlot, master: tuple[str, int], *, moe: bool) -> RankSettings:
+    """Return a rank's settings; `master` is the address and port of the first rank.
 
     vLLM rejects its data-parallel variables for dense models, so those are independent engines. The
     local rank is always 0: Ray shows each rank only its own devices.
@@ -196,13 +196,13 @@ def rank_settings(job: Job, slot: RankSlot, meet: tuple[str, int], *, moe: bool)
         "VLLM_DP_RANK": str(slot.rank),
         "VLLM_DP_RANK_LOCAL": "0",
         "VLLM_DP_SIZE": str(parallel.size),
-        "VLLM_DP_MASTER_IP": meet[0],
-        "VLLM_DP_MASTER_PORT": str(meet[1]),
+        "VLLM_DP_MASTER_IP": master[0],
+        "VLLM_DP_MASTER_PORT": str(master[1]),
     }
     return RankSettings(environment=environment, arguments=arguments)
 
 
-def describe_ranks(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
+def describe_ranks(job: Job, master: tuple[str, int], *, moe: bool) -> str:
     """Describe the layout of the ranks."""
     parallel = job.data_parallel
     assert parallel is not None  # noqa: S101 - the mode says so
@@ -215,7 +215,7 @@ def describe_ranks(job: Job, meet: tuple[str, int], *, moe: bool) -> str:
     sharing = (
         "the experts in each of them" if parallel.expert_parallel is False else "expert parallelism"
     )
-    return f"mixture of experts: {rank_count} ranks with {sharing} over {meet[0]}:{meet[1]}"
+    return f"mixture of experts: {rank_count} ranks with {sharing} over {master[0]}:{master[1]}"
 
 
 def slice_rows(rows: int, parallel: DataParallel) -> int:

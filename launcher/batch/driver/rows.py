@@ -65,8 +65,8 @@ def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
     """Yield the rows of a split; any error in reading the file becomes Failed."""
     shown = mask_secrets(file.path)
     try:
-        place = open_location(file.path)
-        info = place.stat()
+        location = open_location(file.path)
+        info = location.stat()
         if info is None:
             raise Failed(
                 f"{shown} is gone",
@@ -74,7 +74,7 @@ def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
             )
         if info.bytes != file.bytes or (info.mark != file.mark and file.mark):
             raise changed_error(file, f"{file.bytes} bytes then, {info.bytes} now")
-        yield from islice(READERS[job.read.format](job, place, file, split), split.rows)
+        yield from islice(READERS[job.read.format](job, location, file, split), split.rows)
     except FileNotFoundError as error:
         raise Failed(
             f"{shown} is gone", brief_error(error), "put it back and run `vlaunch batch` again"
@@ -157,18 +157,18 @@ def error_row(number: int, reason: str, raw: Any) -> dict[str, Any]:
     }
 
 
-def from_text(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
-    for line in read_lines(job, place, split):
+def from_text(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for line in read_lines(job, location, split):
         yield InputRow(partial(parse_text, line, job.read.row_bytes), line_head(line))
 
 
-def from_jsonl(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
-    for line in read_lines(job, place, split):
+def from_jsonl(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for line in read_lines(job, location, split):
         yield InputRow(partial(parse_json, line, job.read.row_bytes), line_head(line))
 
 
-def read_lines(job: Job, place: Location, split: Split) -> Iterator[bytes | lines.LongLine]:
-    parts = lines.read_blocks(place, split.start, split.end)
+def read_lines(job: Job, location: Location, split: Split) -> Iterator[bytes | lines.LongLine]:
+    parts = lines.read_blocks(location, split.start, split.end)
     return lines.split_lines(
         lines.strip_bom(parts) if split.start == 0 else parts, job.read.row_bytes
     )
@@ -253,8 +253,8 @@ JSON_LABELS = {
 }
 
 
-def from_csv(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
-    parts = lines.read_blocks(place, split.start, split.end)
+def from_csv(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+    parts = lines.read_blocks(location, split.start, split.end)
     records = table.read_records(
         lines.split_lines(
             lines.strip_bom(parts) if split.start == 0 else parts, job.read.row_bytes
@@ -282,8 +282,8 @@ def name_cells(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
     return dict(zip(names, record.cells, strict=True))
 
 
-def from_parquet(job: Job, place: Location, file: File, split: Split) -> Iterator[InputRow]:
-    for row in parquet.read_rows(place, split.start, split.rows, job.read.row_bytes):
+def from_parquet(job: Job, location: Location, file: File, split: Split) -> Iterator[InputRow]:
+    for row in parquet.read_rows(location, split.start, split.rows, job.read.row_bytes):
         yield InputRow(partial(check_row, row), row if isinstance(row, (dict, str)) else "")
 
 

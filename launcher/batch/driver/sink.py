@@ -83,12 +83,12 @@ class Sink:
         if self.broken:
             raise self.broken
         good = self.select_new("rows", [row for row in rows if not row["_error"]])
-        bad = self.select_new("errors", [row for row in rows if row["_error"]])
-        self.progress.count(len(good), len(bad), *self.count_tokens(good))
+        failed = self.select_new("errors", [row for row in rows if row["_error"]])
+        self.progress.count(len(good), len(failed), *self.count_tokens(good))
         self.buffer_rows("rows", good)
-        self.buffer_rows("errors", bad)
+        self.buffer_rows("errors", failed)
         self.check()
-        return len(good) + len(bad)
+        return len(good) + len(failed)
 
     def count_tokens(self, answers: list[Row]) -> tuple[int, int, int]:
         """Return tokens of prompts, answers and cached prompts; 0 in mode `predict`, whose columns

@@ -145,11 +145,11 @@ def task_resources(sources: Iterable[str]) -> dict[str, Any]:
 
 def thin_manifest(manifest: Manifest, splits: Sequence[Split]) -> Manifest:
     """Return the manifest with only these splits and their files: a read task must stay small."""
-    places = {file: place for place, file in enumerate(sorted({split.file for split in splits}))}
+    positions = {file: index for index, file in enumerate(sorted({split.file for split in splits}))}
     return dataclasses.replace(
         manifest,
-        files=tuple(manifest.files[file] for file in places),
-        splits=tuple(dataclasses.replace(split, file=places[split.file]) for split in splits),
+        files=tuple(manifest.files[file] for file in positions),
+        splits=tuple(dataclasses.replace(split, file=positions[split.file]) for split in splits),
     )
 
 

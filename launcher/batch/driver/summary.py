@@ -23,8 +23,8 @@ def write_summary(
     job: Job, manifest: Manifest | None, ledger: Ledger | None, progress: Tracker, state: str
 ) -> dict[str, Any]:
     """Write and return the summary of a run that ended in `state` (done, failed, …)."""
-    place = open_location(os.path.join(job.work, "summary.json"))
-    before = read_earlier(place)
+    location = open_location(os.path.join(job.work, "summary.json"))
+    before = read_earlier(location)
     seconds = time.monotonic() - progress.start_time
     # A refused run has no counts: those of the run before still hold.
     done = ledger.done if ledger else before.get("done", 0)
@@ -56,7 +56,7 @@ def write_summary(
     )
     if state == "done":  # first: when it fails, the run is not among those before it yet
         open_location(job.out).child("summary.json").write_atomic(data)
-    place.write_atomic(data)
+    location.write_atomic(data)
     return summary
 
 
@@ -76,9 +76,9 @@ def run_entry(progress: Tracker, seconds: float, state: str) -> dict[str, Any]:
     }
 
 
-def read_earlier(place: Any) -> dict[str, Any]:
+def read_earlier(location: Any) -> dict[str, Any]:
     try:
-        content = json.loads(place.read())
+        content = json.loads(location.read())
         return (
             content
             if isinstance(content, dict) and isinstance(content.get("runs", []), list)

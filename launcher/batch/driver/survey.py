@@ -34,11 +34,11 @@ def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
     """
     say("looking for the input")
     listed = list_inputs(job)
-    place = open_location(os.path.join(job.work, "manifest.json"))
-    if place.exists():
-        return load_confirmed(job, place, listed)
+    location = open_location(os.path.join(job.work, "manifest.json"))
+    if location.exists():
+        return load_confirmed(job, location, listed)
     manifest = count_input(job, listed, say)
-    place.write_atomic(dump_manifest(manifest, job.identity))
+    location.write_atomic(dump_manifest(manifest, job.identity))
     return manifest
 
 
@@ -55,17 +55,17 @@ def list_inputs(job: Job) -> list[StoredFile]:
     ]
 
 
-def load_confirmed(job: Job, place: Location, listed: list[StoredFile]) -> Manifest:
+def load_confirmed(job: Job, location: Location, listed: list[StoredFile]) -> Manifest:
     """Return an earlier run's manifest.
 
     Raises:
         Refused: the input or the job has changed.
     """
     try:
-        manifest, identity = load_manifest(place.read())
+        manifest, identity = load_manifest(location.read())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(
-            f"{place.address} cannot be read",
+            f"{location.address} cannot be read",
             brief_error(error),
             "start over with `--discard-results`",
         ) from error
@@ -86,20 +86,20 @@ def load_confirmed(job: Job, place: Location, listed: list[StoredFile]) -> Manif
 
 def file_differences(before: Iterable[File], listed: Iterable[StoredFile]) -> list[str]:
     """Return the changes to an earlier run's files, one per line, sorted."""
-    then, now = {file.path: file for file in before}, {file.path: file for file in listed}
-    report = [f"{mask_secrets(path)} is gone" for path in then if path not in now]
-    report += [f"{mask_secrets(path)} is new" for path in now if path not in then]
-    for path in then.keys() & now.keys():
-        if change := describe_change(then[path], now[path]):
+    old, new = {file.path: file for file in before}, {file.path: file for file in listed}
+    report = [f"{mask_secrets(path)} is gone" for path in old if path not in new]
+    report += [f"{mask_secrets(path)} is new" for path in new if path not in old]
+    for path in old.keys() & new.keys():
+        if change := describe_change(old[path], new[path]):
             report.append(f"{mask_secrets(path)} changed: {change}")
     return sorted(report)
 
 
-def describe_change(then: File, now: StoredFile) -> str:
+def describe_change(old: File, new: StoredFile) -> str:
     """Return a description of a file's change; empty if unchanged."""
-    if then.bytes != now.bytes:
-        return f"{then.bytes} bytes then, {now.bytes} now"
-    return "written again since" if then.mark != now.mark else ""
+    if old.bytes != new.bytes:
+        return f"{old.bytes} bytes then, {new.bytes} now"
+    return "written again since" if old.mark != new.mark else ""
 
 
 def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) -> Manifest:
@@ -147,17 +147,17 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
         Refused: it cannot be read, or is not of the job's format.
     """
     try:
-        place = open_location(file.path)
+        location = open_location(file.path)
         if job.read.format == "parquet":
-            row_counts, _ = parquet.row_groups(place)
+            row_counts, _ = parquet.row_groups(location)
             return file, iter(
                 [(group, group + 1, count) for group, count in enumerate(row_counts) if count]
             )
-        begin = next(lines.read_blocks(place), b"")
+        begin = next(lines.read_blocks(location), b"")
         if begin in (b"", lines.BOM):
             return file, iter(())
         if begin[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            hint = f"convert it: `iconv -f UTF-16 -t UTF-8 {place.path}`"
+            hint = f"convert it: `iconv -f UTF-16 -t UTF-8 {location.path}`"
             raise Refused(f"{mask_secrets(file.path)} is UTF-16, not UTF-8", hint=hint)
         if begin[:4] == b"PAR1":
             raise Refused(
@@ -165,8 +165,8 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
                 hint=f"say `format: parquet`, not `{job.read.format}`",
             )
         if job.read.format == "csv":
-            return cut_csv(job, place, file, begin)
-        return file, refuse_read_errors(file, cut_lines(place))
+            return cut_csv(job, location, file, begin)
+        return file, refuse_read_errors(file, cut_lines(location))
     except (OSError, ValueError) as error:
         raise unreadable_error(job, file, error) from error
 
@@ -188,18 +188,18 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
         ) from error
 
 
-def cut_lines(place: Location) -> Iterator[Cut]:
+def cut_lines(location: Location) -> Iterator[Cut]:
     """Cut a file at newlines.
 
     A compressed one stays whole: no part of it can be read without all before.
     """
-    if lines.compression_codec(place.address):
-        yield from whole_file_cut(place)
+    if lines.compression_codec(location.address):
+        yield from whole_file_cut(location)
         return
     start = position = cut_at = 0  # where the split begins, where we are, the last newline seen
     counted = newlines = 0  # rows up to `cut_at`, newlines of this split
     last = b"\n"
-    for block in lines.read_blocks(place):
+    for block in lines.read_blocks(location):
         last = block[-1:]
         for piece in range(0, len(block), PIECE):
             stop = min(piece + PIECE, len(block))
@@ -220,16 +220,16 @@ def cut_lines(place: Location) -> Iterator[Cut]:
         yield start, position, newlines + (last != b"\n")
 
 
-def whole_file_cut(place: Location) -> Iterator[Cut]:
+def whole_file_cut(location: Location) -> Iterator[Cut]:
     """A whole file as one cut; none if it has no line."""
     newlines, last = 0, b"\n"
-    for block in lines.read_blocks(place):
+    for block in lines.read_blocks(location):
         newlines, last = newlines + block.count(b"\n"), block[-1:]
     if count := newlines + (last != b"\n"):
         yield 0, 0, count
 
 
-def cut_csv(job: Job, place: Location, file: File, begin: bytes) -> tuple[File, Iterator[Cut]]:
+def cut_csv(job: Job, location: Location, file: File, begin: bytes) -> tuple[File, Iterator[Cut]]:
     """The header and the cuts of a CSV file, between records.
 
     Raises:
@@ -239,7 +239,7 @@ def cut_csv(job: Job, place: Location, file: File, begin: bytes) -> tuple[File, 
     delimiter = table.guess_delimiter(file.path, begin[mark:].partition(b"\n")[0])
     limit = job.read.row_bytes
     records = table.read_records(
-        lines.split_lines(lines.strip_bom(lines.read_blocks(place)), limit), delimiter, limit
+        lines.split_lines(lines.strip_bom(lines.read_blocks(location)), limit), delimiter, limit
     )
     first = next(records, None)
     if first is None:
@@ -251,23 +251,23 @@ def cut_csv(job: Job, place: Location, file: File, begin: bytes) -> tuple[File, 
         raise Refused(
             f"{mask_secrets(file.path)} has no header", f"{error}\n{first.raw[:200]}", hint
         ) from error
-    whole = bool(lines.compression_codec(place.address))
+    compressed = bool(lines.compression_codec(location.address))
     return replace(file, columns=names, delimiter=delimiter), refuse_read_errors(
-        file, cut_records(records, mark + first.size, file, whole)
+        file, cut_records(records, mark + first.size, file, compressed)
     )
 
 
 def cut_records(
-    records: Iterator[table.Record], position: int, file: File, whole: bool
+    records: Iterator[table.Record], position: int, file: File, compressed: bool
 ) -> Iterator[Cut]:
     start, count = position, 0
     for record in records:
         position, count = position + record.size, count + 1
-        if not whole and (count >= SPLIT_ROWS or position - start >= SPLIT_BYTES):
+        if not compressed and (count >= SPLIT_ROWS or position - start >= SPLIT_BYTES):
             yield start, min(position, file.bytes), count
             start, count = position, 0
     if count:
-        yield 0 if whole else start, min(position, file.bytes), count
+        yield 0 if compressed else start, min(position, file.bytes), count
 
 
 def infer_columns(job: Job, manifest: Manifest) -> tuple[tuple[str, ...], Mapping[str, str]]:

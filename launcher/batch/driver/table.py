@@ -106,9 +106,9 @@ def header_names(first: Record, delimiter: str) -> tuple[str, ...]:
     if first.error:
         raise ValueError(first.error)
     names = [cell.strip() or f"column_{index}" for index, cell in enumerate(first.cells, 1)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two columns are called `{twice[0]}`")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"two columns are called `{duplicates[0]}`")
     return tuple(names)
 
 
