@@ -224,8 +224,7 @@ def _duplicate_reason(files: list[inputs.InputFile], path: str, readers: dict[Pa
         if file.path in readers:  # also by two names in one folder
             return (
                 f"{describe_value(file.label)} is read twice, by {readers[file.path]} and {path}:"
-                " each row has"
-                " one answer"
+                " each row has one answer"
             )
         readers[file.path] = path
     return ""
@@ -262,8 +261,7 @@ def _resolve_files(
             if conflict is not None:
                 text = (
                     f"should not ship another file as {describe_value(name)}:"
-                    f" {places.quote_path(conflict)} has that"
-                    " name already"
+                    f" {places.quote_path(conflict)} has that name already"
                 )
                 mistakes.append(Mistake(yaml_path=(stage, "files", index), text=text))
         shipped[stage] |= files

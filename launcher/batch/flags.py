@@ -231,8 +231,7 @@ def _write_messages(
                     "--column",
                     (
                         f"{describe_value(column)} should be written with --template beside"
-                        f" {flag}, which"
-                        " makes a template"
+                        f" {flag}, which makes a template"
                     ),
                 )
             ]

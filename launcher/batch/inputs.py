@@ -126,8 +126,7 @@ def format_mistakes(
             if format is None:
                 text = (
                     f"the ending of {describe_value(name.rpartition('/')[2] or source.shown)}"
-                    " shows no"
-                    f" format; write `format`: {formats}"
+                    f" shows no format; write `format`: {formats}"
                 )
                 mistakes.append((("paths", index), text))
                 break
@@ -136,8 +135,7 @@ def format_mistakes(
         (first, first_name), (second, second_name) = list(first_names.items())[:2]
         both = (
             f"{describe_value(first_name.rpartition('/')[2])} is {first},"
-            f" {describe_value(second_name.rpartition('/')[2])} is"
-            f" {second}"
+            f" {describe_value(second_name.rpartition('/')[2])} is {second}"
         )
         mistakes.append((("paths",), f"should all have one format: {both}"))
     return mistakes

@@ -98,8 +98,7 @@ class OutputFolder:
         if total > max(room, 0):
             raise VlaunchError(
                 f"{self.shown} has room for {format_size(max(room, 0))}, the output that is"
-                " missing there"
-                f" has {format_size(total)}",
+                f" missing there has {format_size(total)}",
                 hint=(
                     "free some space, or name another folder (`write:`, or `--output`); the output"
                     " stays on the head"

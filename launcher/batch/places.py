@@ -53,8 +53,7 @@ class Bounds:
             trusted = quote_path(path if path.is_dir() else path.parent)
             raise PathError(
                 f"{describe_value(text)} leads to {quote_path(path)}, outside the job's folder; if"
-                " you trust this"
-                f" job, say `--allow {trusted}`"
+                f" you trust this job, say `--allow {trusted}`"
             )
         return path
 

@@ -257,8 +257,7 @@ def check_places(draft: Draft) -> Iterator[Mistake]:
         if resolved.to is not None and _reads_output(source, resolved.to):
             text = (
                 f"should not lie in the input {describe_value(source.shown)}, which would read the"
-                " answers"
-                " again"
+                " answers again"
             )
             yield Mistake(yaml_path=("write", "path"), text=text)
 

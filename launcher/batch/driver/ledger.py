@@ -248,11 +248,8 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
     """
     try:
         content = json.loads(mark.read())
-        owner, identity, input_fingerprint = (
-            (content["job"], content["cluster"]),
-            dict(content["meaning"]),
-            content["input"],
-        )
+        owner, identity = (content["job"], content["cluster"]), dict(content["meaning"])
+        input_fingerprint = content["input"]
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
             f"{shown}/ledger/job.json is not this program's",

@@ -98,8 +98,7 @@ class Prompter:
         if not isinstance(value, str):
             raise PromptError(
                 f"column `{self.column}` holds"
-                f" {VALUE_LABELS.get(type(value), type(value).__name__)},"
-                " not text"
+                f" {VALUE_LABELS.get(type(value), type(value).__name__)}, not text"
             )
         return value
 

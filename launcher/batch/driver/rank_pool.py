@@ -98,13 +98,8 @@ class RankPool:
         )
         hint = "`vlaunch jobs` shows what holds accelerators"
         for slot, actor in zip(self.slots, self.actors, strict=True):
-            self.put(
-                slot.rank,
-                actor.hello.remote(),
-                doing="has not started",
-                limit=QUEUE_TIMEOUT,
-                hint=hint,
-            )
+            ref = actor.hello.remote()
+            self.put(slot.rank, ref, doing="has not started", limit=QUEUE_TIMEOUT, hint=hint)
         while self.busy:
             self.processes.update((rank, process) for rank, _, process in self.finished())
         self.progress.set("loading", text)
@@ -308,9 +303,8 @@ class RankPool:
             for rank, process in self.processes.items()
         ]
         self.actors, self.processes = [], {}
-        done, pending = (
-            ray.wait(refs, num_returns=len(refs), timeout=END_TIMEOUT) if refs else ([], [])
-        )
+        count = len(refs)
+        done, pending = ray.wait(refs, num_returns=count, timeout=END_TIMEOUT) if refs else ([], [])
         for ref in done:
             try:
                 for line in ray.get(ref, timeout=5):

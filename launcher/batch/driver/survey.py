@@ -110,8 +110,7 @@ def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) 
     for index, stored in enumerate(listed):
         say(
             f"counting rows: {mask_secrets(stored.path)}, file {index + 1} of {len(listed)},"
-            f" {total:,}"
-            " rows so far"
+            f" {total:,} rows so far"
         )
         remaining = None if job.read.limit is None else job.read.limit - total
         file = File(path=stored.path, rows=0, bytes=stored.bytes, mark=stored.mark)

@@ -82,14 +82,12 @@ def test_a_huge_line_stays_within_the_memory_limit(tmp_path: Path, form: str) ->
             file.write(b'\n{"a": 1}\n')
     script = (
         "import resource; from tests.batch.driver.jobs import job, read_all; from pathlib import"
-        " Path\n"
-        f"read = {{'format': {form!r}, 'row_bytes': 1 << 20}}\n"
+        f" Path\nread = {{'format': {form!r}, 'row_bytes': 1 << 20}}\n"
         f"found = lambda name: read_all(job(Path({str(tmp_path)!r}), name, read=read, work=name +"
         " '-work'))\n"
         f"found({str(small)!r})\n"  # what the libraries take for themselves is taken
         "limit = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() +"
-        " (120 << 20)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        " (120 << 20)\nresource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         f"found = found({str(large)!r})\n"
         "print(len(found), found[0]['_error'], found[1]['_error'] or 'good')"
     )
