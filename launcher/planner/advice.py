@@ -100,14 +100,14 @@ def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[
     )
     for applies, change, better, changed in changes:
         if applies:
-            yield Alternative(change, better, question.judge_layout(plan.option, changed))
+            yield Alternative(change, better, question.judge_layout(plan.layout, changed))
 
 
 def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
     """Yield layer counts per stage for GPUs of unequal memory, if they hold more tokens: layers
     move one by one from the stage that decides to the one with the most room.
     """
-    layout = plan.option
+    layout = plan.layout
     gpus = question.stage_gpus(layout)
     if len({gpu.memory_gib for gpu in gpus}) < 2 or question.model.unmodelled_reason:
         return
@@ -133,7 +133,7 @@ def _partition_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iter
 
 
 def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[Alternative]:
-    cluster, current = question.cluster, plan.option
+    cluster, current = question.cluster, plan.layout
     shapes = {_layout_key(current)}
     default = Layout(tp=cluster.gpus_per_node, pp=len(cluster.hosts))
     valid = not tp_objection(question.model, default.tp) and _fills_stages(question, default)
@@ -141,14 +141,14 @@ def _layout_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterato
     for layout in (*defaults, *candidate_layouts(question.model, cluster)):
         candidate = question.judge_layout(layout)
         smaller = layout.gpus_per_replica < current.gpus_per_replica
-        smaller = smaller or (candidate.option.coupled and not layout.coupled)
+        smaller = smaller or (candidate.layout.coupled and not layout.coupled)
         useless = smaller and candidate.verdict == "does-not-fit"
-        if (shape := _layout_key(candidate.option)) not in shapes and not useless:
+        if (shape := _layout_key(candidate.layout)) not in shapes and not useless:
             shapes.add(shape)
             better = _EVERYTHING if layout is default else _describe_benefit(layout, current)
-            servers = candidate.option.servers
+            servers = candidate.layout.servers
             prefix = f"{servers} servers, each " if servers > 1 else ""
-            yield Alternative(prefix + layout_flags(candidate.option), better, candidate)
+            yield Alternative(prefix + layout_flags(candidate.layout), better, candidate)
 
 
 def _layout_key(layout: Layout) -> tuple[int, int, int, bool]:
@@ -164,7 +164,7 @@ def serve_commands(
     name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the commands that start a plan, one per server; `args` are vLLM's own."""
-    layout = plan.option
+    layout = plan.layout
     argv = ["vlaunch", "serve", "--model", name, *_size_flags(layout)]
     vllm_args = [] if question.flags.length else ["--max-model-len", str(plan.estimate.length)]
     if layout.experts and not question.flags.expert_parallel:
@@ -210,7 +210,7 @@ def extra_node_tokens(
 
     If a replica fits a node, the node adds replicas, else pipeline stages.
     """
-    layout, gpus_per_node = plan.option, question.cluster.gpus_per_node
+    layout, gpus_per_node = plan.layout, question.cluster.gpus_per_node
     if layout.gpus_per_unit <= gpus_per_node:
         per_replica, count = tokens // layout.replicas, gpus_per_node // layout.gpus_per_unit
         extra = per_replica * (layout.dp if layout.coupled else 1) * count

@@ -17,7 +17,7 @@ def plan_json(question: PlanQuestion, plan: PlannedLayout) -> Json:
     return {
         **_figures_json(plan.estimate, question.model.unmodelled_reason),
         "verdict": plan.verdict,
-        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
+        "max_concurrency": _range_json(plan.estimate.concurrency, plan.layout.replicas),
         "split": _layout_json(plan),
         "why": [_reason_json(reason) for reason in reasons],
         "alternatives": list(map(_alternative_json, list_alternatives(question, plan))),
@@ -64,7 +64,7 @@ def _range_json(value_range: Range | None, factor: int = 1) -> Json | None:
 
 
 def _layout_json(plan: PlannedLayout) -> Json:
-    layout = plan.option
+    layout = plan.layout
     return {
         "tp": layout.tp,
         "pp": layout.pp,
@@ -88,5 +88,5 @@ def _alternative_json(alternative: Alternative) -> Json:
         "split": _layout_json(plan),
         **_stage_json(plan.estimate.poorest),
         "kv_tokens": _range_json(plan.estimate.tokens),
-        "max_concurrency": _range_json(plan.estimate.concurrency, plan.option.replicas),
+        "max_concurrency": _range_json(plan.estimate.concurrency, plan.layout.replicas),
     }

@@ -70,28 +70,18 @@ def _unmodelled_reason(fields: ConfigFields, family: Family, architecture: Archi
 
 
 def _parse_experts(fields: ConfigFields, family: Family) -> Experts | None:
-    count = fields.read_count(
-        "num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts"
-    )
+    read = fields.read_count
+    count = read("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
     if not count:
         return None
-    width = fields.read_count(
-        "moe_intermediate_size", "expert_ffn_hidden_size"
-    ) or fields.read_count("intermediate_size", "ffn_hidden_size")
-    shared = fields.read_count(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
-    )
-    shared = shared or width * fields.read_count("n_shared_experts", "num_shared_experts")
+    width = read("moe_intermediate_size", "expert_ffn_hidden_size")
+    width = width or read("intermediate_size", "ffn_hidden_size")
+    shared = read("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared = shared or width * read("n_shared_experts", "num_shared_experts")
     if family.shares_expert:
         shared = width
-    return Experts(
-        count=count,
-        width=width,
-        shared=shared,
-        per_token=fields.read_count(
-            "num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k"
-        ),
-    )
+    per_token = read("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
+    return Experts(count=count, width=width, shared=shared, per_token=per_token)
 
 
 def _parse_latent_attention(fields: ConfigFields) -> LatentAttention | None:

@@ -115,7 +115,7 @@ class Layout:
 class PlannedLayout:
     """A layout with its figures and verdict."""
 
-    option: Layout
+    layout: Layout
     estimate: Estimate
     verdict: Verdict
     placement: tuple[tuple[str, int], ...]
@@ -123,7 +123,7 @@ class PlannedLayout:
     def requests(self, bound: str) -> float:
         """Return the requests of full length on all replicas: `low`, `likely` or `high`."""
         concurrency = self.estimate.concurrency
-        return getattr(concurrency, bound) * self.option.replicas if concurrency else 0.0
+        return getattr(concurrency, bound) * self.layout.replicas if concurrency else 0.0
 
 
 def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False) -> Reason | None:
@@ -230,18 +230,18 @@ class PlanQuestion:
     version: tuple[int, int] = CURRENT
     starts: tuple[MeasuredStart, ...] = ()
 
-    def judge_layout(self, option: Layout, flags: EngineFlags | None = None) -> PlannedLayout:
+    def judge_layout(self, base: Layout, flags: EngineFlags | None = None) -> PlannedLayout:
         """Estimate and judge a layout with as many replicas as the GPUs allow."""
-        layout = add_replicas(option, self.model, self.cluster)
+        layout = add_replicas(base, self.model, self.cluster)
         flags = flags or self.flags
         estimate = self._estimate_layout(layout, flags)
         verdict = judge_estimate(estimate, -(-self.demand.requests // layout.replicas))
-        if layout.coupled and not option.coupled:  # a replica must also fit without the others
-            single = judge_estimate(self._estimate_layout(option, flags))
+        if layout.coupled and not base.coupled:  # a replica must also fit without the others
+            single = judge_estimate(self._estimate_layout(base, flags))
             verdict = max(verdict, single, key=_VERDICTS.index)
         placement = place_replicas(layout, self.cluster)
         placed = placement[: layout.dp] if layout.exact and not layout.coupled else placement
-        return PlannedLayout(option=layout, estimate=estimate, verdict=verdict, placement=placed)
+        return PlannedLayout(layout=layout, estimate=estimate, verdict=verdict, placement=placed)
 
     def stage_gpus(self, layout: Layout) -> tuple[GpuModel, ...]:
         """Return the GPU of each pipeline stage: stages fill one node after the other."""
@@ -316,8 +316,8 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
     """
     layouts = candidate_layouts(question.model, question.cluster)
     plans = [question.judge_layout(layout) for layout in layouts]
-    candidates = [plan for plan in plans if plan.option.servers == 1 or not single_server] or [
-        replace(plan, option=replace(plan.option, servers=1)) for plan in plans
+    candidates = [plan for plan in plans if plan.layout.servers == 1 or not single_server] or [
+        replace(plan, layout=replace(plan.layout, servers=1)) for plan in plans
     ]
     for verdict in ("fits", "tight"):
         for plan in candidates:
@@ -325,7 +325,7 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
                 return plan
     best = max(candidates, key=lambda p: (p.requests("likely"), p.estimate.poorest.kv.likely))
     reason = Reason("closest", "no split fits; this one comes closest")
-    return replace(best, option=replace(best.option, reasons=(reason,)))
+    return replace(best, layout=replace(best.layout, reasons=(reason,)))
 
 
 def add_nodes_until_fit(question: PlanQuestion) -> PlanQuestion | None:
@@ -341,7 +341,7 @@ def add_nodes_until_fit(question: PlanQuestion) -> PlanQuestion | None:
 
 def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason, ...]:
     """Return the reasons and remarks about a layout."""
-    model, layout = question.model, plan.option
+    model, layout = question.model, plan.layout
     reasons = list(layout.reasons)
     reasons += _replica_reasons(layout)
     if states := plan.estimate.state_limit():

@@ -203,7 +203,7 @@ def _engine_load(
     engine: PlannedEngine, limits: EngineLimits, parallel: ParallelConfig, stage: int
 ) -> EngineLoad:
     return EngineLoad(
-        split=parallel,
+        parallel=parallel,
         stage=stage,
         batched_tokens=limits.batched_tokens,
         sequences=limits.sequences,
@@ -244,7 +244,7 @@ def _estimate_stage(
     working = Range(*sum_parts(sizes, FACTORS))
     error = weights * (0.04 if model.quantization == "mxfp4" else 0.015)
     return StageMemory(
-        layers=load.split.stages[load.stage],
+        layers=load.parallel.stages[load.stage],
         budget=budget,
         weights=Range(weights - error, weights, weights + error),
         working=working,

@@ -61,9 +61,9 @@ def parse_layers(
         moe = [letter == "E" for letter in letters]
     else:
         moe = _moe_layers(fields, count) if mixed else [False] * count
-    mlp = [kind == "none" or not isinstance(letters, str) for kind in kinds]
-    layers = zip(kinds, moe, mlp, strict=True)
-    return tuple(heads.build_layer(kind, moe=moe, mlp=mlp) for kind, moe, mlp in layers)
+    mlp = ["none"] if isinstance(letters, str) else kinds  # kinds of layers with an MLP
+    layers = zip(kinds, moe, strict=True)
+    return tuple(heads.build_layer(kind, moe=is_moe, mlp=kind in mlp) for kind, is_moe in layers)
 
 
 def _parse_heads(fields: ConfigFields, head_dim: int) -> Heads:
@@ -107,11 +107,10 @@ def _periodic_kinds(fields: ConfigFields, family: Family, count: int) -> Sequenc
         or fields.read_count("sliding_window_pattern", "_sliding_window_pattern")
         or family.full_every
     )
-    if not family.other_kind or (
-        family.other_kind == "sliding" and not fields.read_count("sliding_window")
-    ):
+    other = family.other_kind
+    if not other or (other == "sliding" and not fields.read_count("sliding_window")):
         return ["full"] * count
-    period: list[Kind] = [*[family.other_kind] * (every - 1), "full"]
+    period: list[Kind] = [*[other] * (every - 1), "full"]
     return list(islice(cycle(period), count))
 
 

@@ -20,7 +20,7 @@ from launcher.planner.cluster import ClusterLink
 from launcher.planner.flags import EngineFlags, parse_flags, parse_length
 
 if TYPE_CHECKING:
-    from launcher.planner.plan_inputs import PlanInputs
+    from launcher.planner.plan_inputs import Model, PlanInputs
 
 _EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 
@@ -91,13 +91,13 @@ def plan(
     The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
     Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
     """
+    from launcher.planner import plan_inputs
+
     link = ClusterLink(nvlink=nvlink, gbps=link_gbps, latency_us=link_latency_us, rdma=bool(rdma))
     context_tokens = _parse_context(context)
-    is_described = gpu is not None or gpu_memory_gib is not None
-    if is_described or offline:
-        from launcher.planner import plan_inputs
-
-        local = plan_inputs.read_local_model(model, config, weights_bytes)
+    described = gpu is not None or gpu_memory_gib is not None
+    local = plan_inputs.read_local_model(model, config, weights_bytes)
+    if described or offline:
         if local is None:
             raise RequestError(
                 f"the model {model} is not here" if model else "no model is named",
@@ -110,21 +110,17 @@ def plan(
             else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
         )
         cluster = plan_inputs.describe_cluster(gpu, gpu_memory_gib, counts, link)
-        name, architecture, size = local
-        inputs = plan_inputs.PlanInputs(
-            name=name, model=architecture, weight_bytes=size, cluster=cluster
-        )
+        name, read, size = local
+        inputs = plan_inputs.PlanInputs(name=name, model=read, weight_bytes=size, cluster=cluster)
     else:
-        inputs = _query_nodes(call, model, config, weights_bytes, link)
-    flags = _read_flags(call, args, described=is_described and not offline)
+        inputs = _query_nodes(call, model, local, link)
+    flags = _read_flags(call, args, described=described and not offline)
+    context_tokens = context_tokens or flags.length or inputs.model.context or 4096
     question = PlanQuestion(
         model=inputs.model,
         weight_bytes=inputs.weight_bytes,
         cluster=inputs.cluster,
-        demand=Demand(
-            context=context_tokens or flags.length or inputs.model.context or 4096,
-            requests=concurrency,
-        ),
+        demand=Demand(context=context_tokens, requests=concurrency),
         flags=flags,
         starts=inputs.starts,
     )
@@ -155,15 +151,10 @@ def _parse_context(text: str | None) -> int | None:
 
 
 def _query_nodes(
-    call: CommandContext,
-    model: str | None,
-    config: Path | None,
-    weights_bytes: int | None,
-    link: ClusterLink,
+    call: CommandContext, model: str | None, local: Model | None, link: ClusterLink
 ) -> PlanInputs:
     from launcher.planner import plan_inputs
 
-    local = plan_inputs.read_local_model(model, config, weights_bytes)
     inventory = call.inventory
     name = model or inventory.serve.model or "" if local else select_model(model, inventory)
     with call.session() as session:

@@ -20,7 +20,7 @@ def plan_rows(
     name: str, question: PlanQuestion, plan: PlannedLayout, args: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the plan of a model; `args` are vLLM's own."""
-    estimate, layout = plan.estimate, plan.option
+    estimate, layout = plan.estimate, plan.layout
     yield _format_row("model", _describe_model(name, question))
     yield _format_row("cluster", _describe_cluster(question))
     version = ".".join(map(str, question.version))

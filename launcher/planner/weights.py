@@ -178,14 +178,9 @@ def _attention_parts(model: Architecture, layer: Layer) -> list[WeightPart]:
 def _latent_parts(model: Architecture, latent: LatentAttention) -> list[WeightPart]:
     hidden, heads = model.hidden, model.heads
     query_width = heads * (latent.nope + latent.rope)
-    queries = (
-        [
-            WeightPart(Share.COPY, hidden * latent.q_rank),
-            WeightPart(Share.TP, latent.q_rank * query_width),
-        ]
-        if latent.q_rank
-        else [WeightPart(Share.TP, hidden * query_width)]
-    )
+    queries = [WeightPart(Share.TP, (latent.q_rank or hidden) * query_width)]
+    if latent.q_rank:
+        queries.insert(0, WeightPart(Share.COPY, hidden * latent.q_rank))
     indexer = latent.indexer * (latent.q_rank * latent.indexer_heads + hidden)
     return [
         *queries,

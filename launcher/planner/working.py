@@ -46,7 +46,7 @@ FACTORS: dict[str, Factors] = {
 class EngineLoad:
     """The maximum load of an engine; `stage` counts from 0."""
 
-    split: ParallelConfig
+    parallel: ParallelConfig
     stage: int
     batched_tokens: int
     sequences: int
@@ -59,7 +59,7 @@ class EngineLoad:
     @property
     def last(self) -> bool:
         """True for the stage that samples."""
-        return self.stage == len(self.split.stages) - 1
+        return self.stage == len(self.parallel.stages) - 1
 
 
 Parts = tuple[tuple[str, float], ...]
@@ -89,7 +89,7 @@ def sum_parts(sizes: Parts, factors: Mapping[str, Factors]) -> Factors:
 
 def memory_parts(model: Architecture, load: EngineLoad) -> Parts:
     """Return the non-zero parts, by the names of their factors, with their sizes."""
-    parallel, latent = load.split, model.latent
+    parallel, latent = load.parallel, model.latent
     ranks = parallel.tp * len(parallel.stages) * parallel.dp
     graphs = versions.counts_graph_memory(load.version) and not load.eager
     layers = parallel.stages[load.stage]
@@ -111,11 +111,11 @@ def memory_parts(model: Architecture, load: EngineLoad) -> Parts:
 
 def _forward_parts(model: Architecture, load: EngineLoad) -> dict[str, float]:
     """Return the sizes of a pass of the largest batch, in GiB."""
-    tp, tokens, experts = load.split.tp, load.batched_tokens, model.experts
+    tp, tokens, experts = load.parallel.tp, load.batched_tokens, model.experts
     mlp_width = 0.0 if experts else 2 * model.width / tp
     routed = 0.0
     if experts:
-        width = 3 * experts.width / (tp * load.split.dp)
+        width = 3 * experts.width / (tp * load.parallel.dp)
         routed = tokens * experts.per_token * 2 * (model.hidden + width) / GIB
     logits = load.sequences * model.vocabulary * 4 / GIB if load.last else 0.0
     sampler = versions.sampler_kind(load.version, load.gpu, load.flashinfer)

@@ -38,7 +38,7 @@ class ServePlan:
     @property
     def tokens(self) -> Range | None:
         """Tokens of all replicas' KV caches."""
-        tokens, replicas = self.planned.estimate.tokens, self.planned.option.replicas
+        tokens, replicas = self.planned.estimate.tokens, self.planned.layout.replicas
         return None if tokens is None else Range(*(value * replicas for value in astuple(tokens)))
 
 
@@ -54,7 +54,7 @@ def plan_memory(snapshot: ClusterSnapshot, request: ServeRequest) -> ServePlan |
     if not question.cluster.smallest.memory_gib and not fixed_cache:
         return None
     best = choose_layout(question)
-    sizes, best_sizes = ((p.option.tp, p.option.pp, p.option.replicas) for p in (plan, best))
+    sizes, best_sizes = ((p.layout.tp, p.layout.pp, p.layout.replicas) for p in (plan, best))
     better = None if sizes == best_sizes or best.verdict != "fits" else best
     return ServePlan(question=question, planned=plan, better=better)
 
@@ -95,7 +95,7 @@ def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
     plan = choose_layout(question, single_server=True)
     if plan.verdict == "does-not-fit":
         raise RequestError(f"no split of {spec.model} fits this cluster", hint=hint)
-    layout = plan.option
+    layout = plan.layout
     needs_flag = layout.experts and not question.flags.expert_parallel
     args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if needs_flag else ()))
     return replace(spec, tp=layout.tp, pp=layout.pp, dp=layout.dp, args=args)
@@ -134,7 +134,7 @@ def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
         plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
         own, better = (f"{p.requests('likely'):.0f}" for p in (planned, plan.better))
         comparison = "as here" if better == own else f"not {own}"
-        layout = plan.better.option
+        layout = plan.better.layout
         text = (
             f"the plan would take {layout.description} (`{layout_flags(layout)}`):"
             f" {better} requests of full length at once, {comparison};"

@@ -133,7 +133,7 @@ def test_golden(name: str) -> None:
     config, gib, on, requests, description, rules = _GOLDEN[name]
     problem = question(config, gib, on, requests=requests)
     planned = choose_layout(problem)
-    assert planned.option.description == description
+    assert planned.layout.description == description
     assert tuple(reason.rule for reason in explain_layout(problem, planned)) == rules
     assert planned.verdict != "does-not-fit"
 
@@ -209,19 +209,19 @@ def test_tp_crosses_nodes_only_over_a_link_that_was_measured(
 ) -> None:
     """RDMA, 40 GB/s for each GPU and 10 µs, or NVLink over nodes."""
     layouts = list(candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(2, 8, **link)))
-    over = [option for option in layouts if option.tp > 8]
+    over = [layout for layout in layouts if layout.tp > 8]
     assert bool(over) is carries
-    assert all(option.reasons[0].rule == "tp-over-nodes" for option in over)
+    assert all(layout.reasons[0].rule == "tp-over-nodes" for layout in over)
 
 
 def test_dp_attention_is_offered_to_mixtures() -> None:
     """If TP would copy the KV cache, DP attention with expert parallelism is a candidate."""
     layouts = list(candidate_layouts(parse_architecture(models.DEEPSEEK_V3), cluster(1, 8)))
-    own = [option for option in layouts if option.coupled]
-    assert [(option.tp, option.dp, option.experts) for option in own] == [(1, 8, True)]
+    own = [layout for layout in layouts if layout.coupled]
+    assert [(layout.tp, layout.dp, layout.experts) for layout in own] == [(1, 8, True)]
     assert not any(
-        option.coupled
-        for option in candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(1, 8))
+        layout.coupled
+        for layout in candidate_layouts(parse_architecture(models.LLAMA_8B), cluster(1, 8))
     )
 
 
@@ -246,7 +246,7 @@ def test_many_requests_take_larger_replicas() -> None:
     config = {**models.LLAMA_8B, "num_hidden_layers": 160}
     few = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=2))
     many = choose_layout(question(config, 66.0, cluster(1, 8, nvlink=True), requests=60))
-    assert few.option.tp < many.option.tp
+    assert few.layout.tp < many.layout.tp
 
 
 def test_what_fits_nowhere_says_so() -> None:
@@ -291,8 +291,8 @@ def test_unequal_gpus_take_unequal_layers() -> None:
 
 
 def _splits(planned: PlannedLayout) -> int:
-    option = planned.option
-    return option.gpus_per_replica * option.replicas
+    layout = planned.layout
+    return layout.gpus_per_replica * layout.replicas
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ def test_no_nonsense(config: dict[str, Any], nodes: int, gpus: int, gpu: GpuMode
     """Any cluster, any model: GPUs are enough, vLLM takes it, each replica has a place."""
     problem = question(config, 60.0, cluster(nodes, gpus, gpu, nvlink=True, rdma=True))
     planned = choose_layout(problem)
-    option = planned.option
+    layout = planned.layout
     assert _splits(planned) <= nodes * gpus
-    assert option.pp <= len(problem.model.layers)
-    assert tp_objection(problem.model, option.tp, expert_parallel=option.experts) is None
-    assert len(planned.placement) == option.replicas // (option.dp if option.coupled else 1)
+    assert layout.pp <= len(problem.model.layers)
+    assert tp_objection(problem.model, layout.tp, expert_parallel=layout.experts) is None
+    assert len(planned.placement) == layout.replicas // (layout.dp if layout.coupled else 1)
     assert {name for name, _ in planned.placement} <= {host.name for host in problem.cluster.hosts}
 
 

@@ -231,5 +231,5 @@ def test_an_extra_node() -> None:
     assert describe_extra_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this split"
     assert describe_extra_node(None, 1_000) == describe_extra_node(plan(8, 1), None) == ""
     flat = plan(8, 2)
-    deep = replace(flat.planned, option=replace(flat.planned.option, pp=32))
+    deep = replace(flat.planned, layout=replace(flat.planned.layout, pp=32))
     assert describe_extra_node(replace(flat, planned=deep), 1_000) == ""
