@@ -245,7 +245,7 @@ def test_each_node_that_changes_keeps_one_line(
     for command in cluster.commands:
         if command in cluster.world.changes:
             first.setdefault(command.node, command)
-    assert set(first) == {"gpu01", "gpu02"} and all(command.before for command in first.values())
+    assert set(first) == {"gpu01", "gpu02"} and all(command.preamble for command in first.values())
     result = lines(cluster)
 
     for name in ("gpu01", "gpu02"):

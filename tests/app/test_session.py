@@ -41,7 +41,7 @@ class Asking:
         return {{}}
 
 fleet.Fleet = Asking
-with LiveLines() as to, session.reach(load(Path({inventory!r})), to) as reached:
+with LiveLines() as to, session.open_session(load(Path({inventory!r})), to) as reached:
     pass
 """
 

@@ -226,7 +226,7 @@ def test_what_a_servers_logs_say_is_kept_beside_the_verdict(load: Load) -> None:
     """Of each server by its name, with the id of the very server."""
     saved = NetworkRecord(servers={"chat": ServerLinks(id="1", said="NET/IB")})
     step = network_plan.record_confirmation(
-        Site(load()), saved, server="embed", id="2", transport="NET/Socket"
+        Site(load()), saved, server="embed", id="2", links="NET/Socket"
     )
     assert step.command.stdin is not None
 

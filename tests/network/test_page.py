@@ -12,7 +12,7 @@ from launcher.core.check import Finding
 from launcher.network import page as network_page
 from tests.network.test_network_view import HOSTILE, slow, verdict
 
-TAKEN = {"cluster": "h100", "taken": "2026-11-20 22:00:00+0000", "version": "0.1.0"}
+MEASURED = {"cluster": "h100", "measured_at": "2026-11-20 22:00:00+0000", "version": "0.1.0"}
 VOID = {"meta", "br", "img"}
 
 
@@ -49,7 +49,7 @@ def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
     """Three maps of n × n cells, each with text, and a row a direction below them; all tags are
     closed.
     """
-    tags = Tags(network_page.render_page(verdict(nodes, bad=nodes > 2), **TAKEN))
+    tags = Tags(network_page.render_page(verdict(nodes, bad=nodes > 2), **MEASURED))
 
     classes = [
         (attributes.get("class") or "").split()[:1] for tag, attributes in tags.seen if tag == "td"
@@ -65,7 +65,7 @@ def test_tables_can_be_read_aloud() -> None:
     """Heads have a scope, heat maps a caption, and a cell's title tells the pair, the figures and
     the reason.
     """
-    text = network_page.render_page(verdict(4), **TAKEN)
+    text = network_page.render_page(verdict(4), **MEASURED)
     tags = Tags(text)
 
     assert all(
@@ -80,7 +80,7 @@ def test_tables_can_be_read_aloud() -> None:
 
 def test_the_page_needs_nothing_else() -> None:
     """Nothing is linked, nothing runs, and the page's own policy forbids both."""
-    text = network_page.render_page(verdict(4), **TAKEN)
+    text = network_page.render_page(verdict(4), **MEASURED)
     tags = Tags(text)
 
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
@@ -138,9 +138,9 @@ def test_what_nodes_say_is_text() -> None:
 def test_the_word_on_top_is_the_verdict() -> None:
     """Somebody who looks for a second sees PASS or FAIL, in the title as well."""
     assert "<title>PASS: network of h100</title>" in network_page.render_page(
-        verdict(4, bad=False), **TAKEN
+        verdict(4, bad=False), **MEASURED
     )
-    assert "<title>FAIL: network of h100</title>" in network_page.render_page(verdict(4), **TAKEN)
+    assert "<title>FAIL: network of h100</title>" in network_page.render_page(verdict(4), **MEASURED)
 
 
 def test_nothing_measured_has_no_maps() -> None:
@@ -150,7 +150,7 @@ def test_nothing_measured_has_no_maps() -> None:
         cells=(),
         findings=(Finding(node="gpu02", status="fail", text="no answer"),),
     )
-    text = network_page.render_page(empty, **TAKEN)
+    text = network_page.render_page(empty, **MEASURED)
 
     assert "<table" not in text
     assert "nothing was measured" in text

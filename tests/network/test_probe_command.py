@@ -295,6 +295,6 @@ def _payload_parser() -> Any:
         del sys.path[:2]
 
     def parse(argv: list[str]) -> argparse.Namespace:
-        return module.parsed(argv)  # type: ignore[no-any-return]
+        return module.parse_args(argv)  # type: ignore[no-any-return]
 
     return parse

@@ -24,7 +24,7 @@ import json, sys
 sys.path[:0] = sys.argv[1].split(':')
 import network
 stub, argv = sys.argv[2], sys.argv[3:]
-print(json.dumps(network.Probe(network.parsed(argv), (sys.executable, stub), argv, '').run()))
+print(json.dumps(network.NodeProbe(network.parse_args(argv), (sys.executable, stub), argv, '').run()))
 """
 # Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows
 # the bar.
@@ -304,6 +304,6 @@ def test_a_killed_rank_ends_its_nodes_part(
 
 def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:
     """What somebody has set for the resolver stays, but for that."""
-    env = payload.network.child_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
+    env = payload.network.rank_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
 
     assert (env["RES_OPTIONS"], env["A"]) == ("rotate timeout:1 attempts:1", "1")

@@ -25,14 +25,14 @@ def test_the_largest_transfer_fits(
     payload: SimpleNamespace, backend: str, free: int, ranks: int, size: int
 ) -> None:
     """An eighth of the free memory divided by ranks, a power of two, never nothing."""
-    assert payload.lanes.limit(backend, free, ranks) == size
+    assert payload.lanes.max_transfer(backend, free, ranks) == size
 
 
 def test_sizes_grow_until_time_or_memory_end_it(payload: SimpleNamespace) -> None:
     """A slow link is measured with little."""
-    assert payload.lanes.following(1 << 20, 0.1, 4 << 20) == 2 << 20
-    assert payload.lanes.following(1 << 20, 0.2, 4 << 20) == 0
-    assert payload.lanes.following(4 << 20, 0.01, 4 << 20) == 0
+    assert payload.lanes.larger_size(1 << 20, 0.1, 4 << 20) == 2 << 20
+    assert payload.lanes.larger_size(1 << 20, 0.2, 4 << 20) == 0
+    assert payload.lanes.larger_size(4 << 20, 0.01, 4 << 20) == 0
 
 
 def test_a_size_is_measured_again_once_it_is_large_enough(payload: SimpleNamespace) -> None:

@@ -12,14 +12,14 @@ pytestmark = pytest.mark.processes
 
 def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -> None:
     """The head's address must be on the head."""
-    with pytest.raises(payload.node.Unusable, match=r"192\.0\.2\.1 is not an address of this node"):
-        payload.node.reserve("192.0.2.1", 29577)
+    with pytest.raises(payload.node.PortUnusable, match=r"192\.0\.2\.1 is not an address of this node"):
+        payload.node.reserve_port("192.0.2.1", 29577)
 
 
 def test_a_long_log_is_cut_at_a_line_and_says_so(payload: SimpleNamespace) -> None:
     """Only telling lines count."""
     line = "gpu1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
-    cut = payload.node.capped("NCCL INFO threadThresholds 8/8/64\n" + line * 100, 1000)
+    cut = payload.node.cap_log("NCCL INFO threadThresholds 8/8/64\n" + line * 100, 1000)
 
     assert len(cut) <= 1000
     assert cut.startswith(line)
@@ -40,7 +40,7 @@ def test_a_link_is_never_cut_for_what_every_communicator_repeats(
     link = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
     (tmp_path / "nccl.n1.7.log").write_text(devices * 60 + devices + link)
     start = len(devices * 60)
-    saved = payload.node.pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
+    saved = payload.node.read_pair_log(str(tmp_path), 7, start, start + len(devices + link), 1500)
 
     assert saved.startswith(link)
     assert saved.count("GPU Direct RDMA Enabled for HCA 3 ") <= 2
@@ -110,7 +110,7 @@ def test_a_switch_that_a_gpu_and_a_card_share(
         device.parent.mkdir(parents=True)
         device.symlink_to(root / card)
 
-    assert payload.node.shared_switch(str(tmp_path)) is shared
+    assert payload.node.has_shared_switch(str(tmp_path)) is shared
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_rank_begins_without_the_nodes_that_did_not_come(
         called=str,
         told=SimpleNamespace(say=lambda **what: messages.append(what)),
     )
-    payload.rank.Rank.let_go(rank, io.StringIO(f"{label}\n"))
+    payload.rank.ProbeRank.let_go(rank, io.StringIO(f"{label}\n"))
 
     assert (rank.lost, len(messages)) == (lost, 1 if lost else 0)
 
@@ -55,8 +55,8 @@ def test_a_rank_that_cannot_meet_the_others_says_why(
     payload: SimpleNamespace, label: str, why: str
 ) -> None:
     """In its parent's words."""
-    with pytest.raises(payload.work.Failed, match=why):
-        payload.rank.Rank.let_go(SimpleNamespace(), io.StringIO(label))
+    with pytest.raises(payload.work.RankError, match=why):
+        payload.rank.ProbeRank.let_go(SimpleNamespace(), io.StringIO(label))
 
 
 class FakeStore:
@@ -90,7 +90,7 @@ def test_the_head_waits_for_no_rank_that_has_ended(
     args = SimpleNamespace(
         nodes="a=x,b=y,c=z,d=v", child=0, ranks_per_node=1, node_rank=0, node="a"
     )
-    rank = payload.rank.Rank(args, SimpleNamespace())
+    rank = payload.rank.ProbeRank(args, SimpleNamespace())
     rank.store = FakeStore("arrived/rendezvous/0", "arrived/rendezvous/3")
     rank.obey(io.StringIO(text))
     arrived = {other: f"arrived/rendezvous/{other}" for other in range(4)}
@@ -105,7 +105,7 @@ def test_the_head_waits_for_no_rank_that_has_ended(
 def test_a_rank_that_came_before_it_ended_is_not_lost(payload: SimpleNamespace) -> None:
     """Its pairs will fail, and name it."""
     rank = SimpleNamespace(dead={1}, lost=[], store=FakeStore("x/0", "x/1"))
-    payload.rank.Rank.count(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
+    payload.rank.ProbeRank.count(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
 
     assert json.loads(rank.store.keys["over/x"]) == []
 
@@ -118,7 +118,7 @@ def test_a_rank_stops_at_its_parents_word(
     ends, text = list[int](), list[dict[str, object]]()
     monkeypatch.setattr(payload.rank, "exit_now", ends.append)
     rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: text.append(what)))
-    payload.rank.Rank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
+    payload.rank.ProbeRank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
 
     assert (ends, text) == (([], []) if met else ([1], [{"error": "stopped: rank 7 ended"}]))
 
@@ -158,7 +158,7 @@ def test_a_rank_warms_up_before_pairs_are_timed(
         ),
         ips=["10.0.0.1", "10.0.0.2"],
     )
-    payload.rank.Rank.warm_up(rank, 0.2)
+    payload.rank.ProbeRank.warm_up(rank, 0.2)
     hang.set()
 
     assert uses == [("store", 0, 1, 0.2, "10.0.0.2")]

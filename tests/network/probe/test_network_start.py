@@ -43,7 +43,7 @@ class Ranks:
 
     def progress(self, event: threading.Event) -> bool:
         if self.dead.is_set():
-            raise self.payload.start.Unmet("stopped: rank 7 ended")
+            raise self.payload.start.RendezvousError("stopped: rank 7 ended")
         return event.is_set()
 
     def release(self, absent: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Head:
         self, payload: SimpleNamespace, *others: str, met: bool = True, **limits: Any
     ) -> None:
         self.payload, self.limits = payload, {"reach": 10.0, "torch": 10.0, **limits}
-        self.listener = payload.node.reserve("127.0.0.1", 0)
+        self.listener = payload.node.reserve_port("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.ranks = Ranks(payload, ready=False, met=met)
         self.has_torch, self.error = self.ranks.ready, ""
@@ -80,7 +80,7 @@ class Head:
     def run(self) -> None:
         try:
             self.gathering.meet(**self.limits)
-        except self.payload.start.Unmet as error:
+        except self.payload.start.RendezvousError as error:
             self.error = str(error)
 
     def connect(self) -> socket.socket:
@@ -187,7 +187,7 @@ def test_a_node_whose_rank_has_ended_is_absent(
     head = start_head("b", "c", reach=60.0, torch=60.0)
     broken = Ranks(head.payload, ready=ready)
     broken.dead.set()
-    with pytest.raises(head.payload.start.Unmet, match="rank 7 ended"):
+    with pytest.raises(head.payload.start.RendezvousError, match="rank 7 ended"):
         head.follow("b", broken)
     head.has_torch.set()
     head.follow("c")
@@ -206,7 +206,7 @@ def test_no_node_waits_for_a_head_whose_rank_has_ended(
     message = "^stopped: the head's probe at .* ended before all ranks had met: rank 7 ended$"
     for node in ("b", "c"):
         ranks = Ranks(head.payload, ready=False)
-        with pytest.raises(head.payload.start.Unmet, match=message):
+        with pytest.raises(head.payload.start.RendezvousError, match=message):
             head.follow(node, ranks)
         assert not ranks.released.is_set()
     head.thread.join(10)
@@ -230,7 +230,7 @@ def test_a_rank_that_ends_after_the_release_is_lost(
 
     thread = threading.Thread(target=end)
     thread.start()
-    with pytest.raises(head.payload.start.Unmet, match=r"^stopped: .*rank 7 ended$"):
+    with pytest.raises(head.payload.start.RendezvousError, match=r"^stopped: .*rank 7 ended$"):
         head.follow("b", ranks)
     thread.join(10)
     head.thread.join(10)
@@ -264,7 +264,7 @@ def test_other_programs_are_refused(start_head: Callable[..., Head], own: str, l
 def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> None:
     """Its error has the reason, and its node is not connected."""
     head = start_head("b")
-    with pytest.raises(head.payload.start.Unmet, match="its certificate is not this run's"):
+    with pytest.raises(head.payload.start.RendezvousError, match="its certificate is not this run's"):
         head.follow("b", certificate=FOREIGN)
     assert head.gathering.connected == set()
     head.has_torch.set()
@@ -277,7 +277,7 @@ def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> N
 def test_a_client_without_a_certificate_is_refused(start_head: Callable[..., Head]) -> None:
     """Knowing the run's nonce does not help; the TLS alert names the reason."""
     head = start_head("b", reach=0.5)
-    with pytest.raises(head.payload.start.Unmet, match="something else answers"):
+    with pytest.raises(head.payload.start.RendezvousError, match="something else answers"):
         head.follow("b", certificate="")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -313,7 +313,7 @@ def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: 
         changed = bytes([255 - block[offset]])
         return block[:offset] + changed + block[offset % len(block) + 1 :]
 
-    with Relay(head.port, alter) as relay, pytest.raises(head.payload.start.Unmet) as error:
+    with Relay(head.port, alter) as relay, pytest.raises(head.payload.start.RendezvousError) as error:
         ranks = Changing(head.payload)
         head.payload.start.follow(ranks, "127.0.0.1", relay.port, "word", "b", 5.0, 5.0, OURS)
 
@@ -339,7 +339,7 @@ def test_another_program_at_the_heads_port_is_not_a_slow_head(
         thread = threading.Thread(target=answer)
         thread.start()
         message = f"something else answers at 127.0.0.1:{port}: .*{reason}"
-        with pytest.raises(payload.start.Unmet, match=message):
+        with pytest.raises(payload.start.RendezvousError, match=message):
             payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0, own)
         thread.join(10)
 
@@ -358,7 +358,7 @@ def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(
-            payload.start.Unmet, match=r"^stopped: .* ended before all ranks had met"
+            payload.start.RendezvousError, match=r"^stopped: .* ended before all ranks had met"
         ):
             payload.start.follow(Ranks(payload), "127.0.0.1", port, "word", "b", 5.0, 5.0)
         thread.join(10)
@@ -366,11 +366,11 @@ def test_a_head_that_exits_early_is_an_error(payload: SimpleNamespace) -> None:
 
 def test_a_closed_port_is_an_error_after_the_time_limit(payload: SimpleNamespace) -> None:
     """The message has the system's reason."""
-    with payload.node.reserve("127.0.0.1", 0) as reserved:
+    with payload.node.reserve_port("127.0.0.1", 0) as reserved:
         port = reserved.getsockname()[1]
 
         with pytest.raises(
-            payload.start.Unmet,
+            payload.start.RendezvousError,
             match=f"did not open 127.0.0.1:{port} within 0 s: connection refused",
         ):
             payload.start.connect("127.0.0.1", port, 0.3)

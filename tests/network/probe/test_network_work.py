@@ -35,7 +35,7 @@ def test_an_exception_is_cut_to_its_telling_line(
     payload: SimpleNamespace, expected: str, short: str
 ) -> None:
     """Without the place in somebody's source; NCCL's last error tells more than its first."""
-    assert payload.work.short(ValueError(expected)) == short
+    assert payload.work.shorten_error(ValueError(expected)) == short
 
 
 def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
@@ -43,10 +43,10 @@ def test_a_call_that_hangs_is_left_behind(payload: SimpleNamespace) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
 
-        assert payload.work.bounded(lambda: 7, 5) == (True, 7, None)
-        done, value, error = payload.work.bounded(lambda: int("x"), 5)
+        assert payload.work.run_bounded(lambda: 7, 5) == (True, 7, None)
+        done, value, error = payload.work.run_bounded(lambda: int("x"), 5)
         assert (done, value, type(error)) == (True, None, ValueError)
-        assert payload.work.bounded(lambda: signal.sigtimedwait([], 0.5), 0.01)[0] is False
+        assert payload.work.run_bounded(lambda: signal.sigtimedwait([], 0.5), 0.01)[0] is False
 
 
 def test_a_thread_takes_its_own_gpu(
@@ -62,7 +62,7 @@ def test_a_thread_takes_its_own_gpu(
     )
     monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
 
-    assert payload.work.Work(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
+    assert payload.work.GroupWork(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
     assert claimed == [3]
 
 
@@ -76,4 +76,4 @@ def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespac
 
     assert work.told(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
     assert work.told(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
-    assert work.told(payload.work.Failed("no eth9")) == "no eth9"
+    assert work.told(payload.work.RankError("no eth9")) == "no eth9"
