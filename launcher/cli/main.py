@@ -136,11 +136,11 @@ def _run_command(argv: Sequence[str] | None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone; the interpreter must not complain about it at exit.
+        # The reader of the output is gone; avoid the interpreter's complaint at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        # This machine's own troubles: a full disk, a home that cannot be written.
+        # Problems of this machine: a full disk, a home directory without write access.
         return _show_error(VlaunchError(str(error) or type(error).__name__, hint=_LOCAL), argv)
     return result if isinstance(result, int) else 0
 

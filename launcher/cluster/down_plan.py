@@ -12,9 +12,8 @@ from launcher.core.transport import Answers, Command
 from launcher.tools import compile_cache, docker, network_verdict
 from launcher.tools.site import Site
 
-# Only what vlaunch put there: a directory that holds something else is left, and said to be.
-# Several nodes may share a home: another one may have been quicker. Where nothing was compiled,
-# its folders go as well.
+# Only vlaunch's own files: a directory with other files stays, and is reported. Several nodes may
+# share a home: another one may have been quicker. Empty folders of the compile cache go as well.
 _CLEAR = (
     'rm -rf "$1/payload" "$1/secrets" "$1/server" "$1/$2" "$1/.$2."* && {'
     ' rmdir "$3"/* "$3" ${4:+"$4"} 2>/dev/null; rmdir "$1" 2>/dev/null || [ ! -d "$1" ]; } && {'

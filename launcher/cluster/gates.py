@@ -128,7 +128,7 @@ def cluster_gate(site: Site, restarts: Mapping[str, int], *, deadline: float, ho
     """Check that exactly the declared nodes are in Ray, each under its address with its GPUs, for
     `hold` seconds.
 
-    `restarts` is the restart count so far of containers that are kept, by node.
+    `restarts` is the restart count so far of unchanged containers, by node.
     """
     inventory = site.inventory
     peers = tuple(f"{member.ip}:{inventory.ports.node_manager}" for member in inventory.workers)

@@ -26,7 +26,7 @@ from launcher.tools.node_files import missing_py_spy
 from launcher.tools.py_spy import BUILDS
 from launcher.tools.site import Site
 
-_MAX_PROBES = 100  # answers of images
+_MAX_PROBES = 100  # cached probe results
 _PLACEHOLDER = "made-from-the-image"
 
 

@@ -30,7 +30,7 @@ class SecretFile:
 
     @property
     def private(self) -> bool:
-        """True if the SSH user owns it and nobody else may read it, except the image's user."""
+        """True if the SSH user owns it and only the image's user may read it, too."""
         alone, handed = ("600", "640") if self.name else ("700", "750")
         return self.own and (self.mode == alone or (self.handed and self.mode == handed))
 

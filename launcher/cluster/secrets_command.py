@@ -226,7 +226,7 @@ def _describe_source(source: SecretSource) -> str:
     if source.file is not None:
         return f"file {source.file}"
     if source.command is not None:
-        # Its arguments may be nobody's business.
+        # Its arguments may be confidential.
         return f"command {source.command.split()[0]}"
     return "asked for in the terminal"
 

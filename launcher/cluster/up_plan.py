@@ -314,7 +314,7 @@ def _build_steps(site: Site, image: RayImage) -> tuple[Step, ...]:
     recipe = image.recipe
     if recipe is None:
         return ()
-    # made once, however many nodes build
+    # built once for all nodes
     context = cache(partial(derived.build_context, recipe))
     return tuple(
         Step(

@@ -32,7 +32,7 @@ from launcher.tools.py_spy import VERSION, Build, unpack
 _UNFINISHED = ".resolving-"
 _LIST = "wheels.json"  # the SHA-256 of each file of a folder
 _A_DAY = 86400.0  # seconds
-_SCHEME = 3  # raise it when the same inputs would be resolved differently
+_SCHEME = 3  # increase it if the same inputs would resolve differently
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.?post\d+)?(\.?dev\d+)?(\+[A-Za-z0-9]+(\.[A-Za-z0-9]+)*)?"
 )

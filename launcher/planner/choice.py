@@ -104,7 +104,7 @@ class Layout:
 
     @property
     def description(self) -> str:
-        """The layout in words."""
+        """The layout as text."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
         shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
         split = " × ".join(shown) + (", experts over all of them" if self.experts else "")

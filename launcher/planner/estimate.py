@@ -108,7 +108,7 @@ class Estimate:
     def can_start(self, bound: str) -> bool:
         """True if a request of the longest length fits at the `low`, `likely` or `high` bound."""
         if self.cache is None and self.measured_at is not None:
-            return True  # it did
+            return True  # it has started
         memory = self.kv_bytes(bound)
         return min(memory) > 0 and (self.cache is None or self.cache.can_start(memory))
 

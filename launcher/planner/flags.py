@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.tools import vllm
 
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# `VLLM_CPU_KVCACHE_SPACE` is GiB, `VLLM_PP_LAYER_PARTITION` numbers between commas.
+# `VLLM_CPU_KVCACHE_SPACE` is GiB, `VLLM_PP_LAYER_PARTITION` comma-separated layer counts.
 _SPACE, _PARTITION = "VLLM_CPU_KVCACHE_SPACE", "VLLM_PP_LAYER_PARTITION"
 _SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 _NOT_FULL = re.compile(r"cudagraph_mode\W+(PIECEWISE|NONE)\b")  # however it is quoted

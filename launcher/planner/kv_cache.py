@@ -16,8 +16,8 @@ from math import gcd
 from launcher.core.errors import RequestError
 from launcher.planner.architecture import Architecture, Kind, Layer, Recurrent
 
-# Bytes of an element, times 16 so that they stay whole. NVFP4 packs two values into a byte and adds
-# a scale of one byte for sixteen (`kv_cache_interface.py`, KVQuantMode).
+# Integer sixteenths of a byte per element. NVFP4 packs two values into a byte and adds a scale of
+# one byte for sixteen (`kv_cache_interface.py`, KVQuantMode).
 _SIXTEENTHS = {
     "auto": 32,
     "bfloat16": 32,

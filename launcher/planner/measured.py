@@ -24,7 +24,7 @@ from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import build_cache
 from launcher.planner.weights import GIB
 
-# What decides only how the cache's memory is laid out, or by how much it is larger or smaller.
+# Flags that only change the cache's layout, or its size by a known difference.
 _NEUTRAL_FLAGS = EngineFlags(length=1, utilization=0.0)
 
 
@@ -79,7 +79,7 @@ def _comparison_key(flags: EngineFlags, tp: int, pp: int, dp: int) -> tuple[obje
 def _estimate_from_start(
     model: Architecture, engine: PlannedEngine, estimate: Estimate, start: MeasuredStart
 ) -> Estimate:
-    if engine.flags.cache_bytes:  # a fixed size is known without a start
+    if engine.flags.cache_bytes:  # a fixed size needs no measurement
         return replace(estimate, measured_at=start.at)
     measured = replace(engine, flags=start.flags)
     limits = engine_limits(model, measured)

@@ -26,7 +26,7 @@ from launcher.tools import model as models
 from launcher.tools.history import ServerRevision
 from launcher.tools.site import Site
 
-# A model's name, what it is made of, and the bytes of its weights.
+# A model's name, its architecture, and the bytes of its weights.
 Model = tuple[str, Architecture, int]
 
 _MAX_CONFIG_BYTES = 16 << 20

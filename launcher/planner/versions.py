@@ -72,7 +72,7 @@ def default_limits(version: tuple[int, int], gpu: str, memory_gib: float) -> tup
     """Return `--max-num-batched-tokens` and `--max-num-seqs` (`engine/arg_utils.py`,
     `get_batch_defaults`).
     """
-    if "gb10" in gpu.lower():  # printed by servers on it: its memory is not asked as others' is
+    if "gb10" in gpu.lower():  # from logs: vLLM does not use its memory size
         return 2048, 256
     if memory_gib >= 160 and version >= (0, 14):
         return 16384, 1024

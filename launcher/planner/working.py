@@ -19,26 +19,26 @@ from launcher.planner.weights import GIB, ParallelConfig
 
 Factors = tuple[float, float, float]
 
-# Factors of parts, whose sizes are GiB, or 1 where a part is there or not. Each says what it is of.
+# Factors (low, likely, high) of parts, whose sizes are GiB, or 1 for parts that exist or not.
 FACTORS: dict[str, Factors] = {
-    "context": (0.0, 0.15, 0.6),  # what CUDA and cuBLAS keep
+    "context": (0.0, 0.15, 0.6),  # CUDA and cuBLAS
     "peers": (0.0, 0.3, 1.2),  # NCCL's and custom all-reduce's buffers
-    "many": (0.0, 0.2, 1.1),  # the same, of eight ranks and more
+    "many": (0.0, 0.2, 1.1),  # the same, for eight ranks and more
     "nodes": (0.0, 0.5, 1.0),  # NCCL's network buffers
     "forward": (1.0, 1.6, 2.3),  # activations of a dense forward pass
-    "experts": (0.5, 2.0, 5.0),  # tokens as they are routed to experts
+    "experts": (0.5, 2.0, 5.0),  # tokens routed to experts
     "workspace": (0.0, 2.0, 4.5),  # buffers of the same before 0.20, which grew in steps and stayed
     "sampler fused": (2.0, 3.2, 4.5),  # copies of all sequences' logits in float32
     "sampler sorts": (9.0, 9.6, 10.5),
     "sampler either": (2.0, 6.0, 10.5),
     "sampler unsure": (2.0, 3.2, 11.5),
     "graphs": (0.0, 0.3, 1.4),  # MiB per layer and captured size
-    "capture": (0.0, 0.4, 1.1),  # what measuring graphs leaves behind
+    "capture": (0.0, 0.4, 1.1),  # remains of measuring the graphs
     "encoder": (0.0, 1.0, 3.2),  # a vision encoder's pass over its largest input
-    "unified": (0.0, 2.5, 7.0),  # what a GPU shares with its host
+    "unified": (0.0, 2.5, 7.0),  # memory that a GPU shares with its host
     "sparse": (0.5, 3.0, 6.0),  # the indexer's buffers of sparse attention
     "rocm": (0.0, 0.7, 1.5),
-    "process": (0.4, 0.65, 1.6),  # of a rank on a CPU: Python, torch, and what it compiles
+    "process": (0.4, 0.65, 1.6),  # a rank on a CPU: Python, torch, and compiled code
 }
 
 
@@ -63,7 +63,7 @@ class EngineLoad:
 
 
 Parts = tuple[tuple[str, float], ...]
-# A pass goes through the layers and then through the sampler: the larger of both counts.
+# A pass runs the layers, then the sampler: the larger peak counts.
 _LAYERS, _SAMPLER = ("forward", "experts"), ("sampler",)
 
 

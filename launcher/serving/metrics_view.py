@@ -15,9 +15,9 @@ from launcher.tools.servers import DEFAULT
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-_MARGIN, _NAMES, _FIGURES = 4, 10, 38  # columns: before the names of rows, of these, of figures
+_MARGIN, _NAMES, _FIGURES = 4, 10, 38  # columns: margin, names of rows, figures
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-_MAX_NAMED_RANKS = 8  # ranks that are all named
+_MAX_NAMED_RANKS = 8
 
 FigureGetter = Callable[[Figures], float | None]
 

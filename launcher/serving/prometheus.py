@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-Buckets = Mapping[float, float]  # a histogram: how many were at most so large
+Buckets = Mapping[float, float]  # a histogram: upper bound → cumulative count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

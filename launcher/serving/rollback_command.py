@@ -100,9 +100,9 @@ def start_or_rollback(
             pending = begin_start(call, ours, spec)
         return finish_start(session, spec, pending)
     except (RequestError, LockError, HookError):
-        raise  # nothing was touched
+        raise  # nothing was changed
     except (StoppedError, UnwatchedError, ConnectError, UnreadableAnswer):
-        raise  # an operator stopped it, or its state is not known
+        raise  # an operator stopped it, or its state is unknown
     except VlaunchError as error:
         failure = error
     session.warn("serve", f"{spec.model} does not answer: {failure.message}")
@@ -148,7 +148,7 @@ def _roll_back(
             outcome = f"{previous.label} was started again, and {error.message}"
         else:
             outcome = f"and the server before does not answer either: {error.message}"
-        if isinstance(error, RequestError):  # nothing was touched: the failed server still runs
+        if isinstance(error, RequestError):  # nothing was changed: the failed server still runs
             hint = f"{failure.hint}\n{error.hint}".strip()
     else:
         if code == 0:
@@ -170,14 +170,13 @@ def _conflicting_server(
     snapshot = server.query_cluster(session, head_only=True)
     server.require_servers(session, snapshot)
     current = {server.name: server for server in snapshot.servers_state.servers}.get(name)
-    if pending is None:  # nothing was written down
+    if pending is None:  # no spec was written
         if current is None or not current.runs or current.id == digest:
             return ""
         return f"{current.model} runs ({current.label})"
     spec = current.desired if current is not None else None
     if spec is None:
-        # One whose network is below what is required was stopped by ourselves, and its error
-        # is a gate's.
+        # After a failed network check, this command stopped the server itself (GateError).
         start_failed = isinstance(failure, (NodeError, ServerError, DeadlineError))
         return "somebody has stopped it meanwhile" if start_failed else ""
     ours = spec.asked == pending.start.spec.asked

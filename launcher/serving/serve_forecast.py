@@ -24,7 +24,7 @@ from launcher.tools import vllm
 from launcher.tools.placement import narrow_inventory
 from launcher.tools.snapshot import ClusterSnapshot
 
-_TOLERANCE = 0.005  # how far a figure may be off that counts as the planned one
+_TOLERANCE = 0.005  # relative difference that still counts as planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

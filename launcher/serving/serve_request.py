@@ -33,7 +33,7 @@ class ServeRequest(ServerSpec):
         """Return the command of one process, with that process's own options."""
         placement = self.placement
         if self.backend == "ray" and placement.dp > 1:
-            # vLLM itself counts replicas that span nodes.
+            # For replicas that span nodes, vLLM computes it.
             local = long_options(data_parallel_size_local=placement.replicas[0][1])
             process_args = process_args if placement.spans else (*local, *process_args)
         return vllm.serve(self.spec, process_args)

@@ -69,8 +69,8 @@ class StartSpec(ServerSpec):
     pair_timeout: float = 20.0
     fetch: bool = False
     no_wait: bool = False
-    unsupervised: bool = False  # because of a flag, not of the inventory
-    planned: bool = False  # the plan chooses the split
+    unsupervised: bool = False  # by a flag, not by the inventory
+    planned: bool = False  # the planner chooses the layout
     notes: tuple[str, ...] = ()  # on the recipe or the pasted command
 
     def hook_variables(self, inventory: Inventory) -> dict[str, str]:
@@ -166,7 +166,7 @@ def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tup
     Returns the exit code and the rows to print after the progress display has closed. Raises
     VlaunchError.
     """
-    # Released before the wait: others may work on the cluster while a model loads.
+    # The lock is released before the wait: a model may load for long.
     with call.locked(session) as ours:
         pending = begin_start(call, ours, spec)
     return finish_start(session, spec, pending)
@@ -221,7 +221,7 @@ def _fetch_model(
     from launcher.app import servers
 
     inventory = session.inventory
-    # One that runs has its model, and is watched, refused or, with --replace, made room for.
+    # A running server has its model.
     running = [server.name for server in snapshot.servers_state.running]
     is_running = spec.name in running and not spec.replace_other
     if is_running or not (spec.fetch or inventory.models.spread == "auto"):

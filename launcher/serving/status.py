@@ -172,7 +172,7 @@ def _node_statuses(
     listed = ray.parse_nodes(head["nodes"]) if head.get("nodes") else ()
     ranks = ray.parse_ranks(head["actors"], listed) if head.get("actors") else {}
     closed, port = head.get("unreachable") or (), site.inventory.ports.node_manager
-    # Ray misses a node some seconds after its port is closed.
+    # Ray notices a lost node some seconds after its port has closed.
     table = [replace(row, alive=row.alive and f"{row.ip}:{port}" not in closed) for row in listed]
     rows = {row.ip: row for row in reversed(table)}
     return tuple(

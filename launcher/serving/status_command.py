@@ -23,7 +23,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 if TYPE_CHECKING:
     from launcher.serving.status import ClusterStatus
 
-_INTERVAL = 2.0  # seconds between two looks
+_INTERVAL = 2.0  # seconds between two queries
 
 
 @command(path=True, shows="none", flags=[options.JSON])

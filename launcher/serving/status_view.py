@@ -25,8 +25,8 @@ COLOURS = {
     **dict.fromkeys(("none", "-"), "dim"),
 }
 _LINE = 200  # characters of a line of evidence
-_MAX_ROWS = 16  # nodes that have a row each
-_MARGIN = " " * 8  # before what belongs to a server
+_MAX_ROWS = 16  # above, equal nodes share a row
+_MARGIN = " " * 8  # indent of a server's details
 
 
 def render_status(status: ClusterStatus) -> RenderableType:

@@ -123,7 +123,7 @@ def _stop_servers(
 
 
 def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
-    if session.inventory.ray.off:  # without which nothing else runs
+    if session.inventory.ray.off:  # the other workloads need Ray
         raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
     for workload in workloads():
         workload.stop(call, session, names, grace)

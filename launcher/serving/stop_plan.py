@@ -117,7 +117,7 @@ def judge_stopped(
     remaining = [*alive, *(f"{port} is still open" for port in ports)]
     if payload is not None and "jobs" not in payload:
         remaining.append(f"Ray cannot be asked: {payload.get('error', 'no answer')}")
-    # What other work holds, a batch job say, is not ours to wait for.
+    # GPUs of other work, such as a batch job, stay in use.
     elif (
         payload is not None
         and all(job["status"] in serving_judges.OVER for job in payload["jobs"])

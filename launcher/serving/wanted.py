@@ -23,10 +23,12 @@ from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 
 _VISIBLE_DEVICES = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "cpu": ""}
-_READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's front waits for its engine
+_READY_TIMEOUT = (
+    "VLLM_ENGINE_READY_TIMEOUT_S"  # seconds that vLLM's API server waits for its engine
+)
 _RENDEZVOUS_FLAGS = ("--master-port", "--data-parallel-rpc-port")
-# Whole, and on the disk: the keeper never reads half of it, and a reboot finds it. Arguments: the
-# server's folder, the file. The set-group-ID bit of the folder around it says that the image's user
+# Atomic and synced: the supervisor never reads a partial file, and it survives a reboot. Arguments:
+# the server's folder, the file. A set-group-ID bit on the parent folder means that the image's user
 # is not root (`hand_over.sh`).
 _WRITE_SPEC = (
     'umask 022; [ ! -g "${1%/*}" ] || umask 002; saved() { sync "$1" 2>/dev/null || sync; }; '

@@ -34,18 +34,18 @@ from launcher.tools.ray_judges import parse_payload
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
 
-_INTERVAL = 1.0  # seconds between two queries, which may take their time
-_LISTEN_WAIT = 5.0  # seconds in which an API that starts may begin to listen
-_LOST_AFTER = 45.0  # seconds without an answer until watching is given up
-# seconds of silence, after a fatal line, until a server that does not end by itself is given up
+_INTERVAL = 1.0  # seconds between two queries
+_LISTEN_WAIT = 5.0  # seconds that a log query waits for the API to listen
+_LOST_AFTER = 45.0  # seconds without an answer until the watch fails
+# seconds without a line, after a fatal one, until a server counts as hung
 _SETTLE = 8.0
-_QUERIES = 8  # until the agent has listed the ranks of a server that has just answered
+_QUERIES = 8  # for the ranks of a server that has just answered
 _REFUSALS = 3
 _STAGE = "serve"
 _TERMINATED = "*** SIGTERM received"
-# characters of an exception in the first line of an error; all of it is in the evidence
+# characters of an exception in an error's first line; the evidence has all of it
 _LINE = 160
-# symptoms that only say that something failed; the exception says what
+# generic symptoms; the exception is more precise
 _VAGUE = frozenset({"engine-failed", "rank-died"})
 
 
@@ -254,7 +254,7 @@ class _StartWatcher:
             if not quiet:
                 yield self._step_event(vllm.phase_title(self.phase))
             self.phase, self.phase_began = phase, now
-            self.fatal_since = None  # What goes on was not fatal.
+            self.fatal_since = None  # a server that continues has no fatal error
 
     def _step_event(self, text: str) -> Event:
         seconds = self.clock() - self.phase_began
@@ -270,14 +270,14 @@ class _StartWatcher:
     def _symptom_events(self) -> Iterator[Event]:
         """Yield a known cause as soon as it is logged; the full error comes at the end."""
         if _TERMINATED in "\n".join(self.lines):
-            return  # A process that ends after SIGTERM is no symptom.
+            return  # an exit after SIGTERM is no symptom
         symptom = symptoms.first_match("\n".join(self.new_lines))
         fatal = symptom is not None and symptom.fatal
         if fatal or (self.fatal_since is not None and (self.new_lines or self.listening)):
-            # It lives: what looks fatal in a log may have been tried again, or done without.
+            # It runs: a fatal-looking line may have been retried or ignored.
             self.fatal_since = self.clock()
         if symptom is None or symptom.id in _VAGUE or symptom.cause in self.warned:
-            return  # The error itself, when the log is complete, says more.
+            return  # The error at the end, with the complete log, is more precise.
         self.warned.add(symptom.cause)
         state: State = "failed" if fatal and not self.listening else "warn"
         text = f"{symptom.cause}: {symptom.line}"

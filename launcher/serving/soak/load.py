@@ -17,10 +17,10 @@ from typing import Any
 
 from launcher.agent.task import ModelTask
 
-_CONNECT_TIMEOUT = 5.0  # seconds within which an endpoint says which models it has
+_CONNECT_TIMEOUT = 5.0  # seconds for a connection, or the list of models
 _READ_TIMEOUT = 300.0  # seconds without a byte after which a request has failed
-_RETRY_DELAY = 1.0  # seconds until a request that failed is followed by another
-_MAX_ERROR_KINDS = 20  # different errors that are kept
+_RETRY_DELAY = 1.0  # seconds between a failed request and the next
+_MAX_ERROR_KINDS = 20  # different errors in the report
 _STEP = math.log(1.02)
 
 
@@ -93,7 +93,7 @@ class LoadGenerator:
     def __enter__(self) -> LoadGenerator:
         self._over, self._lock = threading.Event(), threading.Lock()
         self._began = time.monotonic()
-        self._waiting = dict[int, float]()  # by stream, since when it has waited for a token
+        self._waiting = dict[int, float]()  # start of each stream's present wait for a token
         self._sockets = dict[int, socket.socket]()
         self._threads = [
             threading.Thread(target=self._run_stream, args=(stream,), daemon=True)

@@ -19,7 +19,7 @@ _SCRIPT = "grep ^Tcp: /proc/net/snmp && { ss -tinH 2>/dev/null || true; }"
 _ADDRESS = re.compile(r"\[?(?:::ffff:)?([0-9a-fA-F.:]+?)(?:%[\w.-]+)?\]?:\d+")
 _RETRANSMITTED = re.compile(r"\sretrans:\d+/(\d+)")
 AddressPair = tuple[str, str]
-# Segments that were sent again: by node, with all that it sent, and from one node to another.
+# (retransmitted, sent) segments by node, and retransmitted ones from node to node.
 Retransmits = tuple[Mapping[str, tuple[int, int]], Mapping[AddressPair, int]]
 
 
