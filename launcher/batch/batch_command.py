@@ -161,10 +161,10 @@ def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach:
 
 def _build_request(inventory: Inventory, job: Job, printer: Printer) -> BatchRequest:
     """Read the files that are shipped, and describe the job as its driver will read it."""
-    from launcher.batch import build, fits, inputs
+    from launcher.batch import build, inputs, preconditions
 
     job = build.with_defaults(job, inventory)
-    fits.check_fit(job, inventory)
+    preconditions.check_fit(job, inventory)
     began = last_report = time.monotonic()
     read = 0
 

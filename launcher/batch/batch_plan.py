@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.batch import fits, job_store, progress_text
+from launcher.batch import job_store, preconditions, progress_text
 from launcher.batch.inputs import ShippedFile
 from launcher.batch.shape import Job
 from launcher.core.domain import Argv
@@ -97,7 +97,7 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
             it can never fit.
     """
     entry, name = snapshot.entry, request.job.name
-    fits.check_fit(request.job, snapshot.cluster.site.inventory)
+    preconditions.check_fit(request.job, snapshot.cluster.site.inventory)
     batches = serving_judges.active_batches(snapshot.cluster.payload)
     active = next((batch for batch in batches if batch.name == name), None)
     live = active is not None or entry.alive

@@ -20,7 +20,7 @@ from launcher.batch.driver.job import (
     Read,
     Write,
 )
-from launcher.batch.places import Bounds
+from launcher.batch.job_paths import PathBounds
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Job
 from launcher.core.domain import Inventory
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _Shape = TypeVar("_Shape", bound="DataclassInstance")
 
 
-def build_job(draft: Draft, *, name: str, within: Bounds) -> Job:
+def build_job(draft: Draft, *, name: str, within: PathBounds) -> Job:
     """Return the job of a draft without mistakes; `name` is used where the file gives none."""
     file, paths, mode = draft.file, draft.paths, draft.mode
     assert paths.to is not None  # noqa: S101 - without mistakes

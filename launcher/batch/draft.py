@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from launcher.batch import inputs, places, schema
+from launcher.batch import inputs, job_paths, schema
 from launcher.batch.driver.job import Mode
 from launcher.batch.inputs import MAX_CODE_BYTES, MAX_FILES
-from launcher.batch.places import Bounds, PathError, quote_path
+from launcher.batch.job_paths import PathBounds, PathError, quote_path
 from launcher.batch.schema import JobFile
 from launcher.batch.shape import Source
 from launcher.inventory.document import Document
@@ -79,7 +79,7 @@ class Draft:
         return self.is_valid(*where) and not inside
 
 
-def draft_job(document: Document, within: Bounds) -> tuple[Draft | None, list[Mistake]]:
+def draft_job(document: Document, within: PathBounds) -> tuple[Draft | None, list[Mistake]]:
     """Validate every value on its own and resolve every path.
 
     The draft is None when too little is valid.
@@ -96,7 +96,7 @@ def draft_job(document: Document, within: Bounds) -> tuple[Draft | None, list[Mi
     )
 
 
-def code_target(target: str, within: Bounds) -> tuple[str, dict[str, Path]]:
+def code_target(target: str, within: PathBounds) -> tuple[str, dict[str, Path]]:
     """Return `MODULE:NAME` and the file that is shipped for it, if any; raises Misplaced.
 
     Args:
@@ -121,7 +121,7 @@ def code_target(target: str, within: Bounds) -> tuple[str, dict[str, Path]]:
     return f"{module}:{name}", {f"{module}.py": path}
 
 
-def code_files(entry: str, within: Bounds) -> dict[str, Path]:
+def code_files(entry: str, within: PathBounds) -> dict[str, Path]:
     """Return the files of one entry of `files`, by their names in the job; raises PathError.
 
     A file keeps its name, a folder its name and its contents' paths.
@@ -169,14 +169,14 @@ def _placeholder(where: YamlPath) -> object:
 
 
 def _resolve_paths(
-    file: JobFile, within: Bounds, broken: frozenset[YamlPath]
+    file: JobFile, within: PathBounds, broken: frozenset[YamlPath]
 ) -> tuple[ResolvedPaths, list[Mistake]]:
     mistakes: list[Mistake] = []
     sources, names = _resolve_sources(file, within, broken, mistakes)
     output = None
     if not {("write",), ("write", "path")} & broken:
         try:
-            output = places.parse_target(file.write.path, within)
+            output = job_paths.parse_target(file.write.path, within)
         except PathError as error:
             mistakes.append(Mistake(yaml_path=("write", "path"), text=str(error)))
     targets: dict[str, str] = {}
@@ -196,7 +196,7 @@ def _resolve_paths(
 
 
 def _resolve_sources(
-    file: JobFile, within: Bounds, broken: frozenset[YamlPath], mistakes: list[Mistake]
+    file: JobFile, within: PathBounds, broken: frozenset[YamlPath], mistakes: list[Mistake]
 ) -> tuple[list[Source], list[tuple[str, ...]]]:
     sources: list[Source] = []
     names: list[tuple[str, ...]] = []
@@ -205,7 +205,7 @@ def _resolve_sources(
     readers: dict[Path, str] = {}
     for index, text in enumerate(file.read.paths):
         try:
-            source = places.parse_source(text, within)
+            source = job_paths.parse_source(text, within)
             files = inputs.list_files(source, within) if source.where == "control" else []
         except PathError as error:
             mistakes.append(Mistake(yaml_path=("read", "paths", index), text=str(error)))
@@ -240,7 +240,7 @@ def _code_stages(file: JobFile) -> list[tuple[str, str, str, list[str]]]:
 
 
 def _resolve_files(
-    stage: str, extra_files: list[str], within: Bounds, shipped: dict[str, dict[str, Path]]
+    stage: str, extra_files: list[str], within: PathBounds, shipped: dict[str, dict[str, Path]]
 ) -> list[Mistake]:
     mistakes = []
     for index, entry in enumerate(extra_files):
@@ -261,7 +261,7 @@ def _resolve_files(
             if conflict is not None:
                 text = (
                     f"should not ship another file as {describe_value(name)}:"
-                    f" {places.quote_path(conflict)} has that name already"
+                    f" {job_paths.quote_path(conflict)} has that name already"
                 )
                 mistakes.append(Mistake(yaml_path=(stage, "files", index), text=text))
         shipped[stage] |= files
@@ -285,11 +285,11 @@ def _is_excluded(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-def _check_bounds(path: Path, within: Bounds) -> Path:
+def _check_bounds(path: Path, within: PathBounds) -> Path:
     return within.check_inside(path.resolve(), str(path))
 
 
-def _resolve_file(text: str, within: Bounds) -> Path:
+def _resolve_file(text: str, within: PathBounds) -> Path:
     path = within.resolve(text)
     if not path.is_file():
         raise PathError(f"names no file: there is no {quote_path(path)}")

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.batch import build, inputs, places, rules
+from launcher.batch import build, inputs, job_paths, rules
 from launcher.batch.batch_flags import FLAGS, flag_name
 from launcher.batch.draft import Draft, draft_job
+from launcher.batch.job_paths import PathBounds, PathError
 from launcher.batch.job_spec import identity_digest, job_identity
-from launcher.batch.places import Bounds, PathError
 from launcher.batch.shape import HINT, Job, JobError, count_mistakes, mistakes_error
 from launcher.inventory import document
 from launcher.inventory.document import Document
@@ -41,7 +41,7 @@ def job_from_flags(options: Mapping[str, Any], folder: Path) -> Job:
     Relative paths start at `folder`. Without `--name`, the name follows from the content: the same
     command is the same job.
     """
-    within = Bounds(folder=folder)
+    within = PathBounds(folder=folder)
     where, mistakes = _flag_values(options)
     problems = [
         (f"--{name}", f"is missing: {description}")
@@ -98,7 +98,7 @@ def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Pat
     tuning = {name: value for name, value in options.items() if name in _TUNING}
     where, unwritten = _flag_values(tuning, _replica_section(content))
     job, mistakes = check_document(
-        _overlay(content, where), places.job_bounds(path, allow), name=job_name(path)
+        _overlay(content, where), job_paths.job_bounds(path, allow), name=job_name(path)
     )
     flag_mistakes = [mistake for mistake in mistakes if _is_flag_mistake(mistake, where, content)]
     problems = [*_identity_flags(options, path), *unwritten]
@@ -130,7 +130,7 @@ def parse_job_file(content: str) -> Document:
 
 
 def check_document(
-    content: Document, within: Bounds, *, name: str
+    content: Document, within: PathBounds, *, name: str
 ) -> tuple[Job | None, list[Mistake]]:
     """Return the job, or its mistakes.
 
@@ -217,7 +217,7 @@ def _flag_values(
 
 
 def _write_messages(
-    options: Mapping[str, Any], within: Bounds, where: dict[YamlPath, object]
+    options: Mapping[str, Any], within: PathBounds, where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
     """Write the prompt as messages: the system's, if any, and the user's."""
     where.pop(("prompt", "column"), None)
@@ -241,11 +241,11 @@ def _write_messages(
     return []
 
 
-def _is_text(options: Mapping[str, Any], within: Bounds) -> bool:
+def _is_text(options: Mapping[str, Any], within: PathBounds) -> bool:
     if "format" in options or not options.get("input"):
         return bool(options.get("format") == "text")
     try:
-        source = places.parse_source(options["input"][0], within)
+        source = job_paths.parse_source(options["input"][0], within)
         name = (
             inputs.list_files(source, within)[0].path.name
             if source.where == "control"

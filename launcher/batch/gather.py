@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.batch import job_store
-from launcher.batch.job_store import Output
+from launcher.batch.job_store import OutputFile
 from launcher.batch.output_folder import OutputFolder, first_names, format_size, new_file
 from launcher.core.errors import BatchError, NodeError, UnreadableAnswer, VlaunchError
 from launcher.core.events import Event
@@ -85,7 +85,7 @@ def gather(
     return done
 
 
-def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[Output]:
+def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[OutputFile]:
     """Return the head's files, the summary last, as the mark of a complete copy.
 
     Raises NodeError when the head has none.
@@ -101,7 +101,7 @@ def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[Output]:
 
 
 def _outdated_files(
-    output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output]
+    output: _RemoteOutput, folder: OutputFolder, files: Sequence[OutputFile]
 ) -> list[str]:
     """Return local error files that the head no longer has: their rows were retried.
 
@@ -123,7 +123,10 @@ def _outdated_files(
 
 
 def _fetch_all(
-    output: _RemoteOutput, folder: OutputFolder, files: Sequence[Output], clock: Callable[[], float]
+    output: _RemoteOutput,
+    folder: OutputFolder,
+    files: Sequence[OutputFile],
+    clock: Callable[[], float],
 ) -> Iterator[Event]:
     """Fetch files in order, reporting progress after each block."""
     total, so_far, last_report = sum(file.bytes for file in files), 0, clock()
@@ -171,7 +174,7 @@ class _RemoteOutput:
     def head(self) -> str:
         return self._site.head.name
 
-    def list_files(self) -> tuple[Output, ...]:
+    def list_files(self) -> tuple[OutputFile, ...]:
         """Return the committed files; raises BatchError."""
         command = self._site.in_container(
             self._site.head, job_store.build_command("outputs", self._work), timeout=900
@@ -188,7 +191,7 @@ class _RemoteOutput:
             except NodeError as error:
                 self._wait(error, began)
 
-    def fetch(self, path: Path, file: Output) -> Iterator[int]:
+    def fetch(self, path: Path, file: OutputFile) -> Iterator[int]:
         """Copy a file to a hidden one and rename it after verification; yield bytes so far."""
         part = path.with_name(f".{path.name}~")
         began = self._clock()
@@ -218,7 +221,7 @@ class _RemoteOutput:
                 raise BatchError(f"{self.head}: the list of output files is too long")
         return text.decode(errors="replace")
 
-    def _copy_file(self, part: Path, file: Output) -> Generator[int, None, str]:
+    def _copy_file(self, part: Path, file: OutputFile) -> Generator[int, None, str]:
         """Write a file's content; yield bytes so far and return their SHA-256."""
         digest, count = hashlib.sha256(), 0
         with new_file(part) as out:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from launcher.batch.driver.job import Format
-from launcher.batch.places import Bounds, PathError, quote_path, split_pattern
+from launcher.batch.job_paths import PathBounds, PathError, quote_path, split_pattern
 from launcher.batch.shape import Job, Source
 from launcher.core.errors import RequestError
 from launcher.inventory.mistakes import describe_value
@@ -56,7 +56,7 @@ class ShippedFile:
     source: int | None = None
 
 
-def list_files(source: Source, within: Bounds) -> list[InputFile]:
+def list_files(source: Source, within: PathBounds) -> list[InputFile]:
     """Return the files of a source on this machine, sorted by name.
 
     Folders are read recursively. Names that start with `.` or `_` are skipped, as in Ray Data and
@@ -149,7 +149,7 @@ def common_format(names: Sequence[Sequence[str]]) -> Format:
 
 
 def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFile]:
-    bounds = Bounds(folder=Path("/"), inside=job.inside)
+    bounds = PathBounds(folder=Path("/"), inside=job.inside)
     labels: set[str] = set()
     number = 0
     for index, source in enumerate(job.sources):
@@ -252,7 +252,7 @@ def _raise_error(error: OSError) -> None:
     raise error
 
 
-def _check_regular(path: Path, label: str, within: Bounds) -> Path:
+def _check_regular(path: Path, label: str, within: PathBounds) -> Path:
     try:
         resolved = within.check_inside(path.resolve(), label)
         regular = resolved.is_file()

@@ -44,7 +44,7 @@ def outputs_file(work: str) -> str:
     return f"{work}/outputs.json"
 
 
-def output_file(work: str, output: Output) -> str:
+def output_file(work: str, output: OutputFile) -> str:
     """Return where a committed file is, as the head's container sees it."""
     return f"{work}/output/{output.path}"
 
@@ -78,7 +78,7 @@ class JobEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputFile:
     """A committed file of a job's output, on the head; `path` is relative and one of ours."""
 
     path: str
@@ -87,8 +87,8 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outputs:
-    files: tuple[Output, ...]
+class _OutputList:
+    files: tuple[OutputFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +121,12 @@ def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
     return tuple(entry for entry in entries if serving_judges.BATCH_NAME.fullmatch(entry.name))
 
 
-def parse_outputs(node: str, text: str) -> tuple[Output, ...]:
+def parse_outputs(node: str, text: str) -> tuple[OutputFile, ...]:
     """Read the list of committed files.
 
     Raises UnreadableAnswer, also for a path that no output of ours has.
     """
-    files = decode.parse_json(_Outputs, text, f"{node}: the list of output files").files
+    files = decode.parse_json(_OutputList, text, f"{node}: the list of output files").files
     paths = [file.path for file in files]
     if unknown := [path for path in paths if not OUTPUT.fullmatch(path)]:
         raise UnreadableAnswer(

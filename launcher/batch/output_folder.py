@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.batch import job_store
-from launcher.batch.job_store import Output
+from launcher.batch.job_store import OutputFile
 from launcher.core.errors import RequestError, VlaunchError
 
 _MARK = ".vlaunch-batch.json"
@@ -47,7 +47,7 @@ class OutputFolder:
         """Return the existing output files, relative to the folder."""
         return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
 
-    def has(self, file: Output) -> bool:
+    def has(self, file: OutputFile) -> bool:
         """True when a file of this machine is the one that the head has."""
         path = self.path / file.path
         if not path.is_file() or path.stat().st_size != file.bytes:

@@ -221,20 +221,20 @@ def check_arguments(draft: Draft) -> Iterator[Mistake]:
 def check_secrets(draft: Draft) -> Iterator[Mistake]:
     """Check that no value looks like a secret."""
     file = draft.file
-    places: list[tuple[YamlPath, object]] = [
+    settings: list[tuple[YamlPath, object]] = [
         (("engine", "args", key), value) for key, value in file.engine.args.items()
     ]
     if file.predict is not None:
-        places += [(("predict", "args", key), value) for key, value in file.predict.args.items()]
+        settings += [(("predict", "args", key), value) for key, value in file.predict.args.items()]
     if file.prompt is not None:
-        places += [
+        settings += [
             (("prompt", "chat_args", key), value) for key, value in file.prompt.chat_args.items()
         ]
-    places.append((("model",), file.model))
-    for where, value in places:
+    settings.append((("model",), file.model))
+    for yaml_path, value in settings:
         if any(secret_patterns.VALUE.search(text) for text in _texts(value)):
             yield Mistake(
-                yaml_path=where,
+                yaml_path=yaml_path,
                 text="a secret should not be written here; use `secrets` in the inventory",
             )
 

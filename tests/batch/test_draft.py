@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from launcher.batch import draft
-from launcher.batch.places import Bounds, PathError
+from launcher.batch.job_paths import PathBounds, PathError
 from tests.batch.conftest import Mistakes
 
 
 def _target(folder: Path, written: str) -> tuple[str, dict[str, Path]]:
-    return draft.code_target(written, Bounds(folder=folder, inside=(folder,)))
+    return draft.code_target(written, PathBounds(folder=folder, inside=(folder,)))
 
 
 def test_a_file_is_shipped_and_its_module_is_named(folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_files_keep_their_names_and_folders_theirs(folder: Path) -> None:
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
-    within = Bounds(folder=folder, inside=(folder,))
+    within = PathBounds(folder=folder, inside=(folder,))
 
     assert draft.code_files("notes.txt", within) == {"notes.txt": folder / "notes.txt"}
     assert sorted(draft.code_files("pkg", within)) == ["pkg/__init__.py", "pkg/a/b.py"]
@@ -102,7 +102,7 @@ def test_a_name_that_a_command_would_trip_over_is_refused(folder: Path) -> None:
     (folder / "pkg" / "a\nb.py").write_text("")
 
     with pytest.raises(PathError, match="should have a plain name there"):
-        draft.code_files("pkg", Bounds(folder=folder))
+        draft.code_files("pkg", PathBounds(folder=folder))
 
 
 def test_an_empty_code_folder_is_reported(folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_empty_code_folder_is_reported(folder: Path) -> None:
     (folder / "empty").mkdir()
 
     with pytest.raises(PathError, match="holds no file"):
-        draft.code_files("empty", Bounds(folder=folder))
+        draft.code_files("empty", PathBounds(folder=folder))
 
 
 def test_two_files_with_the_same_name_are_refused(mistakes: Mistakes, folder: Path) -> None:

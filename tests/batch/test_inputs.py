@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch import inputs, places
-from launcher.batch.places import Bounds, PathError
+from launcher.batch import inputs, job_paths
+from launcher.batch.job_paths import PathBounds, PathError
 from launcher.core.errors import RequestError
 from tests.batch.conftest import Load, Mistakes
 
 
 def _labels(folder: Path, text: str) -> list[str]:
-    within = Bounds(folder=folder, inside=(folder,))
-    return [first.label for first in inputs.list_files(places.parse_source(text, within), within)]
+    within = PathBounds(folder=folder, inside=(folder,))
+    return [
+        first.label for first in inputs.list_files(job_paths.parse_source(text, within), within)
+    ]
 
 
 def _path_error(folder: Path, text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.batch import job_store
 from launcher.batch.driver.progress import JobFailure, Progress, parse_progress
-from launcher.batch.job_store import Output
+from launcher.batch.job_store import OutputFile
 from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 
@@ -76,7 +76,7 @@ def test_folders_that_no_job_of_ours_has_are_not_listed(name: str) -> None:
     )
 
 
-def outputs(files: Any) -> tuple[Output, ...]:
+def outputs(files: Any) -> tuple[OutputFile, ...]:
     """Read a list of files as a head would write it."""
     return job_store.parse_outputs("n1", json.dumps({"files": files}))
 
@@ -135,7 +135,7 @@ def test_output_files() -> None:
     message = [{"path": path, "bytes": at, "sha256": SHA} for at, path in enumerate(paths)]
 
     assert outputs(message) == tuple(
-        Output(path=path, bytes=at, sha256=SHA) for at, path in enumerate(paths)
+        OutputFile(path=path, bytes=at, sha256=SHA) for at, path in enumerate(paths)
     )
 
 

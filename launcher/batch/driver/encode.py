@@ -16,7 +16,7 @@ from typing import Any
 from . import columns
 from .job import CACHED_TOKENS, Job
 from .manifest import Manifest
-from .places import Location
+from .storage import Location
 
 Row = dict[str, Any]
 INTERNAL_COLUMNS = frozenset(

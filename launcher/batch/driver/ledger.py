@@ -18,7 +18,7 @@ from typing import Any
 from .intervals import Intervals, Run, count_numbers, to_runs
 from .job import Job, Refused, identity_changes
 from .manifest import Manifest, Split
-from .places import Location, brief_error, mask_secrets, open_location
+from .storage import Location, brief_error, mask_secrets, open_location
 
 KINDS = ("rows", "errors")
 PART = re.compile(r"part-(\d{6,})\.(json|jsonl|parquet)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .places import Location
+from .storage import Location
 
 EXCERPT_LENGTH = 4096  # characters of a row shown in an error row
 BLOCK = 1 << 20

@@ -47,7 +47,7 @@ def query_order(prompts: Sequence[bytes]) -> list[int]:
 
 
 def arrange(prompts: Sequence[bytes], indices: list[int], partings: int) -> list[int]:
-    """Arrange the places of prompts, which are sorted by their bytes."""
+    """Arrange prompt indices that are sorted by the prompts' bytes."""
     if len(indices) < 2 or not partings:
         return indices
     begin = common_prefix(prompts[indices[0]], prompts[indices[-1]]) + BLOCK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .places import Location, brief_error
+from .storage import Location, brief_error
 
 BATCH = 8 << 20  # bytes of a batch, about
 

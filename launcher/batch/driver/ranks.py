@@ -101,18 +101,18 @@ def rank_slots(parallel: DataParallel, gpus: int) -> list[RankSlot]:
     Raises:
         Refused: they do not fit.
     """
-    places = [node.ip for node in parallel.nodes for _ in range(node.gpus // gpus)]
-    if len(places) < parallel.size:
+    addresses = [node.ip for node in parallel.nodes for _ in range(node.gpus // gpus)]
+    if len(addresses) < parallel.size:
         room = ", ".join(
             f"{node.ip}: {node.gpus // gpus} of {node.gpus} accelerators" for node in parallel.nodes
         )
         raise Refused(
             f"{parallel.size} ranks of {gpus} accelerator{'s' * (gpus > 1)} do not fit: the nodes"
-            f" have room for {len(places)}",
+            f" have room for {len(addresses)}",
             f"ranks that fit: {room}",
             "lower `data_parallel.size`, or `engine.tp` and `engine.pp`: a rank stays on one node",
         )
-    return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(places[: parallel.size])]
+    return [RankSlot(rank=rank, ip=ip) for rank, ip in enumerate(addresses[: parallel.size])]
 
 
 def read_configuration(job: Job) -> Mapping[str, Any]:

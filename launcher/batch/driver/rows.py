@@ -13,7 +13,7 @@ from typing import Any
 from . import columns, lines, parquet, table
 from .job import Failed, Job
 from .manifest import File, Manifest, Split
-from .places import Location, brief_error, mask_secrets, open_location
+from .storage import Location, brief_error, mask_secrets, open_location
 
 DIGITS = (
     4300  # Python's own limit, missing from some 3.10 releases, where parsing takes quadratic time

@@ -15,8 +15,8 @@ from .job import CACHED_TOKENS, Failed, Job
 from .ledger import Ledger
 from .lines import EXCERPT_LENGTH
 from .manifest import Manifest
-from .places import brief_error, mask_secrets
 from .progress import Tracker
+from .storage import brief_error, mask_secrets
 
 # approximate bytes of rows that commit a file, regardless of `rows_per_file`
 LARGEST = 64 << 20

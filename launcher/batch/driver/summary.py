@@ -15,8 +15,8 @@ from typing import Any
 from .job import Job
 from .ledger import Ledger
 from .manifest import Manifest
-from .places import open_location
 from .progress import TOKENS, Tracker
+from .storage import open_location
 
 
 def write_summary(

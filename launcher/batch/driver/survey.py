@@ -11,7 +11,7 @@ from typing import Any
 from . import columns, lines, parquet, rows, table
 from .job import Job, Refused, identity_changes
 from .manifest import File, Manifest, Split, dump_manifest, load_manifest
-from .places import Location, StoredFile, brief_error, list_files, mask_secrets, open_location
+from .storage import Location, StoredFile, brief_error, list_files, mask_secrets, open_location
 
 __all__ = ["File", "Manifest", "Split", "survey_input"]
 

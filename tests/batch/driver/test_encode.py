@@ -14,7 +14,7 @@ import pytest
 
 from launcher.batch.driver import encode
 from launcher.batch.driver.manifest import Manifest
-from launcher.batch.driver.places import open_location
+from launcher.batch.driver.storage import open_location
 from tests.batch.driver.jobs import failed, job
 
 

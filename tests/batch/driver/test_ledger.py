@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
-from launcher.batch.driver import ledger, places
+from launcher.batch.driver import ledger, storage
 from launcher.batch.driver.job import Job, Refused
 from launcher.batch.driver.manifest import Manifest
 from launcher.batch.driver.progress import Tracker
@@ -103,13 +103,13 @@ def crashing(
         whole(path, data)
         step()
 
-    whole = places.write_synced
+    whole = storage.write_synced
     with monkeypatch.context() as patch:
-        patch.setattr(places, "write_synced", halfway)
-        patch.setattr(places, "rename_synced", around(places.rename_synced))
-        patch.setattr(places, "sync_folder", around(places.sync_folder))
-        patch.setattr(places.Location, "delete", around(places.Location.delete))
-        patch.setattr(places.os, "makedirs", around(os.makedirs))
+        patch.setattr(storage, "write_synced", halfway)
+        patch.setattr(storage, "rename_synced", around(storage.rename_synced))
+        patch.setattr(storage, "sync_folder", around(storage.sync_folder))
+        patch.setattr(storage.Location, "delete", around(storage.Location.delete))
+        patch.setattr(storage.os, "makedirs", around(os.makedirs))
         yield steps
 
 
@@ -321,7 +321,7 @@ def test_a_remote_folder_keeps_the_same_books(
     store = tmp_path / "store"
     store.mkdir()
     far = pyarrow.fs.SubTreeFileSystem(str(store), pyarrow.fs.LocalFileSystem())
-    monkeypatch.setattr(places, "connect_filesystem", lambda _: (far, "bucket"))
+    monkeypatch.setattr(storage, "connect_filesystem", lambda _: (far, "bucket"))
     spec, manifest = prepared(tmp_path, out="s3://bucket/out?region=x")
     run(spec, manifest)
     complete(store / "bucket" / "out")

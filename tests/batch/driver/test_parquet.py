@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from launcher.batch.driver import parquet
-from launcher.batch.driver.places import Location
+from launcher.batch.driver.storage import Location
 from tests.batch.driver.jobs import errors, job, read_all, surveyed
 
 

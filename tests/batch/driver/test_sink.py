@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from launcher.batch.driver import ledger, places, sink
+from launcher.batch.driver import ledger, sink, storage
 from launcher.batch.driver.job import Failed, Job
 from launcher.batch.driver.progress import Tracker
 from launcher.batch.driver.sink import Sink
@@ -291,7 +291,7 @@ def test_a_disk_that_takes_nothing_is_explained(
         raise OSError(number, os.strerror(number), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "write_synced", full)
+        patch.setattr(storage, "write_synced", full)
         with pytest.raises(Failed, match=expected) as raised:
             result.flush()
     assert "run `vlaunch batch` again" in raised.value.hint
@@ -350,7 +350,7 @@ def test_a_signal_waits_for_the_file(
     def stop(*_: object) -> None:
         raise Stop
 
-    renamed = places.rename_synced
+    renamed = storage.rename_synced
 
     def signalled(hidden: str, path: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -361,7 +361,7 @@ def test_a_signal_waits_for_the_file(
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(places, "rename_synced", signalled)
+            patch.setattr(storage, "rename_synced", signalled)
             with pytest.raises(Stop):
                 result.flush()
     finally:

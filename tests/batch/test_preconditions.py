@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.batch import fits
+from launcher.batch import preconditions
 from launcher.batch.shape import JobError
 from launcher.core.domain import Inventory
 from launcher.core.errors import PlacementError
@@ -30,7 +30,7 @@ def test_what_fits_is_let_through(
     load_text: Load, inventory: Inventory, extra: str, top: dict[str, str | None]
 ) -> None:
     """The least that it needs is there; the most may be more than there is."""
-    fits.check_fit(load_text(extra, **top), inventory)
+    preconditions.check_fit(load_text(extra, **top), inventory)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_impossible_jobs_are_refused_first(
 ) -> None:
     """Instead of waiting for ever."""
     with pytest.raises(PlacementError) as caught:
-        fits.check_fit(load_text(extra), inventory)
+        preconditions.check_fit(load_text(extra), inventory)
 
     assert str(caught.value) == f"`test` does not fit `pair`: {expected}"
     assert caught.value.hint
@@ -71,10 +71,12 @@ def test_a_class_needs_a_node_with_its_gpus(load_text: Load, inventory: Inventor
     """With `accelerator: cpu` they are slots, as they are for vLLM."""
     job = load_text("predict: {class: 'a:B', num_gpus: 0.5}", model=None)
 
-    fits.check_fit(job, inventory)
-    fits.check_fit(job, replace(inventory, accelerator="cpu"))
+    preconditions.check_fit(job, inventory)
+    preconditions.check_fit(job, replace(inventory, accelerator="cpu"))
     with pytest.raises(PlacementError, match="asks for 3 GPUs, and no node has more than 2"):
-        fits.check_fit(load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory)
+        preconditions.check_fit(
+            load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory
+        )
 
 
 def test_paths_on_the_nodes_are_ones_that_containers_see(
@@ -84,7 +86,7 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
     job = load_text(read="read: nodes:/data/input/a.csv", write="write: nodes:/data/in/out")
 
     with pytest.raises(JobError) as caught:
-        fits.check_fit(job, inventory)
+        preconditions.check_fit(job, inventory)
     assert caught.value.mistakes == (
         (
             "nodes:/data/input/a.csv: is in none of the folders that the containers share with the"
@@ -114,5 +116,5 @@ def test_leftover_gpus_per_node_are_no_room(
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
     text = f"it takes {what} with 2 GPUs on one node each, and the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):
-        fits.check_fit(load_text(extra, **top), three)
-    fits.check_fit(load_text(extra.replace(": 3", ": 2"), **top), three)
+        preconditions.check_fit(load_text(extra, **top), three)
+    preconditions.check_fit(load_text(extra.replace(": 3", ": 2"), **top), three)

@@ -28,7 +28,7 @@ class PathError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PathBounds:
     """`folder` is where relative paths start.
 
     `inside` are the folders that paths must lead into; None: anywhere.
@@ -58,10 +58,10 @@ class Bounds:
         return path
 
 
-def job_bounds(path: Path, allow: Sequence[Path]) -> Bounds:
+def job_bounds(path: Path, allow: Sequence[Path]) -> PathBounds:
     """Return the bounds of the job file at `path`."""
     folder = path.parent.absolute()
-    return Bounds(folder=folder, inside=tuple(root.resolve() for root in (folder, *allow)))
+    return PathBounds(folder=folder, inside=tuple(root.resolve() for root in (folder, *allow)))
 
 
 def quote_path(path: Path) -> str:
@@ -70,7 +70,7 @@ def quote_path(path: Path) -> str:
     return shlex.quote(text) if text.isprintable() else json.dumps(text)
 
 
-def parse_source(text: str, within: Bounds) -> Source:
+def parse_source(text: str, within: PathBounds) -> Source:
     """Return the source of rows; raises PathError. A local path may be a pattern."""
     if (remote := _parse_elsewhere(text)) is not None:
         return remote
@@ -79,7 +79,7 @@ def parse_source(text: str, within: Bounds) -> Source:
     return Source(where="control", text=str(root / pattern if pattern else root), shown=text)
 
 
-def parse_target(text: str, within: Bounds) -> Source:
+def parse_target(text: str, within: PathBounds) -> Source:
     """Return the target of answers, a folder that may not exist yet; raises PathError."""
     if re.search(r"\.(?:parquet|pq|jsonl|ndjson|json|csv)/?$", text, re.IGNORECASE):
         raise PathError(
@@ -103,7 +103,7 @@ def parse_target(text: str, within: Bounds) -> Source:
     return Source(where="control", text=str(path), shown=text)
 
 
-def split_pattern(text: str, within: Bounds) -> tuple[str, str]:
+def split_pattern(text: str, within: PathBounds) -> tuple[str, str]:
     """Split a path at its first wildcard; an existing file of that name is no pattern."""
     if not _MAGIC.search(text):
         return text, ""

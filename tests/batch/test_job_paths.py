@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.batch import places
-from launcher.batch.places import Bounds, PathError
+from launcher.batch import job_paths
+from launcher.batch.job_paths import PathBounds, PathError
 from tests.batch.conftest import Load, Mistakes
 
 
 def _path_error(path: Path) -> str:
     with pytest.raises(PathError) as caught:
-        places.parse_source(str(path), Bounds(folder=path.parent, inside=(path.parent,)))
+        job_paths.parse_source(str(path), PathBounds(folder=path.parent, inside=(path.parent,)))
     return str(caught.value)
 
 
@@ -87,7 +87,7 @@ def test_a_loop_of_links_is_reported(folder: Path) -> None:
 
     source = None
     try:
-        source = places.parse_source("a", Bounds(folder=folder, inside=(folder,)))
+        source = job_paths.parse_source("a", PathBounds(folder=folder, inside=(folder,)))
     except PathError as error:
         assert "cannot be followed" in str(error)
         assert "loop of links" in str(error)
@@ -159,7 +159,7 @@ def test_addresses_are_those_the_cluster_reads(
 ) -> None:
     """Without keys in it, and without ways up."""
     try:
-        source = places.parse_source(text, Bounds(folder=folder, inside=(folder,)))
+        source = job_paths.parse_source(text, PathBounds(folder=folder, inside=(folder,)))
     except PathError as error:
         assert ("?", path) == (where, str(error))
     else:
@@ -191,13 +191,13 @@ def test_addresses_are_those_the_cluster_reads(
 def test_answers_go_into_a_folder_of_their_own(folder: Path, text: str, expected: str) -> None:
     """Never over a file."""
     with pytest.raises(PathError) as caught:
-        places.parse_target(text, Bounds(folder=folder))
+        job_paths.parse_target(text, PathBounds(folder=folder))
 
     assert str(caught.value) == expected
 
 
 def test_flags_may_name_any_path(folder: Path) -> None:
     """They are the user's own."""
-    source = places.parse_source("/etc/hostname", Bounds(folder=folder))
+    source = job_paths.parse_source("/etc/hostname", PathBounds(folder=folder))
 
     assert (source.where, source.text) == ("control", str(Path("/etc/hostname").resolve()))

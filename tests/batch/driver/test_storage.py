@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.fs
 import pytest
 
-from launcher.batch.driver import places
+from launcher.batch.driver import storage
 from launcher.batch.driver.job import Refused
 
 
@@ -27,7 +27,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "bucket" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "bucket" / name).write_text("x")
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    monkeypatch.setattr(places, "connect_filesystem", lambda _: (far, "bucket"))
+    monkeypatch.setattr(storage, "connect_filesystem", lambda _: (far, "bucket"))
     return str(tmp_path / "bucket") if request.param == "local" else "s3://bucket"
 
 
@@ -50,11 +50,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_sources_name_files(root: str, pattern: str, result: list[str]) -> None:
     """Each comes back by a path that opens it again."""
-    listed = places.list_files(f"{root}/{pattern}")
+    listed = storage.list_files(f"{root}/{pattern}")
 
     assert [item.path.removeprefix(root + "/") for item in listed] == result
-    assert all(places.open_location(item.path).read() == b"x" for item in listed)
-    assert all(places.open_location(item.path).stat() == item for item in listed)
+    assert all(storage.open_location(item.path).read() == b"x" for item in listed)
+    assert all(storage.open_location(item.path).stat() == item for item in listed)
 
 
 def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,19 +64,19 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     far = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
     requests = []
     monkeypatch.setattr(
-        places, "connect_filesystem", lambda address: (requests.append(address), (far, "b"))[1]
+        storage, "connect_filesystem", lambda address: (requests.append(address), (far, "b"))[1]
     )
 
-    assert [item.path for item in places.list_files("s3://b/*.txt?region=x")] == [
+    assert [item.path for item in storage.list_files("s3://b/*.txt?region=x")] == [
         "s3://b/x.txt?region=x"
     ]
-    assert places.open_location("s3://b/y?region=x").child("z").address == "s3://b/y/z?region=x"
+    assert storage.open_location("s3://b/y?region=x").child("z").address == "s3://b/y/z?region=x"
     assert set(requests) == {"s3://b?region=x"}
 
 
 def test_files_are_written_whole_and_deleted(root: str) -> None:
     """An older one is replaced; to delete what is not there is no mistake."""
-    place = places.open_location(f"{root}/new")
+    place = storage.open_location(f"{root}/new")
     place.make_folder()
     file = place.child("a.json")
     file.write_atomic(b"one")
@@ -96,13 +96,13 @@ def test_files_are_written_whole_and_deleted(root: str) -> None:
 def test_an_unknown_scheme_is_refused() -> None:
     """With the library's message."""
     with pytest.raises(Refused, match="foo://b/c cannot be opened") as raised:
-        places.open_location("foo://b/c")
+        storage.open_location("foo://b/c")
     assert "foo" in raised.value.evidence
 
 
 def test_a_secret_in_an_address_is_not_shown() -> None:
     """An address may carry a key."""
-    assert places.mask_secrets("s3://key:secret@bucket/a") == "s3://bucket/a"
+    assert storage.mask_secrets("s3://key:secret@bucket/a") == "s3://bucket/a"
     with pytest.raises(Refused) as raised:
-        places.open_location("foo://key:secret@b/c")
+        storage.open_location("foo://key:secret@b/c")
     assert "secret" not in f"{raised.value} {raised.value.evidence}"
