@@ -141,7 +141,7 @@ class Agent:
 
     def run(self) -> int:
         """Run until a signal or an exit code; return the exit code."""
-        self.tick()  # before it answers members, whose engines end without an order
+        self.tick()  # before members connect: engines without an order stop
         self.server.start()
         if self.member is not None:
             self.member.start()

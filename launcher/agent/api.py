@@ -21,7 +21,7 @@ from . import records
 from .records import Amount, Count
 from .task import Form
 
-# seconds for Ray's dashboard, which gets its turn late on a head whose engines have every core
+# seconds for Ray's dashboard, which is slow on a head with engines on every core
 PATIENCE = 25.0
 SECRETS = os.environ.get("VLAUNCH_SECRETS", "/run/vlaunch/secrets")
 

@@ -19,7 +19,7 @@ from .observed import EndpointHealth, FirstAnswer, Load, Observed, Refusal
 from .probe import ApiProbe, ProbeReport
 from .task import HEALTH, ONLY_HEALTH, task_named
 
-_GAP = 10.0  # seconds between two turns after which this agent cannot say what happened meanwhile
+_GAP = 10.0  # seconds between two rounds after which the time between them is unknown
 _BUSY = 5.0  # seconds after which a canary that has not come back says that the server is busy
 
 
@@ -43,7 +43,7 @@ class Api:
         self.counters: Counters | None = None
         self.counted, self.own = 0.0, 0
         self._fallback_probe: ApiProbe | None = (
-            None  # on an API whose node's agent cannot be queried
+            None  # while the agent beside the API is unreachable
         )
 
     def _latest_report(self, *, launched: bool) -> ProbeReport:

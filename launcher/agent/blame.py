@@ -32,7 +32,7 @@ _SHOWN = 16  # frames of a stack in a record
 _LOOPS = {"worker_busy_loop", "async_output_busy_loop", "run_busy_loop", "run_engine_core"}
 _WORKS = {*_LOOPS, "execute_model", "execute_dummy_batch", "sample_tokens"}
 _DEVICE = {"synchronize", "wait_event", "wait_stream"}
-# Calls into C that have no frame of their own: the line that is being run tells them.
+# Calls into C without a frame of their own, visible only in the current line.
 _HANDLE = re.compile(r"\.wait\(")
 _EVENT = re.compile(r"\.(?:synchronize|item|tolist|cpu)\(")
 _QUEUES = ("device_communicators/shm_broadcast.py",)

@@ -16,11 +16,11 @@ _RELEVANT = re.compile(
     r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
     r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
-_TALK = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # of vLLM: what it goes on after
+_TALK = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # of vLLM, which goes on after these
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python
 # ends a traceback.
 _RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
-# pydantic's header; each field's name and, below it, what is wrong with it follow.
+# pydantic's header; each field's name and, below it, its error follow.
 _INVALID = re.compile(r"\d+ validation errors? for \w+$")
 _DETAIL = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?: \[type=|$)")
 _FIELD = re.compile(r"[\w.\[\]-]+$")
@@ -35,7 +35,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # `(RayWorkerProc pid=284, ip=192.168.0.2) (Worker_PP1 pid=284) ERROR 11-24 11:16:45 [core.py:15] `
 _PREFIX = re.compile(r"(?:\([^()]*\bpid=[^()]*\) ?)*(?:[A-Z]+ \d\d-\d\d \S+ \[[^\]]*\] ?)?")
 _PROCESS = re.compile(r"\(([\w-]+) pid=(\d+)(?:, ip=([\w.:-]+))?")
-# Ray writes whose traceback follows: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
+# Ray's line before a traceback: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
 _REMOTE = re.compile(r"\bray::(\w+)\S* \(pid=(\d+), ip=([\w.:-]+)")
 _NEXT = re.compile(
     r"Traceback \(|The above exception was|During handling of the above|the engine did not start"
@@ -94,7 +94,7 @@ def find_exception(lines: Iterable[str], *, reports: bool = False) -> LoggedExce
             start = head if remote else number
             raised = LoggedException(text[:LONGEST], process, address, start, number + below)
             ranked.append((bool(_CONSEQUENCE.search(text)), "Worker" not in before, raised))
-    # Stable: what came first stays first among equals. Workers' lines reach the driver's log late.
+    # Stable: the first stays first among equals. Workers' lines reach the driver's log late.
     consequence, _, first = min(
         ranked, key=lambda candidate: candidate[:2], default=(True, False, None)
     )

@@ -26,7 +26,7 @@ from .server import HttpSite
 
 _FRESH = 5.0  # seconds for which a report holds
 SILENCE = 60.0  # seconds without a report until a connection counts as broken
-_RETURN = 10.0  # seconds for an agent whose connection was closed to come back
+_RETURN = 10.0  # seconds for an agent to reconnect
 _BOOT_LENGTH = 40  # letters of a boot
 _MAX_BOOTS = 1000  # starts of a node's agent that are remembered
 _RETRY = 0.02  # seconds between two attempts to get the agent's lock

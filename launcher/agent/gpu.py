@@ -82,7 +82,7 @@ def _amd_gpus() -> Iterator[Gpu]:
         name = f"renderD{properties.get('drm_render_minor', '0')}"
         if os.path.exists(f"{_ROOT}dev/dri/{name}"):
             device = f"sys/class/drm/{name}/device"
-            # What an APU counts as its own is a small part of what programs get.
+            # An APU's own memory is a small part of the memory that programs get.
             memory = "mem_info_vram" if properties.get("cpu_cores_count", "0") == "0" else "-"
             total, used = (
                 _parse_number(_read_text(f"{device}/{memory}_{figure}"))

@@ -1,7 +1,7 @@
 """Samples of the ranks of one server on this node: stacks, CPU, context switches, bytes, GPUs, and
 reports of NCCL and vLLM's watchdog.
 
-It runs in a thread of its own while the keeper orders it, and changes nothing: py-spy reads memory
+It runs in a thread of its own on the supervisor's orders, and changes nothing: py-spy reads memory
 without stopping a process (`--nonblocking`), and no signal is sent. `blame.py` compares samples.
 """
 
@@ -33,7 +33,7 @@ _RANK = re.compile(r"VLLM::(Worker|EngineCore)((?:_[A-Z]+\d+)*)")
 _PLACE = re.compile(r"(DP|TP|PP)(\d+)")
 _RAS = ("127.0.0.1", 28028)  # NCCL_RAS_ADDR's default, since NCCL 2.24
 _RAS_WAIT = 5  # seconds
-# The chapters of NCCL's report that tell what is wrong (src/ras/client_support.cc).
+# The chapters with problems in NCCL's report (src/ras/client_support.cc).
 _CHAPTER = re.compile(r"^(\w[\w ]*)\n=+$", re.MULTILINE)
 _PROBLEM_CHAPTERS = ("Errors", "Warnings")
 _NVIDIA = (
@@ -236,7 +236,7 @@ def _child_ticks(pids: Collection[int]) -> dict[int, int]:
             fields = _read_text(path).rpartition(")")[2].split()
             pid = int(path.split("/")[2])
             parents[pid], counts = int(fields[1]), [int(field) for field in fields[11:15]]
-            # of a rank only what its children had used when they ended
+            # of a rank only the CPU of its exited children
             used[pid] = sum(counts[2:] if pid in ticks else counts)
     for pid, count in used.items():
         owner = pid

@@ -39,7 +39,7 @@ _LASTED = 600.0  # seconds of being ready after which a fault is no part of a st
 _UNHURT = 60.0
 # seconds for an unreachable node to come back, before a server counts as stopped without it
 _ABSENT = 30.0
-_EXPLAIN = 15.0  # seconds for Ray to tell whose death came first
+_EXPLAIN = 15.0  # seconds for Ray to name the first death
 _STARTS = "starting the engine"  # until the first answer
 _LOOKS, _ENDS = "looking at the nodes", "ending what is left of the engine"
 

@@ -21,7 +21,7 @@ from . import state
 from .desired import Desired
 from .observed import OVER, STATES, VERDICTS, Observed
 
-SILENT = 60.0  # seconds after which an agent that was not heard is not there
+SILENT = 60.0  # seconds without a report after which an agent counts as down
 
 HELP: Mapping[str, str] = {
     "agent_written_timestamp_seconds": "When the head's agent was last on time with its records.",

@@ -42,9 +42,7 @@ class Monitor:
         self.apis = Apis(name, spec, lead, self.launched, clock)
         self.stall = Stall(name, spec, lead, clock)
         self.ranks: list[RayRank] = []  # those that Ray runs for the server, by its last answer
-        self._reported_actors: set[str] = (
-            set()
-        )  # the actors of those whose processes an agent has reported
+        self._reported_actors: set[str] = set()  # actors with a process in an agent's report
         self._ranks_lost_at: float | None = None  # since when some of these have ended
         self._query: Background[list[RayRank]] | None = None
 
@@ -207,7 +205,7 @@ class Monitor:
         if (self.spec.replicas > 1 and self._is_working) or now - self._ranks_lost_at < _EXIT_GRACE:
             return []
         sign = DeathSign(1, "vLLM goes on, though its ranks have ended")
-        if len(lost) == 1:  # whose end was first, Ray may know
+        if len(lost) == 1:  # with several, Ray may know the first
             (rank,) = lost
             what = f"vLLM goes on, though its rank {rank.name} has ended"
             sign = DeathSign(1, what, rank.node, rank.name, certain=True)

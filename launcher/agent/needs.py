@@ -27,7 +27,7 @@ class StartConditions:
 
     def __init__(self, name: str, lead: Leader, clock: Clock) -> None:
         self.name, self.lead, self.clock = name, lead, clock
-        self._query: Background[str] | None = None  # of Ray, what it lacks
+        self._query: Background[str] | None = None  # of Ray's missing resources
         self._again = 0.0
 
     def wait_reason(

@@ -23,7 +23,7 @@ KEEP, PREPARE, RUN = "keep", "prepare", "run"
 LOST = "the GPUs are lost to this container"
 OUTDATED = "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node"
 _ONCE = "free once"
-_LOOK = 2.0  # seconds between two looks at the ranks' processes, or at a GPU's memory
+_LOOK = 2.0  # seconds between two checks of the ranks' processes, or of GPU memory
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class LocalServer:
         self.order = order
         self.engine = LocalEngine(name, state.server_file(name, state.LOG, folder))
         self.probe: ApiProbe | None = None
-        self.prepared, self.waits = 0, ""  # the generation that may start, or what it waits for
+        self.prepared, self.waits = 0, ""  # the generation that may start, or why it waits
         self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
-        self.ranks: tuple[int, ...] = ()  # the living processes of what Ray runs here
+        self.ranks: tuple[int, ...] = ()  # the living processes that Ray runs here
         self.inspection = Inspection()
         self._pids: tuple[int, ...] = ()
         self._ending: float | None = None
@@ -194,7 +194,7 @@ class LocalServer:
         if waits:
             self.waits = waits
         elif self.waits and self.waits != _ONCE:
-            self.waits = _ONCE  # memory is freed by and by: what is free twice in a row stays free
+            self.waits = _ONCE  # memory is freed gradually: it must be free twice in a row
         else:
             self.prepared, self.waits = order.generation, ""
 

@@ -15,7 +15,7 @@ from . import records
 VERSION = 2
 # waiting: for nodes, GPUs, or Ray. starting: the engine runs and has not answered. ready: it has.
 # stopping: it is being ended. pausing: until the next start. failed: its first start ended.
-# gave-up: no restart is left. stopped: nobody wants it.
+# gave-up: no restart is left. stopped: its spec was removed.
 STATES = ("waiting", "starting", "ready", "stopping", "pausing", "failed", "gave-up", "stopped")
 # Health, of a server that is ready, and of one that is not.
 VERDICTS = (
@@ -23,7 +23,7 @@ VERDICTS = (
     *("waiting", "starting", "stopping", "recovering", "failed", "gave-up", "stopped"),
 )
 OVER = ("failed", "gave-up", "stopped")
-FAULTS = 20  # that are kept
+FAULTS = 20  # in a record
 UNKNOWN = "rank unknown"
 EVIDENCE = 4000  # characters of one fault's; stacks of an engine that hung come on top
 STACKS = 12_000

@@ -23,7 +23,7 @@ def build_orders(
     orders = {}
     for node in spec.possible_nodes:
         process = processes.get(node)
-        # A process that has run once is only kept: an agent whose container was restarted must not
+        # A process that has run once is never started again: a restarted container must not
         # start it alone.
         launched = phase == RUN and monitor is not None and node in monitor.launched
         is_first_run = process is not None and not launched

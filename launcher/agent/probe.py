@@ -31,9 +31,9 @@ QUERY_ERRORS = (
     AttributeError,
     http.client.HTTPException,
 )
-_PATIENCE = 3600.0  # seconds for a canary; the keeper decides long before
-_EARLY = 1.0  # seconds between two looks at a server that has not answered
-_OPEN = 5.0  # seconds between two looks at most while a canary waits
+_PATIENCE = 3600.0  # seconds for a canary; the supervisor decides long before
+_EARLY = 1.0  # seconds between two queries of a server that has not answered
+_OPEN = 5.0  # seconds between two queries at most while a canary waits
 _LATE = 10.0  # seconds after which a canary is late, however rarely one is sent
 _FIRST = 8  # tokens of the first answer
 # Paths that report a pause or sleep, where vLLM has them.

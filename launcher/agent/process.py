@@ -24,7 +24,7 @@ ENDS = "vlaunch agent: the engine "  # in the log, before how it ended
 BEGINS = "vlaunch agent: starting the engine"  # in the log: lines above are of another engine
 _LOG = 64 << 20  # bytes of a log until it is put aside
 _LINES, _WIDTH = 60, 400
-_CATCH_UP = 2.0  # seconds in which a loaded node has read what an engine had printed
+_CATCH_UP = 2.0  # seconds for a loaded node to read an engine's last output
 IDLE, RUNNING, STOPPING = "idle", "running", "stopping"
 # requests of our own, and lines that come with them
 _NOISE = re.compile(r'"(?:GET|POST) /\S* HTTP/1\.[01]"|throughput: [\d.]+ tokens/s')

@@ -108,7 +108,7 @@ def _server(agent: Agent, name: str, age: float) -> Answer:
     keeper = agent.supervisors.get(name)
     if keeper is not None and keeper.status is not None:
         status: Any = {**keeper.status.as_json(), "written": time.time() - age}
-    else:  # of an earlier agent; its keeper has not read it yet
+    else:  # of an earlier agent; its supervisor has not read it yet
         status = state.read_json(state.server_file(name, state.OBSERVED))
     spec = state.read_json(state.server_file(name, state.DESIRED))
     return {"name": name, "desired": spec, "observed": status, "age": age}

@@ -26,7 +26,7 @@ _PATIENCE = 15.0
 # seconds for which Ray may take a node for alive whose port was closed; `containers.py` lets
 # it notice in 5
 _DEAD = 10.0
-_ENGINE = re.compile(r"EngineCore|RayWorker")  # classes of vLLM whose actors have no such name
+_ENGINE = re.compile(r"EngineCore|RayWorker")  # actor classes of vLLM without such a name
 _CONSEQUENCE = re.compile(
     r"owner .*(?:died|exited)|owner.?has|ray\.kill|job .*finished|driver|intended|out of scope",
     re.I,
@@ -153,7 +153,7 @@ class RayView:
         if jobs_of_driver:
             actors = [row for row in actors if str(row.get("job_id")) in jobs_of_driver]
         elif len({row.get("job_id") for row in actors}) > 1:
-            return []  # of several drivers: unknown whose is whose
+            return []  # of several drivers: their owners are unknown
         return [
             RayRank(
                 str(row["actor_id"]),

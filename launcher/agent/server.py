@@ -123,7 +123,7 @@ class _Listener:
                 finally:
                     loop.remove_reader(listener)
         finally:
-            for _ in range(2):  # what has been accepted can be aborted after that
+            for _ in range(2):  # accepted connections can be aborted after that
                 await asyncio.sleep(0)
             for task in self._connections:
                 task.cancel()

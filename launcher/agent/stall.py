@@ -18,7 +18,7 @@ from .observed import Wedge
 from .ray_view import RayRank
 
 _RECENT = 10.0  # seconds for which evidence holds after the last wait: counters may move at a death
-_MOST = 32  # different stacks, and observations, that are kept
+_MOST = 32  # different stacks, and observations, in a record
 _WIDTH = 2500  # characters of one
 
 

@@ -130,7 +130,7 @@ def container_id() -> str:
     """
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
-            mounts = [line.split()[3:5] for line in file]  # what is mounted, and where
+            mounts = [line.split()[3:5] for line in file]  # source and mount point
     except OSError:
         return ""
     ids = [

@@ -91,7 +91,7 @@ POOLING = ModelTask(name="pooling", path="/pooling", noun="pooled output")
 TRANSCRIPTION = ModelTask(
     name="transcription", path="/v1/audio/transcriptions", noun="transcription"
 )
-# for a model that can be asked in no way that we know
+# for a model without any known task
 HEALTH = ModelTask(name="health", path="/health", noun="answer of `/health` alone")
 ONLY_HEALTH = "no request of ours fits its model: `/health` is all that is asked of it"
 # Those that do not generate, in the order in which they are tried: a model that embeds can rank as

@@ -34,7 +34,7 @@ _COMMAND = 1000
 _Change = Annotated[str, decode.truncate(2000), decode.DROP_INVALID]
 _Text = Annotated[str, decode.truncate(2000), decode.Default("")]
 
-# Options whose values nobody should read (`--tokenizer`, `--max-num-batched-tokens` are none), and
+# Options with secret values (`--tokenizer`, `--max-num-batched-tokens` are none), and
 # passwords within addresses.
 _OPTION = re.compile(
     r"(--[\w-]*(?:token|secrets?|passwo?r?d|api[_-]?keys?|credentials?))(=.*)?",

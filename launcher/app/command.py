@@ -21,8 +21,7 @@ from launcher.app.session import Session, load_inventory, open_session
 from launcher.core.domain import Inventory, Node
 from launcher.core.plan import Plan
 
-# Who sees what happens: everybody (machines with --json), people alone, for --json is an answer
-# then, or nobody.
+# Audience of events: all (with --json, machines), people only (--json prints the answer), or none.
 Shows = Literal["all", "people", "none"]
 
 

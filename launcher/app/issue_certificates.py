@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 
-# Nodes' clocks may be anything; who holds the key is judged by nothing else.
+# Nodes' clocks may be wrong, so only the key counts.
 _FROM, _UNTIL = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
 _AGENTS = timedelta(days=5 * 365)
 _FORM = serialization.Encoding.PEM

@@ -18,7 +18,7 @@ from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 
 FILE = "locks"  # {state_dir}/locks/{cluster}
-# exit codes: somebody else holds it, and there is neither `flock` nor Python
+# exit codes: the lock is busy, and there is neither `flock` nor Python
 BUSY, MISSING = 75, 69
 # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
 _COMMAND = 250

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from launcher.ssh.fleet import Line
     from launcher.ssh.held import BackgroundCommand
 
-_ANSWER = 30.0  # seconds beyond what is waited for anyway
-_COMPLAINT_LINES = 6  # lines of what a head complains of that are shown
+_ANSWER = 30.0  # seconds beyond the waiting time
+_COMPLAINT_LINES = 6  # last lines of the head's standard error
 
 
 @contextmanager

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PER_SECOND = 8  # times that what runs is redrawn: after each event is too often with many nodes
+_PER_SECOND = 8  # redraws: one for each event is too often with many nodes
 
 _SIGNS: dict[State, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
@@ -188,7 +188,7 @@ def format_plain(event: Event) -> str:
 def _format_wait(event: Event) -> str:
     if event.state != "running":
         return ""
-    # What tells how far it is does more than wait.
+    # An event with data shows progress.
     return f"  {event.text}" if event.data else f"  waiting: {event.text}"
 
 
@@ -251,8 +251,7 @@ class LiveLines(SilentPrinter):
         try:
             yield
         finally:
-            # Another one: the old one would go up by as many rows as it had and erase what was
-            # asked.
+            # A new one: the old one would move up by its rows and erase the prompt.
             self._live = self._display()
             self._live.start()
 
@@ -295,7 +294,7 @@ class LiveLines(SilentPrinter):
         lines = [f"  … {fold(nodes)} {text}" for text, nodes in by_text.items()]
         if self._wait is not None:
             limit = f" of {self._wait.deadline:.0f}s" if self._wait.deadline else ""
-            # A gate that asks for minutes says nothing meanwhile; its time goes on.
+            # A gate may query for minutes without an event; its time goes on.
             seconds = self._wait.seconds + self._clock() - self._wait_at
             lines.append(f"  … {self._wait.text}  {seconds:.0f}s{limit}")
         # One row each: a display that wraps cannot be redrawn in place.

@@ -19,7 +19,7 @@ from launcher.core.errors import GateError, RequestError
 from launcher.core.redaction import redact
 from launcher.tools.diagnosis import Log, format_time
 
-_LINES = 10  # lines of evidence that are kept
+_LINES = 10  # lines of evidence in a record
 
 
 @contextmanager

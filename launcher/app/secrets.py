@@ -221,7 +221,7 @@ def _from_command(command: str, seconds: float) -> str:
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill everything that the command started: it has a process group of its own."""
     if process.returncode is None:
-        # `sudo` runs it as somebody else, who sees the streams close
+        # `sudo` runs it as another user, which sees the streams close
         with contextlib.suppress(PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     for stream in (process.stdout, process.stderr):

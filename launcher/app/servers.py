@@ -1,6 +1,4 @@
-"""What `serve`, `batch`, `chat` and `stop` begin with: look at the nodes, and ask the head which
-servers and which jobs run.
-"""
+"""First queries of `serve`, `batch`, `chat` and `stop`: nodes, and the head's servers and jobs."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ from launcher.tools.snapshot import ClusterSnapshot
 def query_cluster(
     session: Session, *, model: str = "", head_only: bool = False, planning: bool = False
 ) -> ClusterSnapshot:
-    """Observe every node (or `head_only`), ask the head about servers and Ray and, when a model is
-    named, every node for it; for `planning` the head also for what has answered before.
+    """Query every node (or `head_only`), the head's servers and Ray, and the files of a `model` if
+    one is named.
 
-    What nobody could say is not in `ClusterSnapshot.said`, which then has an `error`: without
-    `servers` nobody knows which there are, without `jobs` what runs in Ray.
+    `ClusterSnapshot.said` lacks what could not be queried, and then has an `error`: without
+    `servers` the servers are unknown, without `jobs` Ray's jobs.
     """
     inventory, head = session.inventory, session.inventory.head
     scanned = replace(inventory, nodes=(head,)) if head_only else inventory

@@ -1,5 +1,5 @@
-"""What every command that reaches nodes works in: the inventory, a connection to each node, a place
-to show events, and the user's hooks.
+"""Session of a command that connects to nodes: the inventory, a connection to each node, and the
+display of events.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Session:
         with self.printer.paused():
             click.confirm(question, abort=True, err=True)
 
-    # --- what is told, as it happens
+    # --- events
 
     def begin(self, stage: str, text: str) -> None:
         """Report the begin of a stage."""

@@ -130,7 +130,7 @@ def nft(filter: Filter) -> str:
         "  }",
         "",
         "  chain input {",
-        # Before the usual filters, whose own refusals still count.
+        # Before the usual filters, which may still drop packets.
         "    type filter hook input priority -10; policy accept;",
         "",
         '    iifname "lo" accept',

@@ -137,7 +137,7 @@ def _header(group: PodGroup) -> list[str]:
         *_chat_lines(group),
         *log_lines(group),
         "",
-        *format_list("Not carried over:", (*groups.list_omissions(group), kind.LEFT_OUT)),
+        *format_list("Not carried over:", (*groups.list_omissions(group), kind.OMISSIONS)),
     ]
 
 

@@ -20,7 +20,7 @@ NEEDS = (
     "the LeaderWorkerSet controller, 0.9 or newer: `kubectl get crd"
     " leaderworkersets.leaderworkerset.x-k8s.io`"
 )
-LEFT_OUT = "`restarts:`: a LeaderWorkerSet recreates its group without a limit"
+OMISSIONS = "`restarts:`: a LeaderWorkerSet recreates its group without a limit"
 WHY = {
     "startupPolicy: LeaderCreated": (
         "LeaderReady would wait forever: rank 0 is ready only when its workers have joined"
@@ -28,7 +28,7 @@ WHY = {
     "restartPolicy: RecreateGroupAfterStart": "a container that restarts recreates all pods",
 }
 _PERIOD = 10  # seconds between two probes
-# Options whose values differ between the processes of the nodes.
+# Options that differ between the nodes' processes.
 _OWN = ("--node-rank", "--data-parallel-start-rank")
 
 

@@ -276,7 +276,7 @@ def _volume(group: PodGroup, mount: Mount) -> tuple[Object, Object]:
         )
         return source, {**volume_mount, **({"subPath": volume.path} if volume.path else {})}
     if mount.target == home and volume is not None:
-        # The model lies elsewhere; what is fetched beside it needs a place to be written.
+        # The model is elsewhere; other downloads need a writable folder.
         return _mounted_volume("hf-home", {"emptyDir": {}}, mount)
     path = re.sub("[^a-z0-9]+", "-", mount.target.lower()).strip("-")
     name = "hf-home" if mount.target == home else f"mount-{path}"[:50].rstrip("-")

@@ -79,8 +79,8 @@ TABLE = (
         pattern=r"(?:Could not find|No plugin found|Plugin load).*?(lib[nr]ccl-net-[\w-]+\.so)"
         r"|(lib[nr]ccl-net[\w.-]*?): (?:undefined symbol|.*GLIBC)|(lib[nr]ccl-net-[\w-]+\.so)\S*:"
         r" cannot open"
-        # `NET plugin IB` and `Socket` are NCCL's own since 2.26: that one has no device is told by
-        # another line.
+        # `NET plugin IB` and `Socket` are NCCL's own since 2.26, and another line reports
+        # a missing device.
         r"|[Ff]ailed to (?:load|initialize) .{0,40}plugin(?! (?:IB|Socket)\b)|Failed to find"
         r" ncclNetPlugin symbol",
         cause="the network plugin {0} failed to load",
@@ -187,7 +187,7 @@ def find_cause(
     no_device = any(entry.pattern == _NO_DEVICE for entry in evidence)
     for entry, (line, name) in evidence.items():
         if no_device and not name and "plugin" in entry.cause:
-            continue  # a plugin that found no device could not start: the device is what is missing
+            continue  # a plugin fails without a device: the device is missing
         if entry.pattern == _NO_DEVICE and (hca := _requested_hca(lines)) is not None:
             return (
                 f"no RDMA device of this node is called `{hca}`",

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from launcher.core.untrusted import sanitize
 from launcher.network.probe.network_links import parse_path
 
-# Different links that are kept; 64 nodes of 8 GPUs with 32 channels have about 33,000.
+# Limit of different links; 64 nodes of 8 GPUs with 32 channels have about 33,000.
 MAX_LINKS = 100_000
 MAX_TEXTS = 200
 MAX_HOSTS = 4096
-_MAX_TEXT = 300  # characters of a line that are kept as a warning
+_MAX_TEXT = 300  # characters of a warning
 
 # `Ring` until 2.6; the brackets hold a bus id (hexadecimal), a device number, or are missing (2.4).
 _CHANNEL = re.compile(
@@ -57,7 +57,7 @@ _RELEVANT = re.compile(
 )
 _PREFIX = re.compile(r"([A-Za-z0-9_.<][\w.<>-]*|):\d{1,10}:\d{1,10}$")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
-MAX_LINE = 64 << 10  # bytes of a line that are kept
+MAX_LINE = 64 << 10  # bytes of a line
 _ESCAPES = (
     (b"\\n", b"\n"),
     (b"\\r", b"\n"),
@@ -190,7 +190,7 @@ class Reading:
             return
         if len(self.links) >= MAX_LINKS:
             self.overflow = True
-            # The worst kind decides the verdict: one link of each kind is kept.
+            # The worst kind decides the verdict, so one link of each kind stays.
             if kind in self._kinds or len(self._kinds) >= MAX_TEXTS:
                 return
         self._kinds.add(kind)

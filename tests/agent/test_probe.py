@@ -325,7 +325,7 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
     report = probe.report()
 
     assert (report.task, report.failing, report.first.refused) == ("embedding", {}, "")
-    assert (report.first.came, report.first.render_metrics) == (
+    assert (report.first.came, report.first.text) == (
         "an embedding of 2 numbers",
         "",
     )

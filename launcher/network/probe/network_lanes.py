@@ -292,13 +292,13 @@ def _measure_bandwidth(
         lane.recv(buffer[:size], peer)
         end = lane.mark()
         lane.settle()
-        # The word `go` travels too; at least half of what was seen is the transfer's own.
+        # The signal `go` travels, too; at least half of the time is the transfer's own.
         elapsed = lane.elapsed(start, end)
         times.append(max(elapsed - latency, elapsed / 2, 1e-9))
         correct = matches(torch, buffer[:size], source, sequence) and correct
         sequence += 1
         if time.monotonic() - began > lane.limit / 5:
-            break  # a busy machine: what there is must do, the other direction wants its time too
+            break  # a busy machine: leave time for the other direction
         next_bytes = next_size(size, times, most)
         if not next_bytes:
             break

@@ -130,11 +130,11 @@ def read_pair_log(folder: str, pid: int, start: int, end: int, limit: int) -> st
         once: dict[str, str] = {}
         for line in data[:start].decode(errors="replace").splitlines():
             if _ONCE.search(line):
-                # each communicator says it again
+                # each communicator repeats it
                 once.setdefault(line.partition(" NCCL ")[2] or line, line)
         own = data[start:end].decode(errors="replace").splitlines()
         links = [line for line in own if _LINK.search(line)]
-        # The links first: they are what must not be left out.
+        # The links first: they must not be cut off.
         return cap_log(
             "".join(
                 f"{line}\n"

@@ -29,7 +29,7 @@ from network_work import SLACK, CollectiveWork, PairWork, RankError, run_bounded
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-TICK = 1.0  # seconds until rank 0, waiting for others, looks who has ended meanwhile
+TICK = 1.0  # seconds between two checks of rank 0 for exited ranks
 
 
 def main(args: Namespace) -> int:
@@ -84,7 +84,7 @@ class ProbeRank:
         self.lost: list[int] = []
         self.dead: set[int] = set()  # ranks that ended between the release and the rendezvous
         self.met = False
-        self.since = 0.0  # when the last meeting was over: all ranks began what follows then
+        self.since = 0.0  # end of the last meeting
 
     def start(self) -> None:
         """Import torch, report its facts, wait until all ranks have done so, and meet the others.
@@ -312,7 +312,7 @@ class ProbeRank:
         self.store.set(f"most/{self.rank}", str(self.most))
         self.meet("all_reduce", SLACK)
         self.events.send(collective={"ranks": self.world, **self.run_collective()})
-        # Set last: rank 0 keeps the store until all have set it, nobody else needs it any more.
+        # Set last: rank 0 keeps the store open until all ranks have set it.
         self.store.set(f"arrived/done/{self.rank}", "1")
         if self.rank == 0:
             keys = [f"arrived/done/{rank}" for rank in self.ranks_without(self.lost)]

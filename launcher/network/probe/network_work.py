@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from network_rank import ProbeRank
 
 T = TypeVar("T")
-SLACK = 5.0  # seconds that a wait for others takes longer than what they do meanwhile
+SLACK = 5.0  # additional seconds of a wait for others
 
 
 class RankError(Exception):
@@ -37,7 +37,7 @@ class GroupWork:
     def open(self, prefix: str, rank: int, size: int) -> network_lanes.Lane:
         self.step = "connecting"
         owner, self.store = self.owner, self.owner.connect_store(prefix)
-        # torch's own timeout first: it says more than ours
+        # torch's own timeout comes first: its message is better
         seconds = max(1.0, owner.args.pair_timeout - 1)
         self.store.set_timeout(datetime.timedelta(seconds=seconds))
         if owner.args.backend == "nccl":
