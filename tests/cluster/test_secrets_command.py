@@ -15,7 +15,7 @@ from launcher.app.secrets import from_terminal
 from launcher.core import redaction
 from launcher.tools import certificates
 from launcher.tools.certificates import NAMES
-from tests import kept
+from tests import supervision
 from tests.command_line import INVENTORY, SECRET, Cluster
 
 KEY = "key-thatMustStayHidden"
@@ -247,8 +247,8 @@ def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
 
 def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     """Without a terminal nothing is done."""
-    kept.keep(keyed.world, kept.wanted("chat"))
-    kept.keep(keyed.world, kept.wanted("once", policy=Policy(restarts=0)))
+    supervision.store_server(keyed.world, supervision.make_spec("chat"))
+    supervision.store_server(keyed.world, supervision.make_spec("once", policy=Policy(restarts=0)))
     keyed.world.jobs.append(
         {
             "submission_id": "b-1",

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.agent.desired import ProcessSpec
 from launcher.core.errors import ConnectError
-from tests import kept
+from tests import supervision
 from tests.command_line import Cluster
 
 
@@ -16,7 +16,7 @@ from tests.command_line import Cluster
 def serving(cluster: Cluster) -> Cluster:
     """A cluster that serves a model, which answers in two pieces."""
     assert cluster.run("up").code == 0
-    kept.keep(cluster.world, kept.wanted())
+    supervision.store_server(cluster.world, supervision.make_spec())
     cluster.server_log = ['{"text": "Hel"}', '{"text": "lo"}']
     cluster.commands.clear()
     return cluster
@@ -45,8 +45,9 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
 
 def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) -> None:
     """By its name where there are several; in that node's container, at its own port."""
-    kept.keep(
-        serving.world, kept.wanted("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12")
+    supervision.store_server(
+        serving.world,
+        supervision.make_spec("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12"),
     )
 
     assert serving.run("chat", "--server", "embed", "hi").out == "Hello\n"
@@ -66,7 +67,7 @@ def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) ->
 )
 def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: str) -> None:
     """Nobody is asked."""
-    kept.keep(serving.world, kept.wanted("embed", port=8001))
+    supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     ran = serving.run("chat", *args, "hi")
 
     assert (ran.code, ran.out, serving.followed) == (2, "", [])
@@ -88,7 +89,7 @@ def test_without_a_server_chat_fails(cluster: Cluster) -> None:
 
 def test_a_server_on_a_node_that_is_down(serving: Cluster) -> None:
     """It is connected to when it is known to be needed."""
-    kept.keep(serving.world, kept.wanted(node="gpu02"))
+    supervision.store_server(serving.world, supervision.make_spec(node="gpu02"))
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     ran = serving.run("chat", "hi")
 
@@ -117,8 +118,8 @@ def test_of_several_endpoints_the_first_that_lives_is_queried(
         node: {"verdict": "answering" if node in healthy else "quiet"}
         for node in ("gpu01", "gpu02")
     }
-    spec = kept.wanted(backend="mp", processes=processes, replicas=2)
-    kept.keep(serving.world, spec, endpoints=endpoints)
+    spec = supervision.make_spec(backend="mp", processes=processes, replicas=2)
+    supervision.store_server(serving.world, spec, endpoints=endpoints)
     if down:
         serving.missing[down] = ConnectError(down, "cannot be reached: timed out")
 
@@ -142,7 +143,7 @@ def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: s
     """With the line to copy: the address, the name it is served under, and no key, for none is
     needed. Nothing of it is on standard output.
     """
-    kept.keep(serving.world, kept.wanted(), task=task)
+    supervision.store_server(serving.world, supervision.make_spec(), task=task)
     serving.server_log = [json.dumps(REFUSED)]
     ran = serving.run("chat", "hi")
 
@@ -156,7 +157,7 @@ def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: s
 
 def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
     """The line alone would ask this machine."""
-    kept.keep(serving.world, kept.wanted(host="127.0.0.1"), task="rerank")
+    supervision.store_server(serving.world, supervision.make_spec(host="127.0.0.1"), task="rerank")
     serving.server_log = [json.dumps({**REFUSED, "task": "rerank"})]
     ran = serving.run("chat", "hi")
 

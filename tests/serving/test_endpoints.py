@@ -22,7 +22,7 @@ from launcher.agent.task import (
     ModelTask,
 )
 from launcher.serving import endpoints
-from tests import kept
+from tests import supervision
 from tests.cluster_status import serve
 from tests.served import INVENTORY
 from tests.simulated import World
@@ -36,7 +36,7 @@ def apart(*replicas: tuple[int, int], nodes: tuple[str, ...] = ("gpu01", "gpu02"
         ProcessSpec(node=node, argv=("vllm", "serve"), replicas=size)
         for node, size in zip(nodes, replicas, strict=True)
     )
-    return kept.wanted(
+    return supervision.make_spec(
         backend="mp", processes=processes, replicas=sum(count for _, count in replicas)
     )
 
@@ -65,7 +65,7 @@ LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 
 def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
     """With the time of its last answer; addresses are told as names."""
     judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
-    server = serve(world, kept.seen(verdict="busy", endpoints=judged), wanted=PAIR)
+    server = serve(world, supervision.make_record(verdict="busy", endpoints=judged), wanted=PAIR)
 
     assert [
         (endpoint.node, endpoint.state, endpoint.detail, endpoint.seconds)
@@ -89,14 +89,14 @@ def test_an_endpoint_without_a_verdict_has_the_servers_state(
     world: World, how: dict[str, Any], state: str
 ) -> None:
     """A word that no keeper of this version says is no verdict."""
-    server = serve(world, kept.seen(**how), wanted=PAIR)
+    server = serve(world, supervision.make_record(**how), wanted=PAIR)
 
     assert [endpoint.state for endpoint in server.endpoints] == [state] * 2
 
 
 def test_an_outdated_record_is_unknown(world: World) -> None:
     """Of no endpoint, whatever it saw before."""
-    how = kept.seen(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
+    how = supervision.make_record(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
     server = serve(world, how, wanted=PAIR, agent=99.0)
 
     assert (server.state, server.detail) == ("unknown", "the head's agent has not looked for 99 s")
@@ -107,7 +107,9 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     """The sum is unknown if one of them does not report its capacity."""
     labels = {"kv_cache_size_tokens": "1000", "kv_cache_max_concurrency": "2.5"}
     both = {"gpu01": labels, "gpu02": labels}
-    server = serve(world, kept.seen(held=both, first_answer={"model": "m"}), wanted=PAIR)
+    server = serve(
+        world, supervision.make_record(held=both, first_answer={"model": "m"}), wanted=PAIR
+    )
 
     assert (server.kv_tokens, server.concurrency) == (2000, 5.0)
     assert endpoints.total_capacity([labels, {}]).tokens is None

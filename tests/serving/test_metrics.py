@@ -20,7 +20,7 @@ from launcher.serving.metrics import (
 )
 from launcher.tools import servers
 from launcher.tools.site import Site
-from tests import kept
+from tests import supervision
 from tests.conftest import Load
 
 VLLM = (Path(__file__).parents[1] / "fixtures" / "vllm" / "mp_pp2_buckets.metrics").read_text()
@@ -57,13 +57,15 @@ class Sampling:
 
     def __init__(self, site: Site, spec: Desired | None = None, **how: Any) -> None:
         self.counting, self.now = MetricsCollector(site), 100.0
-        self.spec = spec or kept.wanted()
-        self.record = kept.seen(**how)
+        self.spec = spec or supervision.make_spec()
+        self.record = supervision.make_record(**how)
 
     def take(self, answers: dict[str, Any], *, every: float = 2.0, **extra: Any) -> ServerMetrics:
         """Look once more."""
         self.now += every
-        state = servers.parse_servers(kept.said(kept.one(self.spec, self.record, **extra)))
+        state = servers.parse_servers(
+            supervision.head_report(supervision.server_row(self.spec, self.record, **extra))
+        )
         (server,) = self.counting.build_sample(state, answers, None, self.now).servers
         return server
 
@@ -141,7 +143,7 @@ def test_what_vllm_says_of_its_cache_and_requests(site: Site) -> None:
 
 def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
     """The counters of one of two endpoints are not the server's."""
-    apart = kept.wanted(
+    apart = supervision.make_spec(
         backend="mp",
         processes=tuple(ProcessSpec(node=node, argv=("vllm",)) for node in ("gpu01", "gpu02")),
         replicas=2,
@@ -206,8 +208,10 @@ def test_every_rank_has_its_agents_state(site: Site) -> None:
 
 def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
     """The head's record may be older than the silence."""
-    record = kept.seen(ranks=RANKS, alive=ALIVE)
-    state = servers.parse_servers(kept.said(kept.one(kept.wanted(), record), gpu02=70.0))
+    record = supervision.make_record(ranks=RANKS, alive=ALIVE)
+    state = servers.parse_servers(
+        supervision.head_report(supervision.server_row(supervision.make_spec(), record), gpu02=70.0)
+    )
     (server,) = MetricsCollector(site).build_sample(state, reports(text()), None, 1.0).servers
 
     assert [rank.alive for rank in server.ranks] == [True, None]
@@ -215,7 +219,11 @@ def test_a_rank_on_a_node_that_is_silent_is_unknown(site: Site) -> None:
 
 def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
     """Its last record is outdated; vLLM's counters are not."""
-    state = servers.parse_servers(kept.said(kept.one(kept.wanted(), kept.seen()), agent=300.0))
+    state = servers.parse_servers(
+        supervision.head_report(
+            supervision.server_row(supervision.make_spec(), supervision.make_record()), agent=300.0
+        )
+    )
     (server,) = MetricsCollector(site).build_sample(state, reports(text()), None, 1.0).servers
 
     assert server.state == "unknown"
@@ -225,7 +233,7 @@ def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
 
 def test_what_the_keeper_knows(site: Site) -> None:
     """Its canary, restarts and faults."""
-    record = {"answered": kept.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
+    record = {"answered": supervision.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
     server = Sampling(site, **record, restarts=[1.0], restarts_left=2).take(reports(text()))
 
     assert (server.canary, server.canary_age, server.faults) == (0.08, 3.0, 2)
@@ -235,11 +243,17 @@ def test_what_the_keeper_knows(site: Site) -> None:
 def test_every_node_is_queried_once(site: Site) -> None:
     """For all of its APIs; the head always, for it knows the servers."""
     rows = [
-        kept.one(kept.wanted("chat"), kept.seen("chat")),
-        kept.one(kept.wanted("embed", port=8001), kept.seen("embed")),
-        kept.one(kept.wanted("far", node="gpu02", host="::1"), kept.seen("far")),
+        supervision.server_row(supervision.make_spec("chat"), supervision.make_record("chat")),
+        supervision.server_row(
+            supervision.make_spec("embed", port=8001), supervision.make_record("embed")
+        ),
+        supervision.server_row(
+            supervision.make_spec("far", node="gpu02", host="::1"), supervision.make_record("far")
+        ),
     ]
-    queries = metrics.query_metrics(site, servers.parse_servers(kept.said(*rows)).running)
+    queries = metrics.query_metrics(
+        site, servers.parse_servers(supervision.head_report(*rows)).running
+    )
 
     assert [
         (query.node, parse_qs(query.argv[-1].partition("?")[2])["apis"]) for query in queries

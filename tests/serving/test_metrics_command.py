@@ -9,7 +9,7 @@ import pytest
 
 from launcher.core.errors import ConnectError
 from launcher.serving import metrics_command
-from tests import kept
+from tests import supervision
 from tests.command_line import Cluster
 from tests.simulated import query
 
@@ -30,7 +30,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def serving(up: Cluster) -> Cluster:
     """A server that counts."""
-    kept.keep(up.world, kept.wanted())
+    supervision.store_server(up.world, supervision.make_spec())
     up.world.observed["default"] |= {
         "ranks": {"gpu01": ["PP0"], "gpu02": ["PP1"]},
         "alive": {"gpu01": {"PP0": True}, "gpu02": {"PP1": True}},
@@ -83,7 +83,7 @@ def test_it_is_drawn_until_ctrl_c(serving: Cluster) -> None:
 
 def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None:
     """One question each, a look."""
-    kept.keep(serving.world, kept.wanted("far", node="gpu02", port=8001))
+    supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving, 8000, 8001)
     serving.commands.clear()
     serving.run("metrics")
@@ -96,7 +96,7 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
 
 def test_a_server_of_several(serving: Cluster) -> None:
     """By its name; one that is not there is an error."""
-    kept.keep(serving.world, kept.wanted("embed", port=8001))
+    supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     counting(serving, 8000, 8001)
 
     assert "embed" in serving.run("metrics").out
@@ -115,7 +115,7 @@ def test_no_server_at_all(up: Cluster) -> None:
 
 def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
     """Its figures are unknown; the head's are there."""
-    kept.keep(serving.world, kept.wanted("far", node="gpu02", port=8001))
+    supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving)
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     ran = serving.run("metrics")
@@ -137,7 +137,7 @@ def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
 
 def test_the_server_ends_meanwhile(serving: Cluster) -> None:
     """The looks go on, for there may be another one soon."""
-    serving.world.said["counts"] = {"apis": {}, **kept.said()}
+    serving.world.said["counts"] = {"apis": {}, **supervision.head_report()}
     ran = serving.run("metrics")
 
     assert (ran.code, "server: none" in ran.out) == (0, True)

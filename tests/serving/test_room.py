@@ -19,12 +19,12 @@ from tests.served import (
     INVENTORY,
     chat,
     container,
-    desired,
-    judged,
-    kept,
-    planned,
+    judge_gate,
+    make_snapshot,
+    make_spec,
+    plan_start,
     request,
-    seen,
+    server_row,
 )
 
 
@@ -34,7 +34,7 @@ def gates(start: StartPlan) -> list[str]:
 
 def test_preflight() -> None:
     """Conditions that would make vLLM wait or fail later are checked first."""
-    assert gates(planned(seen(), request())) == [
+    assert gates(plan_start(make_snapshot(), request())) == [
         "cluster",
         "agents",
         "accelerator",
@@ -42,7 +42,7 @@ def test_preflight() -> None:
         "room",
         "gpu-memory",
     ]
-    assert gates(planned(seen(), request("mp"))) == [
+    assert gates(plan_start(make_snapshot(), request("mp"))) == [
         "agents",
         "accelerator",
         "model",
@@ -65,13 +65,13 @@ def test_a_cluster_that_is_not_up(
     backend: str, own: Any, members: dict[str, float], text: str, fix: str
 ) -> None:
     """No container is made here; who has none that a keeper can use is named."""
-    snapshot = seen(members=members)
+    snapshot = make_snapshot(members=members)
     facts = {
         **snapshot.site.facts,
         "n2": replace(snapshot.site.facts["n2"], containers=(own,) if own else ()),
     }
-    (finding,) = judged(
-        planned(replace(snapshot, site=Site(INVENTORY, facts)), request(backend)), "agents"
+    (finding,) = judge_gate(
+        plan_start(replace(snapshot, site=Site(INVENTORY, facts)), request(backend)), "agents"
     )
 
     assert (finding.node, text in finding.text, fix in finding.fix) == ("n2", True, True)
@@ -81,29 +81,34 @@ def test_nodes_that_an_mp_server_does_not_use_may_be_away() -> None:
     """But for the head, whose agent starts everything."""
     candidate = request("mp", tp=8, pp=1, nodes=("n1",))
 
-    assert judged(planned(seen(members={}), candidate), "agents") == []
-    assert [finding.node for finding in judged(planned(seen(agent=None), candidate), "agents")] == [
-        "n1"
-    ]
+    assert judge_gate(plan_start(make_snapshot(members={}), candidate), "agents") == []
+    assert [
+        finding.node
+        for finding in judge_gate(plan_start(make_snapshot(agent=None), candidate), "agents")
+    ] == ["n1"]
 
 
 def test_a_server_on_a_lost_gpu_is_refused() -> None:
     """Only nodes that the server uses, and whose driver reports the loss, count."""
-    snapshot = seen()
+    snapshot = make_snapshot()
     lost = replace(snapshot.site.facts["n2"], lost_gpus=("GPU3: 0000:61:00.0: Unknown Error",))
     facts = {**snapshot.site.facts, "n2": lost}
     broken = replace(snapshot, site=Site(INVENTORY, facts))
-    (finding,) = judged(planned(broken, request()), "accelerator")
+    (finding,) = judge_gate(plan_start(broken, request()), "accelerator")
 
     assert (finding.node, finding.text) == ("n2", "the driver has lost a GPU")
-    assert judged(planned(broken, chat()), "accelerator") == []
+    assert judge_gate(plan_start(broken, chat()), "accelerator") == []
 
 
 @pytest.mark.parametrize("inventory", [INVENTORY, BARE])
 def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
     """With what ends it, and the way around."""
-    (finding,) = judged(
-        planned(seen(kept(chat(tp=6))), request("mp", tp=4, pp=2, gpus=4, port=8001), inventory),
+    (finding,) = judge_gate(
+        plan_start(
+            make_snapshot(server_row(chat(tp=6))),
+            request("mp", tp=4, pp=2, gpus=4, port=8001),
+            inventory,
+        ),
         "room",
     )
 
@@ -117,7 +122,9 @@ def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
 
 def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
     """A server of either backend, and batch jobs; Ray would let vLLM wait without a word."""
-    (finding,) = judged(planned(seen(kept(chat())), request(port=8001)), "room")
+    (finding,) = judge_gate(
+        plan_start(make_snapshot(server_row(chat())), request(port=8001)), "room"
+    )
 
     assert (
         finding.text == "12 of 16 GPUs are free in Ray, TP 8 × PP 2 needs 16: server `chat` holds 4"
@@ -127,17 +134,21 @@ def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
 
 def test_ranks_that_ray_has_put_elsewhere() -> None:
     """The supervisor's record counts, not the plan."""
-    moved = kept(request(name="chat", tp=2, pp=1), ranks={"n2": ["TP0", "TP1"]})
-    (finding,) = judged(planned(seen(moved), request("mp", tp=8, pp=2, port=8001)), "room")
+    moved = server_row(request(name="chat", tp=2, pp=1), ranks={"n2": ["TP0", "TP1"]})
+    (finding,) = judge_gate(
+        plan_start(make_snapshot(moved), request("mp", tp=8, pp=2, port=8001)), "room"
+    )
 
     assert (finding.node, "server `chat` holds 2" in finding.text) == ("n2", True)
 
 
 def test_gpus_used_by_ray_block_mp() -> None:
     """On the node where it is; what a server of ours has there is counted once."""
-    snapshot = seen(kept(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2")))
-    room = judged(planned(snapshot, request("mp", tp=4, pp=2, gpus=4, port=8001)), "room")
-    (full,) = judged(planned(snapshot, request("mp", tp=8, pp=1, nodes=("n2",))), "room")
+    snapshot = make_snapshot(
+        server_row(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2"))
+    )
+    room = judge_gate(plan_start(snapshot, request("mp", tp=4, pp=2, gpus=4, port=8001)), "room")
+    (full,) = judge_gate(plan_start(snapshot, request("mp", tp=8, pp=1, nodes=("n2",))), "room")
 
     assert room == []
     assert (full.node, full.text) == (
@@ -162,13 +173,13 @@ def test_a_server_is_not_replaced_without_enough_gpus(
     """GPUs of the old server count as free, a batch job's do not; the hint tells how to stop the
     job.
     """
-    old = kept(request(model="org/other"), ranks={"n1": ["x"] * 8, "n2": ["x"] * 8})
-    snapshot = seen(
+    old = server_row(request(model="org/other"), ranks={"n1": ["x"] * 8, "n2": ["x"] * 8})
+    snapshot = make_snapshot(
         old,
         jobs=[batch(theirs)],
         groups=table(group(8, ip="10.0.0.1"), group(8, ip="10.0.0.2")),
     )
-    findings = judged(planned(snapshot, request(backend), replace_other=True), "room")
+    findings = judge_gate(plan_start(snapshot, request(backend), replace_other=True), "room")
 
     assert bool(findings) is refused
     assert all("`vlaunch stop b`" in finding.fix for finding in findings)
@@ -178,27 +189,29 @@ def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
     """A dashboard that hangs has not said that the GPUs are free; without Ray there is none to
     ask.
     """
-    snapshot = seen(error="timed out")
+    snapshot = make_snapshot(error="timed out")
     snapshot = replace(
         snapshot, payload={key: value for key, value in snapshot.payload.items() if key != "jobs"}
     )
-    (finding,) = judged(planned(snapshot, request("mp")), "room")
+    (finding,) = judge_gate(plan_start(snapshot, request("mp")), "room")
 
     assert (finding.node, "timed out" in finding.text) == ("n1", True)
-    assert judged(planned(snapshot, request("mp"), BARE), "room") == []
+    assert judge_gate(plan_start(snapshot, request("mp"), BARE), "room") == []
 
 
 def test_the_user_of_the_port_is_named() -> None:
     """On the node where it is, beside the GPUs that lack, with one that is free; the same port of
     another node is no matter.
     """
-    snapshot = seen(kept(chat()), kept(desired(chat(name="embed", port=8001))))
-    gpus, finding = judged(planned(snapshot, request("mp", tp=4, pp=2)), "room")
+    snapshot = make_snapshot(
+        server_row(chat()), server_row(make_spec(chat(name="embed", port=8001)))
+    )
+    gpus, finding = judge_gate(plan_start(snapshot, request("mp", tp=4, pp=2)), "room")
 
     assert "GPUs are free" in gpus.text
     assert (finding.node, finding.text) == ("n1", "port 8000 on n1 is held by server `chat`")
     assert finding.fix == "choose another: `--port 8002`"
-    assert judged(planned(snapshot, chat(name="other", nodes=("n2",))), "room") == []
+    assert judge_gate(plan_start(snapshot, chat(name="other", nodes=("n2",))), "room") == []
 
 
 def test_every_endpoint_needs_its_port() -> None:
@@ -206,18 +219,18 @@ def test_every_endpoint_needs_its_port() -> None:
     is.
     """
     apart: dict[str, Any] = {"tp": 4, "pp": None, "dp": 2, "gpus": 4, "args": ("-dph",)}
-    snapshot = seen(kept(chat(nodes=("n2",))))
-    (finding,) = judged(planned(snapshot, request("mp", **apart)), "room")
+    snapshot = make_snapshot(server_row(chat(nodes=("n2",))))
+    (finding,) = judge_gate(plan_start(snapshot, request("mp", **apart)), "room")
     assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is held by server `chat`")
 
-    snapshot = seen(kept(request("mp", name="apart", **apart)))
-    (finding,) = judged(planned(snapshot, chat(nodes=("n2",))), "room")
+    snapshot = make_snapshot(server_row(request("mp", name="apart", **apart)))
+    (finding,) = judge_gate(plan_start(snapshot, chat(nodes=("n2",))), "room")
     assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is held by server `apart`")
 
 
 def test_a_port_that_makes_room_is_free() -> None:
     """Its listener ends with the server that is replaced; any other one is in the way."""
-    snapshot = seen(kept(request(model="org/other")))
+    snapshot = make_snapshot(server_row(request(model="org/other")))
     facts = {
         **snapshot.site.facts,
         "n1": replace(
@@ -226,8 +239,8 @@ def test_a_port_that_makes_room_is_free() -> None:
     }
     snapshot = replace(snapshot, site=Site(INVENTORY, facts))
 
-    assert judged(planned(snapshot, request(), replace_other=True), "room") == []
-    (finding,) = judged(planned(snapshot, request(port=8001), replace_other=True), "room")
+    assert judge_gate(plan_start(snapshot, request(), replace_other=True), "room") == []
+    (finding,) = judge_gate(plan_start(snapshot, request(port=8001), replace_other=True), "room")
     assert "port 8001 (vLLM API) is taken" in finding.text
 
 
@@ -244,13 +257,13 @@ def test_gpu_memory_that_others_hold(candidate: ServeRequest, status: str) -> No
         for at in range(8)
     )
     ada = GpuProcess(gpu="GPU-2", pid=7, name="python3", memory=70000, user="ada")
-    snapshot = seen()
+    snapshot = make_snapshot()
     facts = replace(snapshot.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
     full = replace(snapshot, site=Site(INVENTORY, {**snapshot.site.facts, "n1": facts}))
 
     findings = [
         finding
-        for finding in judged(planned(full, candidate), "gpu-memory")
+        for finding in judge_gate(plan_start(full, candidate), "gpu-memory")
         if finding.node == "n1"
     ]
     assert [

@@ -22,13 +22,13 @@ from tests.golden import check
 from tests.served import (
     BARE,
     INVENTORY,
-    desired,
-    judged,
-    kept,
+    judge_gate,
+    make_snapshot,
+    make_spec,
     option,
-    planned,
+    plan_start,
     request,
-    seen,
+    server_row,
     uneven,
 )
 
@@ -38,14 +38,14 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_the_script(backend: str) -> None:
     """Every word that is sent: one file on the head's own disk, whatever the backend."""
-    start = planned(seen(), request(backend, args=("--chat-template", "it's")))
+    start = plan_start(make_snapshot(), request(backend, args=("--chat-template", "it's")))
 
     check(GOLDEN / f"serve-{backend}.sh", render_script(INVENTORY, [start.plan]))
 
 
 def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
     """But for the time, which is that of the writing; the file is whole, and of the login's."""
-    start = planned(seen(), request(args=("--chat-template", "it's $HOME")))
+    start = plan_start(make_snapshot(), request(args=("--chat-template", "it's $HOME")))
     (step,) = start.plan.steps
     assert step.command.stdin is not None
     argv = [str(tmp_path / "default") if "/server/" in arg else arg for arg in step.command.argv]
@@ -67,7 +67,7 @@ def test_the_script_writes_what_the_run_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["ray", "mp"])
 def test_replicas_are_reported(backend: str) -> None:
     """The notes name their nodes and endpoints."""
-    notes = planned(seen(), request(backend, tp=None, pp=None, dp=4)).plan.notes
+    notes = plan_start(make_snapshot(), request(backend, tp=None, pp=None, dp=4)).plan.notes
 
     assert notes[0].startswith("DP 4 × TP 4 × PP 1 (each replica gets 4 of 16 GPUs as TP)")
     assert notes[1].startswith("4 replicas (2 on n1, 2 on n2) answer behind one endpoint")
@@ -77,7 +77,9 @@ def test_replicas_are_reported(backend: str) -> None:
 def test_the_same_request_attaches(backend: str) -> None:
     """A server that runs already is watched, whatever it is doing, and nothing is sent."""
     for state in ("waiting", "ready", "pausing"):
-        start = planned(seen(kept(request(backend), state)), request(backend), requested_at=8.0)
+        start = plan_start(
+            make_snapshot(server_row(request(backend), state)), request(backend), requested_at=8.0
+        )
 
         assert (start.attached, start.plan.steps, start.spec.asked) == (True, (), 7.0)
 
@@ -103,9 +105,9 @@ def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, messa
     """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does
     not when nothing differs.
     """
-    snapshot = seen(kept(desired(request(), policy=runs)))
-    start = planned(snapshot, request(), policy=policy)
-    anew = planned(snapshot, request(), policy=policy, replace_other=True)
+    snapshot = make_snapshot(server_row(make_spec(request(), policy=runs)))
+    start = plan_start(snapshot, request(), policy=policy)
+    anew = plan_start(snapshot, request(), policy=policy, replace_other=True)
 
     assert start.attached
     assert start.plan.notes == (
@@ -123,11 +125,13 @@ def test_a_flag_that_the_running_server_contradicts() -> None:
     with pytest.raises(
         RequestError, match=r"org/m runs already \(server `default`\), and it is supervised"
     ) as refused:
-        planned(seen(kept(request())), request(), policy=bare, require_unsupervised=True)
+        plan_start(
+            make_snapshot(server_row(request())), request(), policy=bare, require_unsupervised=True
+        )
 
     assert "`--replace`" in refused.value.hint
-    assert planned(
-        seen(kept(desired(request(), policy=bare))),
+    assert plan_start(
+        make_snapshot(server_row(make_spec(request(), policy=bare))),
         request(),
         policy=bare,
         require_unsupervised=True,
@@ -148,10 +152,10 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
     """Whatever differs makes another server; it is refused under the same name, unless it is to
     take the place.
     """
-    snapshot, candidate = seen(kept(request())), request(**change)
+    snapshot, candidate = make_snapshot(server_row(request())), request(**change)
     with pytest.raises(RequestError, match="server `default` runs org/m") as refused:
-        planned(snapshot, candidate)
-    start = planned(snapshot, candidate, replace_other=True)
+        plan_start(snapshot, candidate)
+    start = plan_start(snapshot, candidate, replace_other=True)
 
     assert "`--name`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
@@ -162,23 +166,25 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("state", ["failed", "gave-up"])
 def test_a_server_that_is_over_makes_room(state: str) -> None:
     """Nobody has to be told to replace what is dead."""
-    start = planned(seen(kept(request(model="org/other"), state)), request())
+    start = plan_start(make_snapshot(server_row(request(model="org/other"), state)), request())
 
     assert (start.attached, len(start.plan.steps)) == (False, 1)
 
 
 def test_a_stopping_server_is_not_attached_to() -> None:
     """Somebody wants it no more; the keeper ends it before it starts the next one."""
-    stopping = {**kept(request(), "stopping"), "desired": None}
+    stopping = {**server_row(request(), "stopping"), "desired": None}
 
-    assert not planned(seen(stopping), request()).attached
+    assert not plan_start(make_snapshot(stopping), request()).attached
 
 
 def test_a_second_server_takes_what_the_first_leaves() -> None:
     """GPUs, ports, and the ports where ranks meet."""
-    first = desired(request("mp", tp=4, pp=2, gpus=4), BARE)
-    second = planned(
-        seen(kept(first)), request("mp", name="embed", tp=4, pp=2, gpus=4, port=8001), BARE
+    first = make_spec(request("mp", tp=4, pp=2, gpus=4), BARE)
+    second = plan_start(
+        make_snapshot(server_row(first)),
+        request("mp", name="embed", tp=4, pp=2, gpus=4, port=8001),
+        BARE,
     )
 
     assert [process.gpus for process in first.processes] == [(0, 1, 2, 3)] * 2
@@ -187,13 +193,13 @@ def test_a_second_server_takes_what_the_first_leaves() -> None:
         "29501",
         "29502",
     ]
-    assert judged(second, "room") == []
+    assert judge_gate(second, "room") == []
 
 
 def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> None:
     """A node in between that is too small is left out."""
     inventory = uneven(2, 1, 2)
-    start = planned(
+    start = plan_start(
         ClusterSnapshot(site=Site(inventory)),
         request("mp", tp=2, pp=2, inventory=inventory),
         inventory,
@@ -205,7 +211,7 @@ def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> No
 
 def test_the_model_is_queried_in_the_running_containers() -> None:
     """They have the mounts; where none runs, nobody is asked."""
-    snapshot = seen()
+    snapshot = make_snapshot()
     stopped = {**snapshot.site.facts, "n2": HostFacts(images=snapshot.site.facts["n2"].images)}
 
     assert [command.argv[:3] for command in query_scans(Site(INVENTORY, stopped), "/m")] == [
@@ -215,5 +221,5 @@ def test_the_model_is_queried_in_the_running_containers() -> None:
 
 def test_helper_files_of_running_containers_are_brought_up_to_date() -> None:
     """A newer vlaunch asks questions that an older helper program does not understand."""
-    assert len(plan_files(seen().site).steps) == 2
+    assert len(plan_files(make_snapshot().site).steps) == 2
     assert plan_files(Site(INVENTORY)).steps == ()

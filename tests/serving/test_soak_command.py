@@ -13,7 +13,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
-from tests import kept
+from tests import supervision
 from tests.command_line import INVENTORY, Cluster
 from tests.serving.soak.endpoint import TOKEN, Endpoint
 
@@ -30,7 +30,9 @@ def server() -> Iterator[Endpoint]:
 @pytest.fixture
 def serving(up: Cluster, server: Endpoint) -> Cluster:
     """A server whose API listens on its node's loopback, on nodes with TCP counters."""
-    kept.keep(up.world, kept.wanted(host="127.0.0.1"), task="completion", verdict="answering")
+    supervision.store_server(
+        up.world, supervision.make_spec(host="127.0.0.1"), task="completion", verdict="answering"
+    )
     up.tunnel_port = server.port
     answer, reads = up.world.answer, Counter[str]()
 
@@ -118,9 +120,9 @@ def test_a_direct_connection_is_preferred(
     serving: Cluster, monkeypatch: pytest.MonkeyPatch, server: Endpoint
 ) -> None:
     """It is used if the endpoint is reachable and reports the same model as through SSH."""
-    kept.keep(
+    supervision.store_server(
         serving.world,
-        kept.wanted(host="127.0.0.1", port=server.port),
+        supervision.make_spec(host="127.0.0.1", port=server.port),
         task="completion",
         verdict="answering",
     )
@@ -136,7 +138,9 @@ def test_an_api_key_is_sent_only_through_ssh(
     """From this network, another machine may answer at the endpoint's address."""
     monkeypatch.setenv("KEY", "sk-0123456789")
     serving.write(INVENTORY.replace("{HF_", "{VLLM_API_KEY: {env: KEY}, HF_"))
-    kept.keep(serving.world, kept.wanted(host="127.0.0.1", port=server.port), task="completion")
+    supervision.store_server(
+        serving.world, supervision.make_spec(host="127.0.0.1", port=server.port), task="completion"
+    )
     ran = serving.run("soak", "1s")
 
     assert "through SSH" in ran.err
@@ -163,7 +167,7 @@ def test_unsuitable_servers_are_refused(serving: Cluster) -> None:
     serving.world.observed["default"] |= {"state": "starting"}
     ran = serving.run("soak", "1s")
     assert (ran.code, "is starting, not ready" in ran.err) == (2, True)
-    kept.keep(serving.world, kept.wanted(host="127.0.0.1"), task="chat")
+    supervision.store_server(serving.world, supervision.make_spec(host="127.0.0.1"), task="chat")
     serving.tunnel_port = 1
     ran = serving.run("soak", "1s")
     assert (ran.code, "its API does not answer" in ran.err) == (1, True)

@@ -19,8 +19,8 @@ from launcher.tools.observe import probe_nodes
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-from tests import kept
 from tests import plan_case as case
+from tests import supervision
 from tests.cluster_status import SECRETS, jobs, look, serve
 from tests.conftest import Load
 from tests.fakes import FakeTransport
@@ -81,11 +81,15 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
     inventory = dataclasses.replace(
         world.inventory, serve=dataclasses.replace(world.inventory.serve, bind="127.0.0.1")
     )
-    spec = kept.wanted(node="gpu02", backend="mp", port=9000)
+    spec = supervision.make_spec(node="gpu02", backend="mp", port=9000)
 
-    assert serve(world, kept.seen(), wanted=spec).endpoint == "http://10.0.0.12:9000/v1"
     assert (
-        serve(world, kept.seen(), wanted=dataclasses.replace(spec, host="fd00::1")).endpoint
+        serve(world, supervision.make_record(), wanted=spec).endpoint == "http://10.0.0.12:9000/v1"
+    )
+    assert (
+        serve(
+            world, supervision.make_record(), wanted=dataclasses.replace(spec, host="fd00::1")
+        ).endpoint
         == "http://[fd00::1]:9000/v1"
     )
     jobs(world)
@@ -193,7 +197,7 @@ def test_without_ray_agents_make_a_cluster(load: Load) -> None:
     """Nothing is asked about Ray, and no node lacks it."""
     world = World(load("ray: none"))
     case.bring_up(world.inventory, world, SECRETS)
-    world.said["servers"] = kept.said()
+    world.said["servers"] = supervision.head_report()
     report = look(world)
     commands, _ = status.query_head(
         Site(world.inventory, probe_nodes(world.inventory, FakeTransport(world.answer), []))
@@ -210,8 +214,8 @@ def test_a_server_without_a_spec_is_listed_until_it_is_gone(world: World) -> Non
     """One that was stopped is not listed."""
     jobs(
         world,
-        kept.one(None, kept.seen("a", state="ready")),
-        kept.one(None, kept.seen("b", state="stopped")),
+        supervision.server_row(None, supervision.make_record("a", state="ready")),
+        supervision.server_row(None, supervision.make_record("b", state="stopped")),
     )
 
     assert [(server.name, server.state, server.model) for server in look(world).servers] == [
@@ -224,12 +228,12 @@ ANSWER = {"model": "m", "fingerprint": "vllm-0.32.0-pp2-x"}
 
 def test_a_server_is_as_its_keeper_says(world: World) -> None:
     """With what it said about itself; the keeper's doubts stand beside it."""
-    how = kept.seen(
+    how = supervision.make_record(
         warning="2 canaries were refused",
         first_answer=ANSWER,
         held={"gpu01": {"kv_cache_size_tokens": "12345", "kv_cache_max_concurrency": "3.5"}},
         endpoints={"gpu01": EndpointHealth(verdict="answering", seconds=0.25)},
-        load=kept.load(),
+        load=supervision.make_load(),
     )
     server = serve(world, how)
 
@@ -243,7 +247,7 @@ def test_a_server_is_as_its_keeper_says(world: World) -> None:
         "vllm-0.32.0-pp2-x",
         12345,
         3.5,
-        kept.load(),
+        supervision.make_load(),
     )
     assert (server.warning, server.nodes, server.age) == (
         "2 canaries were refused",
@@ -265,7 +269,12 @@ def test_a_server_is_as_its_keeper_says(world: World) -> None:
 )
 def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool) -> None:
     """Certain failures count, and unknown states."""
-    jobs(world, kept.one(kept.wanted(), kept.seen(verdict=verdict, reason="so it is")))
+    jobs(
+        world,
+        supervision.server_row(
+            supervision.make_spec(), supervision.make_record(verdict=verdict, reason="so it is")
+        ),
+    )
     report = look(world)
 
     assert (report.whole, report.servers[0].detail) == (whole, "so it is")
@@ -285,8 +294,10 @@ def test_several_servers_are_judged_apart(world: World) -> None:
     """The first is the one that older readers of the JSON know."""
     jobs(
         world,
-        kept.one(kept.wanted("chat"), kept.seen("chat", verdict="suspect")),
-        kept.one(kept.wanted("embed"), kept.seen("embed")),
+        supervision.server_row(
+            supervision.make_spec("chat"), supervision.make_record("chat", verdict="suspect")
+        ),
+        supervision.server_row(supervision.make_spec("embed"), supervision.make_record("embed")),
     )
     report = look(world)
 
@@ -301,8 +312,9 @@ def test_several_servers_are_judged_apart(world: World) -> None:
 
 def test_the_last_fault_is_shown_with_names_of_nodes(world: World) -> None:
     """An answer is an answer; what happened before stands beside it."""
-    how = kept.seen(
-        fault_count=4, faults=[kept.fault(node="10.0.0.12", evidence="10.0.0.12: killed")]
+    how = supervision.make_record(
+        fault_count=4,
+        faults=[supervision.make_fault(node="10.0.0.12", evidence="10.0.0.12: killed")],
     )
     observed = serve(world, how).observed
 
@@ -323,7 +335,10 @@ def test_the_last_fault_is_shown_with_names_of_nodes(world: World) -> None:
         {"name": "x", "desired": 5},
         {"name": "x", "observed": []},
         {"name": "x", "age": "old"},
-        {**kept.one(kept.wanted(), kept.seen()), "observed": {"version": 2, "faults": [None]}},
+        {
+            **supervision.server_row(supervision.make_spec(), supervision.make_record()),
+            "observed": {"version": 2, "faults": [None]},
+        },
     ],
 )
 def test_a_record_may_be_anything(world: World, row: Any) -> None:
@@ -344,11 +359,19 @@ def test_ranks_are_shown_on_their_nodes(world: World) -> None:
 def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
     """Those of the `mp` backend, by their server's name where there are several."""
     ranks = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
-    mine = kept.one(kept.wanted("a", backend="mp"), kept.seen("a", ranks=ranks))
+    mine = supervision.server_row(
+        supervision.make_spec("a", backend="mp"), supervision.make_record("a", ranks=ranks)
+    )
     jobs(world, mine)
     assert [node.ranks for node in look(world).nodes] == [("TP0 PP0",), ("TP0 PP1",)]
 
-    jobs(world, mine, kept.one(kept.wanted("b"), kept.seen("b", ranks=ranks)))
+    jobs(
+        world,
+        mine,
+        supervision.server_row(
+            supervision.make_spec("b"), supervision.make_record("b", ranks=ranks)
+        ),
+    )
     assert [node.ranks for node in look(world).nodes] == [
         ("a: TP0 PP0", "b: TP0 PP0"),
         ("a: TP0 PP1", "b: TP0 PP1"),
@@ -364,7 +387,7 @@ def test_recorded_answers_of_an_idle_cluster_are_read(load: Load) -> None:
     case.bring_up(world.inventory, world, SECRETS)
     world.said["jobs"] = {
         **json.loads((FIXTURES / "head-jobs.json").read_text()),
-        **kept.said(node1=0.1, node2=0.1),
+        **supervision.head_report(node1=0.1, node2=0.1),
     }
     report = look(world)
 
@@ -421,16 +444,29 @@ def test_the_network_is_proven_for_containers_whatever_serves_in_them(
     is the same.
     """
     proof(world, servers={"default": {"id": "id-default", "said": "NET/IB, 4 links"}})
-    jobs(world, kept.one(kept.wanted(backend=backend), kept.seen()))
+    jobs(
+        world,
+        supervision.server_row(supervision.make_spec(backend=backend), supervision.make_record()),
+    )
     proven = "proven 2026-11-20: 1 pair over NET/IB"
 
     assert look(world).network == f"{proven}; server `default`: NET/IB, 4 links"
-    jobs(world, kept.one(kept.wanted("other", backend=backend), kept.seen("other")))
+    jobs(
+        world,
+        supervision.server_row(
+            supervision.make_spec("other", backend=backend), supervision.make_record("other")
+        ),
+    )
     assert (
         look(world).network
         == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
     )
-    jobs(world, kept.one(kept.wanted("small", places={"gpu01": 2}), kept.seen("small")))
+    jobs(
+        world,
+        supervision.server_row(
+            supervision.make_spec("small", places={"gpu01": 2}), supervision.make_record("small")
+        ),
+    )
     assert look(world).network == proven
     world.container("gpu02")["Id"] = "another"
     assert look(world).network == "not proven for these containers: `vlaunch check-nccl`"

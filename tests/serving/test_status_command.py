@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent.observed import Wedge
 from launcher.core.errors import ConnectError
-from tests import kept
+from tests import supervision
 from tests.command_line import INVENTORY, Cluster
 from tests.simulated import query
 
@@ -55,9 +55,11 @@ def test_json_says_all_that_the_table_does(up: Cluster) -> None:
 @pytest.fixture
 def serving(up: Cluster) -> Cluster:
     """Two busy servers."""
-    busy = {"verdict": "busy", "load": dataclasses.asdict(kept.load())}
-    kept.keep(up.world, kept.wanted("chat", backend="mp", node="gpu02", port=8001), **busy)
-    kept.keep(up.world, kept.wanted("embed"), **busy)
+    busy = {"verdict": "busy", "load": dataclasses.asdict(supervision.make_load())}
+    supervision.store_server(
+        up.world, supervision.make_spec("chat", backend="mp", node="gpu02", port=8001), **busy
+    )
+    supervision.store_server(up.world, supervision.make_spec("embed"), **busy)
     return up
 
 

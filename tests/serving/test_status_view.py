@@ -15,7 +15,7 @@ from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render_status
 from launcher.tools.host import UnfinishedModel
-from tests import golden, kept
+from tests import golden, supervision
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "vlaunch/ray:2.60.0-0123456789ab"
@@ -69,21 +69,25 @@ ANSWERING = ServerStatus(
     seconds=0.31,
     kv_tokens=123456,
     concurrency=12.5,
-    load=kept.load(running=3, waiting=0, tokens_per_s=0.0),
-    observed=kept.seen(),
+    load=supervision.make_load(running=3, waiting=0, tokens_per_s=0.0),
+    observed=supervision.make_record(),
     age=1.7,
 )
 BUSY = replace(
-    ANSWERING, name="chat", state="busy", load=kept.load(), observed=kept.seen("chat", asking=84.3)
+    ANSWERING,
+    name="chat",
+    state="busy",
+    load=supervision.make_load(),
+    observed=supervision.make_record("chat", asking=84.3),
 )
-FAULT = kept.fault(evidence="Worker died\n\nmore\nmost", lost=12)
-AGAIN = kept.seen(
+FAULT = supervision.make_fault(evidence="Worker died\n\nmore\nmost", lost=12)
+AGAIN = supervision.make_record(
     state="pausing",
     doing="starts it again in 40 s",
     fault_count=4,
     faults=[FAULT],
     restarts=[1.0, 2.0, 3.0],
-    next_start=kept.AT + 42,
+    next_start=supervision.AT + 42,
 )
 
 
@@ -148,7 +152,7 @@ def test_the_table(width: int) -> None:
         make_status(
             "suspect",
             detail="no completion: timed out; nothing has moved for 42 s",
-            observed=kept.seen(still=42.0),
+            observed=supervision.make_record(still=42.0),
             age=0.4,
         ),
         ServerStatus(name="", state="unknown", detail="the head cannot be reached"),
@@ -164,7 +168,9 @@ def test_the_table(width: int) -> None:
                 restarts_left=0,
                 faults=[
                     FAULT,
-                    kept.fault(rank="", evidence="", cause="", lost=None, ready_again_after=71.2),
+                    supervision.make_fault(
+                        rank="", evidence="", cause="", lost=None, ready_again_after=71.2
+                    ),
                 ],
             ),
             age=3.0,
@@ -277,7 +283,9 @@ def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
     assert "last fault of 4 at " in drawn(
         200,
         servers=(
-            make_status("failed", observed=replace(AGAIN, faults=[kept.fault(at=at)]), age=1.0),
+            make_status(
+                "failed", observed=replace(AGAIN, faults=[supervision.make_fault(at=at)]), age=1.0
+            ),
         ),
     )
 
@@ -297,8 +305,8 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
         drift=(bad,),
         trouble=bad,
     )
-    fault = kept.fault(at=0.0, what=bad, cause=bad, node=bad, rank=bad, evidence=bad)
-    record = kept.seen(bad, doing=bad, warning=bad, faults=[fault], fault_count=1)
+    fault = supervision.make_fault(at=0.0, what=bad, cause=bad, node=bad, rank=bad, evidence=bad)
+    record = supervision.make_record(bad, doing=bad, warning=bad, faults=[fault], fault_count=1)
     for state in ("answering", "busy", "failed"):
         server = make_status(
             state,

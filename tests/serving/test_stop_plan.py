@@ -17,7 +17,7 @@ from launcher.tools.host import HostFacts
 from launcher.tools.servers import Server
 from launcher.tools.site import Site
 from tests.ray_rows import group, table
-from tests.served import INVENTORY, container, desired, kept, request, seen
+from tests.served import INVENTORY, container, make_snapshot, make_spec, request, server_row
 
 FOLDER = "/root/.vlaunch/c/server"
 
@@ -25,7 +25,7 @@ FOLDER = "/root/.vlaunch/c/server"
 def stopped(*rows: Mapping[str, Any], grace: float = 15) -> Gate:
     """Return the gate of a plan that stops some servers."""
     listed = servers.parse_servers({"servers": list(rows)}).servers
-    (stage,) = plan_stop(seen().site, listed, grace).stages
+    (stage,) = plan_stop(make_snapshot().site, listed, grace).stages
     (gate,) = stage.gates
     return gate
 
@@ -50,8 +50,8 @@ def test_a_server_loses_its_spec() -> None:
     """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
     for.
     """
-    listed = servers.parse_servers({"servers": [kept(request())]}).servers
-    (stage,) = plan_stop(seen().site, listed, 15).stages
+    listed = servers.parse_servers({"servers": [server_row(request())]}).servers
+    (stage,) = plan_stop(make_snapshot().site, listed, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
 
     assert (step.command.node, step.command.argv) == (
@@ -60,15 +60,17 @@ def test_a_server_loses_its_spec() -> None:
     )
     assert {command.node for command in gate.queries} == {"n1"}
     assert gate.deadline == 75
-    assert plan_stop(seen().site, (), 15).stages == ()
+    assert plan_stop(make_snapshot().site, (), 15).stages == ()
 
 
 def test_a_server_is_gone_when_nothing_remains() -> None:
     """Each of what it held is waited for, and named."""
-    gate, free = stopped(kept(request())), {"jobs": [], "groups": table()}
+    gate, free = stopped(server_row(request())), {"jobs": [], "groups": table()}
     gone: dict[str, Any] = {"servers": []}
     ending = {
-        "servers": [{**kept(request(), "stopping", doing="ending it politely"), "desired": None}]
+        "servers": [
+            {**server_row(request(), "stopping", doing="ending it politely"), "desired": None}
+        ]
     }
 
     assert judged(gate, gone, 1, ray=free).status == "pass"
@@ -87,7 +89,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
 
 def test_the_port_of_every_endpoint_is_waited_for() -> None:
     """Asked from the head, each at its node's address."""
-    gate = stopped(kept(request("mp", dp=2, pp=None, args=("-dph",))))
+    gate = stopped(server_row(request("mp", dp=2, pp=None, args=("-dph",))))
     probes = [
         command for command in gate.queries if "python3" in command.argv and "-c" in command.argv
     ]
@@ -102,17 +104,22 @@ def test_the_port_of_every_endpoint_is_waited_for() -> None:
 
 def test_what_others_hold_is_not_waited_for() -> None:
     """A server beside it, and batch jobs."""
-    other = desired(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
-    current, groups = {"servers": [kept(other)]}, table(group(4, ip="10.0.0.1"))
+    other = make_spec(request("mp", name="chat", tp=4, pp=1, nodes=("n1",), port=8001))
+    current, groups = {"servers": [server_row(other)]}, table(group(4, ip="10.0.0.1"))
     batch = {"submission_id": "b-1", "status": "RUNNING"}
 
     assert (
-        judged(stopped(kept(request())), current, 1, ray={"jobs": [], "groups": groups}).status
+        judged(
+            stopped(server_row(request())), current, 1, ray={"jobs": [], "groups": groups}
+        ).status
         == "pass"
     )
     assert (
         judged(
-            stopped(kept(request())), {"servers": []}, 1, ray={"jobs": [batch], "groups": groups}
+            stopped(server_row(request())),
+            {"servers": []},
+            1,
+            ray={"jobs": [batch], "groups": groups},
         ).status
         == "pass"
     )
@@ -120,7 +127,10 @@ def test_what_others_hold_is_not_waited_for() -> None:
 
 def test_without_the_heads_container_stop_does_not_wait() -> None:
     """The file goes all the same: the server does not come back with the head."""
-    facts = {**seen().site.facts, "n1": HostFacts(containers=(container("n1", status="exited"),))}
+    facts = {
+        **make_snapshot().site.facts,
+        "n1": HostFacts(containers=(container("n1", status="exited"),)),
+    }
     (stage,) = plan_stop(Site(INVENTORY, facts), [Server(name="default")], 15).stages
 
     assert (len(stage.steps), stage.gates) == (1, ())
@@ -128,7 +138,7 @@ def test_without_the_heads_container_stop_does_not_wait() -> None:
 
 def test_what_is_over_is_forgotten() -> None:
     """With why; what has answered before stays."""
-    (step,) = plan_forget(seen().site, ["chat"]).steps
+    (step,) = plan_forget(make_snapshot().site, ["chat"]).steps
 
     assert step.command.argv == (
         "rm",
@@ -136,7 +146,7 @@ def test_what_is_over_is_forgotten() -> None:
         f"{FOLDER}/chat/desired.json",
         f"{FOLDER}/chat/observed.json",
     )
-    assert plan_forget(seen().site, []).stages == ()
+    assert plan_forget(make_snapshot().site, []).stages == ()
 
 
 @pytest.mark.parametrize(

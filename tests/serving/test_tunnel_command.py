@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.core.errors import ConnectError
-from tests import kept
+from tests import supervision
 from tests.command_line import INVENTORY, Cluster
 
 
@@ -34,7 +34,7 @@ def test_the_port_of_the_head_is_forwarded(
 def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
     """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
     assert cluster.run("up").code == 0
-    kept.keep(cluster.world, kept.wanted(host="10.0.0.11", port=9000))
+    supervision.store_server(cluster.world, supervision.make_spec(host="10.0.0.11", port=9000))
     # A tunnel needs the head alone.
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
     ran = cluster.run("tunnel")
@@ -50,8 +50,8 @@ def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
 def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
     """To the node that has its API; without a name it must be the only one."""
     assert cluster.run("up").code == 0
-    kept.keep(cluster.world, kept.wanted("chat"))
-    kept.keep(cluster.world, kept.wanted("embed", node="gpu02", port=8001))
+    supervision.store_server(cluster.world, supervision.make_spec("chat"))
+    supervision.store_server(cluster.world, supervision.make_spec("embed", node="gpu02", port=8001))
     ran = cluster.run("tunnel")
 
     assert cluster.run("tunnel", "--server", "embed").out == "http://127.0.0.1:8001\n"

@@ -17,11 +17,11 @@ from tests.served import (
     INVENTORY,
     NODES,
     chat,
-    desired,
-    kept,
+    make_snapshot,
+    make_spec,
     option,
     request,
-    seen,
+    server_row,
     uneven,
 )
 
@@ -29,7 +29,7 @@ from tests.served import (
 def test_a_ray_server() -> None:
     """One process on the head, with all that the keeper and a rollback need."""
     candidate = request(args=("--gpu-memory-utilization=0.5",))
-    spec = desired(candidate, there=seen(), policy=Policy(start_timeout=7200.0))
+    spec = make_spec(candidate, snapshot=make_snapshot(), policy=Policy(start_timeout=7200.0))
     (process,) = spec.processes
 
     assert (process.node, process.argv, process.gpus, process.replicas) == (
@@ -75,7 +75,7 @@ def test_ranks_wait_for_the_others_as_long_as_a_start_may_take(
     identity is unchanged.
     """
     candidate = request(backend, args=args)
-    spec = desired(candidate, policy=Policy(start_timeout=timeout))
+    spec = make_spec(candidate, policy=Policy(start_timeout=timeout))
 
     for process in spec.processes:
         own = process.argv[process.argv.index("--tensor-parallel-size") :]
@@ -86,7 +86,7 @@ def test_ranks_wait_for_the_others_as_long_as_a_start_may_take(
 def test_a_single_node_has_no_timeout_option() -> None:
     """Its ranks start together."""
     alone = request("mp", nodes=("n1",), pp=1)
-    (process,) = desired(alone, policy=Policy(start_timeout=5400.0)).processes
+    (process,) = make_spec(alone, policy=Policy(start_timeout=5400.0)).processes
 
     assert "--cpu-distributed-timeout-seconds" not in process.argv
 
@@ -94,7 +94,7 @@ def test_a_single_node_has_no_timeout_option() -> None:
 def test_variables_of_a_request() -> None:
     """Each process has them; what vlaunch sets itself, and what the inventory sets, stays."""
     env = {"A": "1", "NCCL_DEBUG": "TRACE"}
-    first, two = desired(request("mp", env=env)).processes
+    first, two = make_spec(request("mp", env=env)).processes
 
     assert (first.env["A"], two.env["A"], first.env["NCCL_DEBUG"]) == ("1", "1", "INFO")
 
@@ -103,7 +103,7 @@ def test_an_mp_server() -> None:
     """One process a node with its rank, and no API but on the first; with Ray, its GPUs are set
     aside there.
     """
-    spec = desired(request("mp"))
+    spec = make_spec(request("mp"))
     first, two = (process.argv for process in spec.processes)
 
     assert [process.node for process in spec.processes] == ["n1", "n2"]
@@ -113,13 +113,13 @@ def test_an_mp_server() -> None:
     } == {"10.0.0.1:29501"}
     assert ("--headless" in first, "--headless" in two) == (False, True)
     assert spec.ray is not None
-    assert (spec.ray.reserve, desired(request("mp"), BARE).ray) == (True, None)
+    assert (spec.ray.reserve, make_spec(request("mp"), BARE).ray) == (True, None)
 
 
 def test_a_server_on_cpus() -> None:
     """No variable hides GPUs, nobody looks at their memory, and NCCL has no log."""
     cpu = replace(INVENTORY, accelerator="cpu")
-    spec = desired(request(inventory=cpu), cpu)
+    spec = make_spec(request(inventory=cpu), cpu)
 
     assert (spec.visible, spec.memory_share) == ("", None)
     assert list(spec.processes[0].env) == ["VLLM_ENGINE_READY_TIMEOUT_S"]
@@ -133,7 +133,7 @@ def test_what_the_user_sets_stays() -> None:
         "VLLM_RAY_DP_PACK_STRATEGY": "fill",
     }
     inventory = replace(INVENTORY, nodes=(replace(NODES[0], env=own), NODES[1]))
-    (process,) = desired(request(tp=4, pp=None, dp=4), inventory).processes
+    (process,) = make_spec(request(tp=4, pp=None, dp=4), inventory).processes
 
     assert not own.keys() & process.env.keys()
     assert process.env["VLLM_RAY_DP_PLACEMENT_NODE_IPS"] == "10.0.0.1,10.0.0.2"
@@ -141,7 +141,7 @@ def test_what_the_user_sets_stays() -> None:
 
 def test_replicas_of_mp() -> None:
     """Each node runs its own, numbered on from the first's, which alone has an API."""
-    spec = desired(request("mp", tp=4, pp=None, dp=4))
+    spec = make_spec(request("mp", tp=4, pp=None, dp=4))
     first, two = (process.argv for process in spec.processes)
 
     assert [process.replicas for process in spec.processes] == [(0, 2), (2, 2)]
@@ -158,7 +158,7 @@ def test_replicas_of_mp() -> None:
 def test_replicas_of_mp_behind_an_endpoint_of_every_node() -> None:
     """None is headless; each keeps vLLM's own word, and knows where its numbers begin."""
     hybrid = "--data-parallel-hybrid-lb"
-    spec = desired(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
+    spec = make_spec(request("mp", tp=4, pp=None, dp=4, args=(hybrid,)))
     first, two = (process.argv for process in spec.processes)
 
     assert [api.node for api in spec.apis] == ["n1", "n2"]
@@ -166,14 +166,14 @@ def test_replicas_of_mp_behind_an_endpoint_of_every_node() -> None:
         assert (hybrid in argv, "--headless" in argv) == (True, False)
         assert option(argv, "--data-parallel-size-local") == "2"
         assert option(argv, "--data-parallel-address") == "10.0.0.1"
-    assert (option(first, "--data-parallel-start-rank"), spec.id) != ("2", desired(chat()).id)
+    assert (option(first, "--data-parallel-start-rank"), spec.id) != ("2", make_spec(chat()).id)
     assert option(two, "--data-parallel-start-rank") == "2"
 
 
 def test_replicas_of_mp_with_explicit_numbers() -> None:
     """vLLM takes a start for hybrid load balancing, and refuses the two together."""
     external = "--data-parallel-external-lb"
-    spec = desired(request("mp", tp=8, pp=None, dp=2, args=(external,)))
+    spec = make_spec(request("mp", tp=8, pp=None, dp=2, args=(external,)))
 
     for number, process in enumerate(spec.processes):
         assert option(process.argv, "--data-parallel-rank") == str(number)
@@ -184,7 +184,7 @@ def test_replicas_of_mp_with_explicit_numbers() -> None:
 def test_uneven_nodes_hold_what_they_can() -> None:
     """The first node's share begins at nothing, the next where it ends."""
     inventory = uneven(4, 2, 8)
-    spec = desired(request("mp", tp=2, pp=None, dp=7, inventory=inventory), inventory)
+    spec = make_spec(request("mp", tp=2, pp=None, dp=7, inventory=inventory), inventory)
 
     assert [(process.node, process.replicas) for process in spec.processes] == [
         ("n1", (0, 2)),
@@ -200,7 +200,7 @@ def test_uneven_nodes_hold_what_they_can() -> None:
 def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: str) -> None:
     """One process on the head; where the replicas belong is in its environment."""
     inventory = uneven(*gpus)
-    spec = desired(request(tp=None, pp=None, dp=dp, inventory=inventory), inventory)
+    spec = make_spec(request(tp=None, pp=None, dp=dp, inventory=inventory), inventory)
     (process,) = spec.processes
 
     assert (option(process.argv, "--data-parallel-size"), process.replicas) == (str(dp), (0, dp))
@@ -214,14 +214,14 @@ def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: s
 
 def test_ray_assigns_gpu_numbers_itself() -> None:
     """The keeper learns them from Ray; all GPUs of a node need no numbers."""
-    assert [process.gpus for process in desired(chat()).processes] == [None]
+    assert [process.gpus for process in make_spec(chat()).processes] == [None]
     assert [
         ray.partial
         for candidate in (chat(), chat(tp=8), request())
-        if (ray := desired(candidate).ray)
+        if (ray := make_spec(candidate).ray)
     ] == [True, False, False]
-    assert [process.gpus for process in desired(chat(tp=8), BARE).processes] == [None]
-    assert [process.gpus for process in desired(chat(), BARE).processes] == [(0, 1, 2, 3)]
+    assert [process.gpus for process in make_spec(chat(tp=8), BARE).processes] == [None]
+    assert [process.gpus for process in make_spec(chat(), BARE).processes] == [(0, 1, 2, 3)]
 
 
 def test_gpus_that_others_hold_are_not_used() -> None:
@@ -242,43 +242,43 @@ def test_gpus_that_others_hold_are_not_used() -> None:
     ada = GpuProcess(gpu="GPU-2", pid=7, name="python3", memory=70000, user="ada")
     nodes = (replace(NODES[0], gpus=6, gpu_ids=tuple("234567")), NODES[1])
     inventory = replace(BARE, nodes=nodes)
-    snapshot = seen()
+    snapshot = make_snapshot()
     facts = replace(snapshot.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
     snapshot = replace(snapshot, site=Site(inventory, {**snapshot.site.facts, "n1": facts}))
 
     def taken(tp: int) -> tuple[int, ...] | None:
         candidate = chat(tp=tp, inventory=inventory)
-        return desired(candidate, inventory, there=snapshot).processes[0].gpus
+        return make_spec(candidate, inventory, snapshot=snapshot).processes[0].gpus
 
     assert (taken(4), taken(5)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5))
     candidate = chat(tp=4, inventory=inventory, args=("--gpu-memory-utilization=0.1",))
-    assert desired(candidate, inventory, there=snapshot).processes[0].gpus == (0, 1, 2, 3)
+    assert make_spec(candidate, inventory, snapshot=snapshot).processes[0].gpus == (0, 1, 2, 3)
 
 
 def test_a_port_in_use_is_no_rendezvous() -> None:
     """The next one is; it is no part of what makes a server the same."""
-    snapshot = seen()
+    snapshot = make_snapshot()
     facts = {
         **snapshot.site.facts,
         "n1": replace(snapshot.site.facts["n1"], listening=frozenset({("0.0.0.0", 29501)})),
     }
-    spec = desired(request("mp"), there=replace(snapshot, site=Site(INVENTORY, facts)))
+    spec = make_spec(request("mp"), snapshot=replace(snapshot, site=Site(INVENTORY, facts)))
 
     assert option(spec.processes[1].argv, "--master-port") == "29502"
-    assert spec.id == desired(request("mp")).id
+    assert spec.id == make_spec(request("mp")).id
 
 
 def test_a_server_that_is_stopping_has_no_spec_to_look_at() -> None:
     """Its ports and GPUs are those of the record alone, which the plan does without."""
-    other = {**kept(request("mp", name="other", port=8001)), "desired": None}
-    spec = desired(request("mp"), there=seen(other))
+    other = {**server_row(request("mp", name="other", port=8001)), "desired": None}
+    spec = make_spec(request("mp"), snapshot=make_snapshot(other))
 
     assert option(spec.processes[1].argv, "--master-port") == "29501"
 
 
 def test_the_api_is_on_the_first_node_of_an_mp_server() -> None:
     """The head need not be among them."""
-    spec = desired(request("mp", tp=8, pp=1, nodes=("n2",)))
+    spec = make_spec(request("mp", tp=8, pp=1, nodes=("n2",)))
 
     assert (spec.api_node, spec.places, [process.node for process in spec.processes]) == (
         "n2",

@@ -11,10 +11,10 @@ import pytest
 from launcher.agent.task import COMPLETION
 from launcher.serving.soak.load import LoadGenerator
 from launcher.serving.soak.verdict import judge_load, verdict_rows
-from tests import kept
+from tests import supervision
 
-BEFORE = kept.seen(
-    verdict="answering", generation=2, fault_count=1, faults=[kept.fault(what="old")]
+BEFORE = supervision.make_record(
+    verdict="answering", generation=2, fault_count=1, faults=[supervision.make_fault(what="old")]
 )
 
 
@@ -65,7 +65,7 @@ def test_a_passed_verdict() -> None:
         ({"wait": 30.1}, {}, "a request waited 30.1 s for a token"),
         ({"tokens": 0}, {}, "no token came"),
         ({}, {"generation": 3}, "restarts: 1"),
-        ({}, {"fault_count": 2, "faults": [*BEFORE.faults, kept.fault()]}, "faults: 1"),
+        ({}, {"fault_count": 2, "faults": [*BEFORE.faults, supervision.make_fault()]}, "faults: 1"),
         ({}, {"verdict": "suspect"}, "the server is suspect"),
         ({}, {"asked": 7.0, "generation": 0}, "the server is replaced"),
     ],
@@ -93,7 +93,9 @@ def test_a_missing_server() -> None:
 
 def test_faults_are_listed_with_their_cause() -> None:
     """Faults before the soak are left out."""
-    after = dataclasses.replace(BEFORE, fault_count=2, faults=[*BEFORE.faults, kept.fault()])
+    after = dataclasses.replace(
+        BEFORE, fault_count=2, faults=[*BEFORE.faults, supervision.make_fault()]
+    )
 
     assert judged(after=after)["faults"] == ["a rank is dead: RuntimeError: CUDA error"]
 
