@@ -18,7 +18,7 @@ from launcher.batch import batch_plan, gather
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
-from tests import kept
+from tests import supervision
 from tests.app.test_script import Sent, Shell
 from tests.batch.batch_job import JOB, Batch, bring_up
 from tests.command_line import Cluster
@@ -496,7 +496,9 @@ def test_a_changed_job_while_the_old_one_runs(batch: Batch) -> None:
 
 def serve(batch: Batch, gpus: int) -> None:
     """Let a server hold GPUs."""
-    kept.keep(batch.cluster.world, kept.wanted("chat", backend="mp", places={"gpu01": gpus}))
+    supervision.store_server(
+        batch.cluster.world, supervision.make_spec("chat", backend="mp", places={"gpu01": gpus})
+    )
 
 
 def test_no_room_beside_a_server(batch: Batch) -> None:

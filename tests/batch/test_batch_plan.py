@@ -59,7 +59,7 @@ def entry_of(request: BatchRequest, state: str = "", **changes: Any) -> JobEntry
         name="j",
         job=dict(request.spec),
         progress=progress,
-        inputs={item.to: item.bytes for item in request.files},
+        inputs={file.to: file.bytes for file in request.files},
     )
 
 
@@ -95,7 +95,7 @@ def stages(start: BatchStart) -> list[str]:
 
 def stdin_payload(start: BatchStart, stage: str) -> dict[str, Any]:
     """Return the input of a stage's only step."""
-    stdin = next(item.steps[0].command.stdin for item in start.plan.stages if item.id == stage)
+    stdin = next(entry.steps[0].command.stdin for entry in start.plan.stages if entry.id == stage)
     assert stdin is not None
     payload: dict[str, Any] = json.loads(stdin())
     return payload

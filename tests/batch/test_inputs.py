@@ -17,9 +17,7 @@ from tests.batch.conftest import Load, Mistakes
 
 def _labels(folder: Path, text: str) -> list[str]:
     within = PathBounds(folder=folder, inside=(folder,))
-    return [
-        first.label for first in inputs.list_files(job_paths.parse_source(text, within), within)
-    ]
+    return [file.label for file in inputs.list_files(job_paths.parse_source(text, within), within)]
 
 
 def _path_error(folder: Path, text: str) -> str:
@@ -135,17 +133,17 @@ def test_every_file_is_shipped_with_its_size_and_hash(load_text: Load, folder: P
     messages: list[int] = []
     shipped = inputs.read_shipped(job, messages.append)
 
-    assert [(first.to, first.label, first.source) for first in shipped] == [
+    assert [(file.to, file.label, file.source) for file in shipped] == [
         ("input/0000-more.jsonl", "more.jsonl", 0),
         ("input/0001-a_b_c.jsonl", "a b;c.jsonl", 1),
         ("input/0002-chat.jsonl", "chat.jsonl", 1),
         ("input/0003-chat.jsonl", "chat.jsonl (2)", 2),
         ("code/mine.py", "mine.py", None),
     ]
-    for item in shipped:
-        content = item.path.read_bytes()
-        assert (item.bytes, item.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert sum(messages) == sum(first.bytes for first in shipped)
+    for file in shipped:
+        content = file.path.read_bytes()
+        assert (file.bytes, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert sum(messages) == sum(file.bytes for file in shipped)
     assert len(messages) > len(shipped) - 1
 
 

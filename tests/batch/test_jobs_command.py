@@ -13,7 +13,7 @@ import pytest
 from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
-from tests import kept
+from tests import supervision
 from tests.batch.batch_job import Batch, bring_up
 from tests.command_line import Cluster
 from tests.simulated import query
@@ -50,7 +50,7 @@ def test_no_job_at_all(batch: Batch) -> None:
 
 def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     """The job's progress; the server is a remark, not a job."""
-    kept.keep(running.cluster.world, kept.wanted("chat"))
+    supervision.store_server(running.cluster.world, supervision.make_spec("chat"))
     ran = running.cluster.run("jobs")
     header, row, rest = ran.out.splitlines()
 

@@ -125,7 +125,7 @@ def test_answers_are_split_by_row() -> None:
 
     expected = [{"a": 1}, {"a": 2}]
     assert [
-        batches.to_answers(item, 2) for item in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
+        batches.to_answers(batch, 2) for batch in ({"a": [1, 2]}, {"a": Column()}, Table(), Frame())
     ] == [expected] * 4
 
 

@@ -176,13 +176,13 @@ def watch() -> budget.ReplicaMonitor:
 
 def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
     """Loading, waiting for the first rows, running."""
-    for item in (
+    for counts in (
         ReplicaCounts(placed=1),
         ReplicaCounts(placed=1),
         ReplicaCounts(ready=1),
         ReplicaCounts(ready=1),
     ):
-        watch.update(item)
+        watch.update(counts)
     watch.finished(3)
     watch.update(ReplicaCounts(ready=2))
     assert watch.progress.states == [

@@ -40,7 +40,7 @@ def test_a_single_replica_continues_after_the_patience() -> None:
         gate = cluster.StartGate(3, patience=0.1)
         waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
         await asyncio.sleep(0)
-        early = [item.done() for item in waiting]
+        early = [task.done() for task in waiting]
         await asyncio.gather(*waiting)
         return early, gate.open.is_set()
 

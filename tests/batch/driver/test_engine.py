@@ -177,7 +177,7 @@ def test_rows_are_prepared_so_many_at_once_that_they_can_be_put_in_order(tmp_pat
     in_input_order = job(tmp_path, engine={"order": "given"})
     slow = job(tmp_path, preprocess={"target": "mine.py:ready"})
 
-    rows = [engine.window_rows(item, 50, 10**6, 99.0) for item in (plain, in_input_order, slow)]
+    rows = [engine.window_rows(spec, 50, 10**6, 99.0) for spec in (plain, in_input_order, slow)]
     assert rows == [order.WINDOW, 50, 50]
     assert engine.window_rows(slow, 50, 100, 99.0) == 50
 
@@ -235,8 +235,8 @@ def test_rows_whose_prompts_begin_alike_leave_together(
         engine.TOOLS[spec.digest] = (Prompter(spec), Tokenizer())
         rows = [{**row({"text": text}), "_row": number} for number, text in enumerate(texts)]
         prepared_rows = engine.Prepare(spec)(source.to_block(rows)).to_pylist()
-        by_name[how] = [item["_row"] for item in prepared_rows]
-        assert [item["_row"] for item in prepared_rows if item["_error"]] == [2]
+        by_name[how] = [row["_row"] for row in prepared_rows]
+        assert [row["_row"] for row in prepared_rows if row["_error"]] == [2]
 
     assert by_name == {"prefix": [2, 1, 4, 0, 3], "given": [0, 1, 2, 3, 4]}
 

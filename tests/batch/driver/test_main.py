@@ -252,7 +252,7 @@ def test_an_unwritable_summary_fails_the_job_with_a_message(
     (work.parent / "out" / "summary.json").rmdir()
     assert run(everything) == 0
     summary = json.loads((work / "summary.json").read_text())
-    assert [item["ended"] for item in summary["runs"]] == ["failed", "done"]
+    assert [run["ended"] for run in summary["runs"]] == ["failed", "done"]
 
 
 def test_a_failure_is_reported_without_a_summary(

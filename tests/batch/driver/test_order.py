@@ -31,9 +31,9 @@ def test_prompts_that_begin_alike_come_together_and_long_ones_early() -> None:
     prompts[17] += b"x" * 500
     result = text(prompts)
 
-    assert times([item[:1200] for item in result]) == 20
+    assert times([prompt[:1200] for prompt in result]) == 20
     assert result[0] == prompts[17]
-    lengths = [len(item) for item in result if item.startswith(prompts[17][:1200])]
+    lengths = [len(prompt) for prompt in result if prompt.startswith(prompts[17][:1200])]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -59,10 +59,10 @@ def test_prompts_that_share_nothing_come_by_their_length() -> None:
     """
     mix = random.Random(3)
     prompts = [BEGIN * 9 + mix.randbytes(mix.randrange(500)) for _ in range(200)]
-    lengths = [len(item) for item in text(prompts)]
+    lengths = [len(prompt) for prompt in text(prompts)]
     assert lengths == sorted(lengths, reverse=True)
 
-    with_stray = [len(item) for item in text([*prompts, b"\0stray"])]
+    with_stray = [len(prompt) for prompt in text([*prompts, b"\0stray"])]
     assert with_stray == [*lengths, 6]
 
 
@@ -93,24 +93,26 @@ def test_every_answer_is_its_rows(prompts: list[bytes], how: order.Order) -> Non
 
     def ask(queries: list[bytes]) -> list[bytes]:
         calls.append(queries)
-        return [item[::-1] for item in queries]
+        return [prompt[::-1] for prompt in queries]
 
-    result = order.ask_in_order(ask, prompts, how, lambda item: item)
+    result = order.ask_in_order(ask, prompts, how, lambda prompt: prompt)
 
     assert result == [prompt[::-1] for prompt in prompts]
-    assert [sorted(item) for item in calls] == [sorted(prompts)]
+    assert [sorted(call) for call in calls] == [sorted(prompts)]
 
 
 def test_a_job_may_require_input_order() -> None:
     """Nothing is even compared."""
-    result = order.ask_in_order(list, [b"a", b"bbb"], "given", lambda item: pytest.fail("compared"))
+    result = order.ask_in_order(
+        list, [b"a", b"bbb"], "given", lambda prompt: pytest.fail("compared")
+    )
     assert result == [b"a", b"bbb"]
 
 
 def test_a_missing_answer_is_an_error() -> None:
     """Its row is unknown."""
     with pytest.raises(ValueError, match="shorter"):
-        order.ask_in_order(lambda spec: spec[1:], [b"a", b"b"], "prefix", lambda item: item)
+        order.ask_in_order(lambda spec: spec[1:], [b"a", b"b"], "prefix", lambda prompt: prompt)
 
 
 def test_a_row_is_compared_by_what_vllm_gets() -> None:

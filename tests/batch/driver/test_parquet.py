@@ -100,4 +100,4 @@ def test_a_broken_page_makes_error_rows_of_its_row_group(tmp_path: Path) -> None
     rows = read_all(spec)
 
     assert errors(rows)[:50] == [""] * 50
-    assert all("row group 1 of the file cannot be decoded" in item for item in errors(rows)[50:])
+    assert all("row group 1 of the file cannot be decoded" in error for error in errors(rows)[50:])

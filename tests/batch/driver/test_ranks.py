@@ -113,26 +113,26 @@ class RankPool:
 
 def accounted(results: list[list[dict[str, Any]]], numbers: list[int]) -> None:
     """Every row once, in order, as what it must be."""
-    rows = [item for block in results for item in block]
-    assert [item["_row"] for item in rows] == numbers
-    for item in rows:
-        number = item["_row"]
-        assert "_data" not in item
-        assert item["_keep"] == b"kept"
+    rows = [row for block in results for row in block]
+    assert [row["_row"] for row in rows] == numbers
+    for row in rows:
+        number = row["_row"]
+        assert "_data" not in row
+        assert row["_keep"] == b"kept"
         if number % 7 == 6:
-            assert (item["_error"], item["_stage"], item["_raw"]) == (
+            assert (row["_error"], row["_stage"], row["_raw"]) == (
                 "not JSON",
                 "read",
                 f"raw {number}",
             )
         elif number % 5 == 3:
-            assert (item["_error"], item["_stage"], item["_raw"]) == (
+            assert (row["_error"], row["_stage"], row["_raw"]) == (
                 "too long",
                 "prompt",
                 f"raw {number}",
             )
         else:
-            assert (item["_error"], item["_raw"], item["answer"]) == ("", "", f"{number}!")
+            assert (row["_error"], row["_raw"], row["answer"]) == ("", "", f"{number}!")
 
 
 @pytest.mark.parametrize("mode", [ranks.run_in_step, ranks.run_apart])

@@ -221,7 +221,7 @@ def test_json_lines_hold_what_json_can_say(tmp_path: Path, source: Path) -> None
         {"row": 0, "a": None, "b": "1.5", "c": "/w==", "d": [None]},
         {"row": 3, "a": "é"},
     ]
-    assert [item["row"] for item in lines(tmp_path / "out", "errors")] == [1, 2]
+    assert [line["row"] for line in lines(tmp_path / "out", "errors")] == [1, 2]
 
 
 def test_a_column_of_the_input_never_takes_the_place_of_the_number(
@@ -248,7 +248,7 @@ def test_a_row_that_fails_without_a_message_is_rejected(tmp_path: Path, source: 
     result.close()
 
     assert lines(tmp_path / "out", "rows") == [{"row": 1, "a": "b"}]
-    assert [item["reason"] for item in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
+    assert [line["reason"] for line in lines(tmp_path / "out", "errors")] == ["RuntimeError"]
 
 
 def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path) -> None:

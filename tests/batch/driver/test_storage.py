@@ -52,9 +52,9 @@ def test_sources_name_files(root: str, pattern: str, result: list[str]) -> None:
     """Each comes back by a path that opens it again."""
     listed = storage.list_files(f"{root}/{pattern}")
 
-    assert [item.path.removeprefix(root + "/") for item in listed] == result
-    assert all(storage.open_location(item.path).read() == b"x" for item in listed)
-    assert all(storage.open_location(item.path).stat() == item for item in listed)
+    assert [file.path.removeprefix(root + "/") for file in listed] == result
+    assert all(storage.open_location(file.path).read() == b"x" for file in listed)
+    assert all(storage.open_location(file.path).stat() == file for file in listed)
 
 
 def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_an_address_keeps_its_query(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         storage, "connect_filesystem", lambda address: (requests.append(address), (far, "b"))[1]
     )
 
-    assert [item.path for item in storage.list_files("s3://b/*.txt?region=x")] == [
+    assert [file.path for file in storage.list_files("s3://b/*.txt?region=x")] == [
         "s3://b/x.txt?region=x"
     ]
     assert storage.open_location("s3://b/y?region=x").child("z").address == "s3://b/y/z?region=x"
