@@ -10,7 +10,7 @@ from tests.command_line import INVENTORY, Cluster
 
 
 @pytest.mark.parametrize(
-    ("inventory", "words", "forward"),
+    ("inventory", "args", "forward"),
     [
         ("", [], ("gpu01", "127.0.0.1", 8000, 8000)),
         ("", ["--local-port", "0"], ("gpu01", "127.0.0.1", 8000, 0)),
@@ -60,7 +60,7 @@ def test_every_server_has_a_tunnel_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inventory", "words"),
+    ("inventory", "args"),
     [("", ["--dashboard", "--server", "chat"]), ("ray: none", ["--dashboard"])],
     ids=["both", "no Ray"],
 )

@@ -62,7 +62,7 @@ def test_a_passed_verdict() -> None:
     ("run", "after", "failure"),
     [
         ({"errors": load().errors + load().errors.__class__({"x": 2})}, {}, "failed requests: 2"),
-        ({"wait": 30.1}, {}, "a request waited 30.1 s for a token"),
+        ({"longest_wait": 30.1}, {}, "a request waited 30.1 s for a token"),
         ({"tokens": 0}, {}, "no token came"),
         ({}, {"generation": 3}, "restarts: 1"),
         ({}, {"fault_count": 2, "faults": [*BEFORE.faults, supervision.make_fault()]}, "faults: 1"),
@@ -82,8 +82,8 @@ def test_the_longest_gap_may_be_three_steps() -> None:
     """A slow server may exceed the default limit."""
     slow = dataclasses.replace(BEFORE, longest_step=40.0)
 
-    assert judged(load(wait=119.0), before=slow)["failures"] == []
-    assert judged(load(wait=121.0), before=slow)["failures"]
+    assert judged(load(longest_wait=119.0), before=slow)["failures"] == []
+    assert judged(load(longest_wait=121.0), before=slow)["failures"]
 
 
 def test_a_missing_server() -> None:
@@ -110,7 +110,7 @@ def test_an_interrupted_soak() -> None:
 
 def test_the_end_of_an_early_gap() -> None:
     """Its end is shown to the millisecond; without a gap, there is no end."""
-    early = dict(verdict_rows(judged(load(wait=0.3, waited_until=0.4))))
+    early = dict(verdict_rows(judged(load(longest_wait=0.3, waited_until=0.4))))
     assert early["longest gap"] == "300 ms, until 400 ms after the start (allowed: 30 s)"
-    none = dict(verdict_rows(judged(load(wait=0.0, waited_until=0.0))))
+    none = dict(verdict_rows(judged(load(longest_wait=0.0, waited_until=0.0))))
     assert none["longest gap"] == "none (allowed: 30 s)"
