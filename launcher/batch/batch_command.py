@@ -118,7 +118,7 @@ def batch(
 
 
 def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
-    """Yield a plan's events, those of its `pieces` of files as one display that goes on."""
+    """Yield a plan's events, merging those of its `pieces` of files into one display."""
     began = last_report = time.monotonic()
     sent: list[str] = []
     for event in events:
@@ -146,7 +146,7 @@ def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
 
 
 def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach: bool) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for contradictory options."""
     if call.offline and not call.dry_run:
         raise click.UsageError(
             "--offline goes with --dry-run: no row is answered without the nodes"
@@ -160,7 +160,7 @@ def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach:
 
 
 def _build_request(inventory: Inventory, job: Job, printer: Printer) -> BatchRequest:
-    """Read the files that are shipped, and describe the job as its driver will read it."""
+    """Hash the shipped files and build the driver's spec."""
     from launcher.batch import build, inputs, preconditions
 
     job = build.with_defaults(job, inventory)
@@ -335,7 +335,7 @@ def _query_cluster(
 def _output_folder(
     inventory: Inventory, request: BatchRequest, entry: job_store.JobEntry, *, restart: bool
 ) -> OutputFolder | None:
-    """Return the folder of this machine that takes the output, if any; raises RequestError."""
+    """Return the local folder for the output, if any; raises RequestError."""
     target = request.job.to
     if target.where != "control":
         return None
@@ -445,7 +445,7 @@ def _result_lines(request: BatchRequest, progress: Progress, where: str) -> list
 
 
 def _is_piece(event: Event) -> bool:
-    """True when a piece of a file is on its way, or has arrived."""
+    """Return True if the event is about sending a piece of a file."""
     return event.stage == "ship" and event.kind == "step" and event.state in ("running", "ok")
 
 

@@ -88,7 +88,7 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
 
 
 def flag_name(name: str) -> str:
-    """Return a flag as it is typed."""
+    """Return a flag as typed on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -112,7 +112,7 @@ def _options() -> Iterator[Callable[[F], F]]:
 
 
 def _key_schema(schema: Mapping[str, Any], where: YamlPath) -> Mapping[str, Any]:
-    """Return the schema of the key at a place of a job file."""
+    """Return the JSON Schema of a job file key."""
     shape = schema
     for step in where:
         for form in (shape, *shape.get("anyOf", ())):
@@ -140,7 +140,7 @@ def job_options(function: F) -> F:
 
 
 def parse_options(job_flags: Mapping[str, Any]) -> Job:
-    """Return the checked job that a command line describes; raises JobError."""
+    """Return the checked job described by a command line; raises JobError."""
     from launcher.batch import flags
 
     values = dict(job_flags)

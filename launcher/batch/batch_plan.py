@@ -43,7 +43,7 @@ class BatchRequest:
 
     @property
     def work(self) -> str:
-        """The job's folder on the head."""
+        """Job folder on the head."""
         return str(self.spec["work"])
 
     @property
@@ -85,7 +85,7 @@ class BatchStart:
 
 
 def query_entry(site: Site, work: str) -> Command:
-    """Ask the head for one batch job."""
+    """Return the command that queries one job folder on the head."""
     return site.in_container(site.head, job_store.build_command("look", work))
 
 
@@ -221,7 +221,7 @@ def part_name(name: str) -> str:
 
 
 def missing_files(have: Mapping[str, int], files: Sequence[ShippedFile]) -> list[ShippedFile]:
-    """Return the files that the head does not have whole."""
+    """Return the files that are missing or incomplete on the head."""
     return [file for file in files if have.get(file.to) != file.bytes]
 
 
@@ -439,7 +439,7 @@ def _file_bytes(value: object) -> int | None:
 
 
 def _format_value(value: object, other: object) -> str:
-    """Write one side, around the place where it differs from the other one when it is long."""
+    """Format one side of a change; a long one around the first difference."""
     if value is None:
         return "nothing"
     text, other_text = _to_text(value), _to_text(other)

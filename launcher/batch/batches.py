@@ -40,7 +40,7 @@ class BatchStatus:
     detail: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the status for JSON output."""
         progress = {
             key: value
             for key, value in asdict(self.progress).items()
@@ -57,7 +57,7 @@ class BatchStatus:
 
 
 def query_list(site: Site) -> Command:
-    """Ask the head for all batch jobs."""
+    """Return the command that lists all batch jobs on the head."""
     return site.in_container(
         site.head, job_store.build_command("list", jobs_folder(site.inventory))
     )

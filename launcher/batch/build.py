@@ -35,7 +35,7 @@ _Shape = TypeVar("_Shape", bound="DataclassInstance")
 
 
 def build_job(draft: Draft, *, name: str, within: PathBounds) -> Job:
-    """Return the job of a draft without mistakes; `name` is used where the file gives none."""
+    """Return the job of a draft without mistakes; `name` is its default name."""
     file, paths, mode = draft.file, draft.paths, draft.mode
     assert paths.to is not None  # noqa: S101 - without mistakes
     format = file.read.format or inputs.common_format(paths.names)

@@ -194,7 +194,7 @@ def write_outputs(args: argparse.Namespace) -> dict[str, object]:
 
 
 def size_of(path: str) -> int | None:
-    """Bytes of a file that is one; None for anything else."""
+    """Return the size of a regular file; None for anything else."""
     try:
         info = os.lstat(path)
     except OSError:
@@ -299,14 +299,14 @@ def driver_state(args: argparse.Namespace) -> object:
 
 
 def check_work(work: str) -> str:
-    """The folder of a job: of the form that this program gives them, and no link."""
+    """Return the path if it is a valid job folder and no link; raises StoreError."""
     if not WORK.fullmatch(work) or os.path.normpath(work) != work or os.path.islink(work):
         raise StoreError(f"{work} is no folder of a batch job")
     return work
 
 
 def resolve_inside(folder: str, path: str) -> str:
-    """A path in a folder; none of its parts is a link or leads out."""
+    """Return a path in a folder, without links or `..`, creating its parents."""
     parts = path.split("/")
     if (
         not path
@@ -328,7 +328,7 @@ def resolve_inside(folder: str, path: str) -> str:
 
 
 def open_file(path: str, flags: int) -> BinaryIO:
-    """Open a file that is no link; new ones are for the owner alone."""
+    """Open a file, but no link; new ones are readable by the owner only."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     if flags == os.O_RDONLY:
         return os.fdopen(descriptor, "rb")

@@ -97,7 +97,7 @@ def draft_job(document: Document, within: PathBounds) -> tuple[Draft | None, lis
 
 
 def code_target(target: str, within: PathBounds) -> tuple[str, dict[str, Path]]:
-    """Return `MODULE:NAME` and the file that is shipped for it, if any; raises Misplaced.
+    """Return `MODULE:NAME` and the file to ship for it, if any; raises PathError.
 
     Args:
         written: `FILE.py:NAME` or `MODULE:NAME`.
@@ -145,7 +145,7 @@ def code_files(entry: str, within: PathBounds) -> dict[str, Path]:
 
 
 def _placeholder(where: YamlPath) -> object:
-    """Put something where a key is required, so that the rest is still checked."""
+    """Return a value for a missing or invalid key, so that the rest is still checked."""
     match where:
         case ("read",):
             return {"paths": ["x"]}

@@ -84,10 +84,9 @@ def _base_name(job: Job) -> str:
 
 
 def job_from_file(path: Path, options: Mapping[str, Any], *, allow: Sequence[Path] = ()) -> Job:
-    """Return the job of the file at `path` with the flags over it; raises JobError.
+    """Return the job of the file at `path`, overridden by flags; raises JobError.
 
-    Only options that may change between two runs are allowed beside a file: the rest is the job's
-    identity.
+    Only tuning options are allowed beside a file: the rest is the job's identity.
 
     Args:
         path: the file. Relative paths in it start at its folder, and must lead into it.
@@ -125,7 +124,7 @@ def read_job_file(path: Path) -> str:
 
 
 def parse_job_file(content: str) -> Document:
-    """Read the YAML of a job file."""
+    """Parse the YAML of a job file."""
     return document.parse_document(content, first_key="read", example="examples/reference.yaml")
 
 
@@ -168,7 +167,7 @@ def job_name(path: Path) -> str:
 
 
 def _replica_section(content: Document) -> str:
-    """Return the section of a job file that has the number and the size of its replicas."""
+    """Return the section that holds `replicas` and `batch_size`."""
     return "predict" if "predict" in (content.data or {}) else "engine"
 
 
@@ -219,7 +218,7 @@ def _flag_values(
 def _write_messages(
     options: Mapping[str, Any], within: PathBounds, where: dict[YamlPath, object]
 ) -> list[tuple[str, str]]:
-    """Write the prompt as messages: the system's, if any, and the user's."""
+    """Write the prompt as chat messages: an optional system message and the user's."""
     where.pop(("prompt", "column"), None)
     content = where.pop(("prompt", "template"), None)
     if content is None:

@@ -35,7 +35,7 @@ _ENDING = re.compile(r"(\.[A-Za-z0-9]+)?(\.(?:gz|zst))?$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file that a source names. `label` is its path below the source, or its name."""
+    """One file of a source. `label` is its path below the source, or its name."""
 
     path: Path
     label: str
@@ -107,7 +107,7 @@ def read_shipped(
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format that the ending of `name` shows: `a.jsonl.gz` → jsonl."""
+    """Return the format for a file name's suffix: `a.jsonl.gz` → jsonl."""
     match = _ENDING.search(name.partition("?")[0] if "://" in name else name)
     file_format = _ENDINGS.get((match[1] or "").lower()) if match else None
     return None if match and match[2] and file_format == "parquet" else file_format
@@ -142,7 +142,7 @@ def format_mistakes(
 
 
 def common_format(names: Sequence[Sequence[str]]) -> Format:
-    """Return the one format of all input that `mistakes` found nothing wrong with."""
+    """Return the common format of all input, after `format_mistakes` found none."""
     format = format_of(names[0][0])
     assert format is not None  # noqa: S101 - a rule says so
     return format

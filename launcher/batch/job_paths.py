@@ -24,15 +24,12 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 class PathError(Exception):
-    """A path cannot be used as it is written; the text completes `path: …`."""
+    """An invalid path; the text completes `path: …`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathBounds:
-    """`folder` is where relative paths start.
-
-    `inside` are the folders that paths must lead into; None: anywhere.
-    """
+    """Base folder of relative paths, and the folders that paths must lead into (None: anywhere)."""
 
     folder: Path
     inside: tuple[Path, ...] | None = None
@@ -65,7 +62,7 @@ def job_bounds(path: Path, allow: Sequence[Path]) -> PathBounds:
 
 
 def quote_path(path: Path) -> str:
-    """Write a path whole, in one line that can be printed, as a shell takes it."""
+    """Return a path in full, printable on one line and quoted for a shell."""
     text = str(path)
     return shlex.quote(text) if text.isprintable() else json.dumps(text)
 

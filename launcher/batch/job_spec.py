@@ -58,7 +58,7 @@ def work_folder(inventory: Inventory, name: str) -> str:
 
 
 def jobs_folder(inventory: Inventory) -> str:
-    """Return the folder on the head that holds the cluster's batch jobs."""
+    """Return the folder of the cluster's batch jobs on the head."""
     return f"{inventory.head.hf_home.rstrip('/')}/vlaunch/{inventory.cluster}/batch"
 
 
@@ -137,7 +137,7 @@ def _identity_of_files(shipped: Sequence[ShippedFile]) -> dict[str, Any]:
 
 
 def _input_key(label: str) -> str:
-    """Return an input file's key; one that is called `order` must not be taken for their order."""
+    """Return an input file's key; a file called `order` must not clash with `input order`."""
     return f"input {'./' if label == 'order' else ''}{label}"
 
 

@@ -40,12 +40,12 @@ def build_command(verb: str, *arguments: str, **options: object) -> Argv:
 
 
 def outputs_file(work: str) -> str:
-    """Return the file in which the verb `outputs` lists the committed files."""
+    """Return the file list that the verb `outputs` writes."""
     return f"{work}/outputs.json"
 
 
 def output_file(work: str, output: OutputFile) -> str:
-    """Return where a committed file is, as the head's container sees it."""
+    """Return the path of a committed file in the head's container."""
     return f"{work}/output/{output.path}"
 
 
@@ -79,7 +79,7 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """A committed file of a job's output, on the head; `path` is relative and one of ours."""
+    """A committed output file on the head; `path` is relative and validated."""
 
     path: str
     bytes: Annotated[int, decode.in_range(0, _MAX_BYTES)]
@@ -104,13 +104,13 @@ class JobUpdate:
 
 
 def parse_entry(answer: Answer) -> JobEntry:
-    """Read the answer to `look`; raises UnreadableAnswer."""
+    """Parse the answer to `look`; raises UnreadableAnswer."""
     payload = parse_answer(answer)
     return JobEntry(absent=True) if payload.get("absent") else _build_entry(payload)
 
 
 def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
-    """Read the answer to `list`; raises UnreadableAnswer."""
+    """Parse the answer to `list`; raises UnreadableAnswer."""
     rows = parse_answer(answer).get("jobs")
     if not isinstance(rows, list):
         raise UnreadableAnswer(
@@ -122,9 +122,9 @@ def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
 
 
 def parse_outputs(node: str, text: str) -> tuple[OutputFile, ...]:
-    """Read the list of committed files.
+    """Parse the list of committed files.
 
-    Raises UnreadableAnswer, also for a path that no output of ours has.
+    Raises UnreadableAnswer, also for a path outside a job's output.
     """
     files = decode.parse_json(_OutputList, text, f"{node}: the list of output files").files
     paths = [file.path for file in files]
@@ -141,7 +141,7 @@ def parse_outputs(node: str, text: str) -> tuple[OutputFile, ...]:
 
 
 def parse_follow(answer: Answer) -> JobUpdate:
-    """Read the answer to `follow`; raises UnreadableAnswer."""
+    """Parse the answer to `follow`; raises UnreadableAnswer."""
     payload = parse_answer(answer)
     job, offset = payload.get("job"), payload.get("offset")
     if (

@@ -48,7 +48,7 @@ class OutputFolder:
         return sorted(name for name in self._names() if job_store.OUTPUT.fullmatch(name))
 
     def has(self, file: OutputFile) -> bool:
-        """True when a file of this machine is the one that the head has."""
+        """Return True if the local file equals the head's."""
         path = self.path / file.path
         if not path.is_file() or path.stat().st_size != file.bytes:
             return False
@@ -77,7 +77,7 @@ class OutputFolder:
             self._check_same_run(mark or {}, parts, started=started)
 
     def claim(self, *, clear: bool) -> None:
-        """Make the folder this job's; with `clear` older output of it is removed.
+        """Mark the folder as this job's; with `clear`, remove its older output.
 
         Raises VlaunchError when it cannot be written.
         """
@@ -136,7 +136,7 @@ class OutputFolder:
         return {str(key): str(value) for key, value in content.items()}
 
     def _check_folders(self) -> None:
-        """Raise RequestError where a folder is something else."""
+        """Raise RequestError if an expected folder is another kind of file."""
         for path in (self.path, *(self.path / name for name in _PARTS)):
             if path.exists() and not path.is_dir():
                 raise RequestError(
@@ -168,7 +168,7 @@ class OutputFolder:
             )
 
     def _check_owner(self, mark: Mapping[str, str], parts: list[str]) -> None:
-        """Raise RequestError where the output is another job's."""
+        """Raise RequestError for output of another job."""
         if (mark.get("job"), mark.get("cluster")) == (self.job, self.cluster):
             return
         owner = (

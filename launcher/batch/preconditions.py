@@ -53,7 +53,7 @@ def _unmounted_paths(job: Job, inventory: Inventory) -> Iterator[str]:
 
 
 def _innermost_is_read_only(mounts: Sequence[tuple[str, bool]]) -> bool:
-    """Look at the mount that counts, of several around one path."""
+    """Return True if the innermost of several mounts around a path is read-only."""
     _, read_only = max(mounts, key=lambda mount: len(mount[0]))
     return read_only
 

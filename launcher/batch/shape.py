@@ -24,11 +24,11 @@ HINT = "every key is explained in examples/reference.yaml; nothing was touched"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from, or where answers go.
+    """Source of rows, or target of answers.
 
-    `where` is `control` (a path on this machine: it is shipped, or gathered), `nodes` (a path that
-    the head's container sees, written `nodes:/path`), or `remote` (`s3://…`, `gs://…`, `hdfs://…`).
-    `text` is the absolute path, or the address; `shown` is as it was written.
+    `where` is `control` (a path on this machine, shipped or gathered), `nodes` (a path in the
+    head's container, written `nodes:/path`), or `remote` (`s3://…`, `gs://…`, `hdfs://…`). `text`
+    is the absolute path or address; `shown` is as written.
     """
 
     where: Literal["control", "nodes", "remote"]
@@ -58,7 +58,7 @@ class Job(driver.Job):
 
     @property
     def gpus(self) -> tuple[float, float]:
-        """Accelerators that the job needs at least, and would use at most."""
+        """Least and most accelerators that the job uses."""
         if self.mode == "predict":
             assert self.predict is not None  # noqa: S101 - the mode says so
             minimum, maximum = self.predict.replicas

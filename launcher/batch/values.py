@@ -74,7 +74,7 @@ def _parse_replicas(value: object) -> tuple[int, int]:
 
 
 def _least_and_most(value: object) -> list[Any]:
-    """Read `2`, `1-4` and `[1, 4]`; one number is both."""
+    """Parse `2`, `1-4` and `[1, 4]` to two numbers."""
     if isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
         return [int(match[1]), int(match[2] or match[1])]
     return list(value) if isinstance(value, (list, tuple)) else [value, value]
@@ -93,7 +93,7 @@ Placement = Literal["pack", "strict-pack", "spread", "strict-spread"]
 
 
 def placement(value: Any) -> Any:
-    """Return Ray's spelling, `STRICT_PACK`, as a job file has it; anything else as it is."""
+    """Return Ray's spelling, `STRICT_PACK`, as in a job file; other values unchanged."""
     return value.lower().replace("_", "-") if isinstance(value, str) else value
 
 

@@ -38,7 +38,7 @@ _END_LIMIT = 30.0  # seconds for a driver to exit after its final state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedJob:
-    """A job to watch: its name, its folder on the head, and the Ray job that runs it."""
+    """A job to watch: its name, its folder on the head, and its Ray job."""
 
     name: str
     work: str
@@ -46,7 +46,7 @@ class WatchedJob:
 
     @property
     def title(self) -> str:
-        """Name it for people."""
+        """The job's name in messages."""
         return f"batch job `{self.name}`"
 
 
@@ -304,7 +304,7 @@ def _log_command(watched: WatchedJob) -> str:
 
 
 def progress_data(progress: Progress) -> dict[str, Any]:
-    """Return progress ready for JSON."""
+    """Return progress for JSON output."""
     fields = asdict(progress)
     for name in ("submission", "warnings", "error", "started", "updated", "text"):
         del fields[name]

@@ -26,7 +26,7 @@ lines = jobs_command.job_lines
 
 
 def running(session: Session, snapshot: ClusterSnapshot) -> tuple[BatchStatus, ...]:
-    """Query the head for the progress of the jobs that run."""
+    """Query the progress of the running jobs."""
     active = serving_judges.active_batches(snapshot.payload)
     queries = [batches.query_list(snapshot.site)] if active else []
     return batches.running_jobs(snapshot, next(iter(session.transport.run(queries)), None))
@@ -64,7 +64,7 @@ def stop(call: CommandContext, session: Session, names: Sequence[str], grace: fl
 
 
 def report_remains(session: Session) -> None:
-    """Report the results of jobs that stay on the head."""
+    """Report job results that stay on the head."""
     inventory = session.inventory
     (answer,) = session.transport.run([batches.query_remains(inventory)])
     if remains := batches.parse_remains(answer):
@@ -97,7 +97,7 @@ def _find_jobs(session: Session, names: Sequence[str]) -> tuple[ClusterSnapshot,
 
 
 def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
-    """Stop batch jobs; `grace` is in seconds, then they are killed."""
+    """Plan to stop batch jobs; Ray kills them after `grace` seconds."""
     names = {job.name for job in jobs}
 
     def judge(answers: Answers) -> Sequence[Finding]:

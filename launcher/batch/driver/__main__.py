@@ -33,7 +33,7 @@ class StopRequested(Exception):
 
 
 def main(work: str) -> int:
-    """Run the job of a work folder to its end, or as far as it goes; return the exit status."""
+    """Run the job of a work folder; return the exit status."""
     try:
         lock_file = lock_work(work)
         job = jobs.read_job(work)
@@ -58,7 +58,7 @@ def handle_sigterm(*_: object) -> None:
 
 
 def lock_work(work: str) -> Any:
-    """Hold WORK/lock for as long as this process lives.
+    """Lock WORK/lock for the life of this process.
 
     Raises:
         Refused: Another driver of this job lives, or the folder can hold no lock.
@@ -226,7 +226,7 @@ def pump_results(results: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[
 
 
 def run() -> None:
-    """Run the job of the command line, and end the process with its exit status."""
+    """Run the job of the command line, and exit with its status."""
     status = 1
     try:
         status = main(sys.argv[1])

@@ -103,7 +103,7 @@ def as_columns(batch: Any) -> Mapping[Any, Any]:
     """Return a batch as a dict of columns.
 
     Raises:
-        NotABatch: It is none, or has no columns.
+        NotABatch: it has no columns.
     """
     if hasattr(batch, "to_pydict"):
         batch = batch.to_pydict()
@@ -137,7 +137,7 @@ def to_plain(value: Any) -> Any:
 
 
 def to_host(value: Any) -> Any:
-    """Return a tensor as an array in host memory, anything else as it is."""
+    """Return a tensor as an array in host memory; other values unchanged."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()
@@ -180,7 +180,7 @@ def exit_process(message: str) -> None:
 
 
 def release_memory() -> None:
-    """Give cached device memory back before a smaller batch is tried."""
+    """Release cached device memory before a smaller batch."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -43,7 +43,7 @@ class ReplicaCounts:
 
 
 def count_replicas(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
-    """Count the replicas in Ray's table of actors, which have `kind` in their names."""
+    """Count the replicas among Ray's actors: those with `kind` in their names."""
     replicas = {name: actor for name, actor in table.items() if kind in actor.name}
     running = filter_by_state(replicas, UP_STATES)
     starting = filter_by_state(replicas, STARTING_STATES)
@@ -63,7 +63,7 @@ def count_replicas(table: Mapping[str, Actor], kind: str) -> ReplicaCounts:
 
 
 def filter_by_state(table: Mapping[str, Actor], states: Collection[str]) -> dict[str, Actor]:
-    """Return the actors that are in one of these states."""
+    """Return the actors in one of these states."""
     return {name: actor for name, actor in table.items() if actor.state in states}
 
 
@@ -106,7 +106,7 @@ class Budget:
         return None
 
     def note(self, now: float, rows: int, counts: ReplicaCounts) -> None:
-        """Take note of rows, of restarts, and of when enough replicas were up."""
+        """Record rows, restarts, and the time at which enough replicas were up."""
         if rows > self.rows:
             self.rows, self.moved, self.idle = rows, now, 0
         if self.up is None and (counts.ready >= self.least or self.rows):
@@ -213,7 +213,7 @@ class ReplicaMonitor:
         ReplicaMonitor.current = None
 
     def finished(self, rows: int) -> None:
-        """Take note of rows that came out of the pipeline."""
+        """Count rows from the pipeline."""
         self.rows += rows
 
     def watch(self) -> None:
@@ -276,7 +276,7 @@ class ReplicaMonitor:
 
 
 def read_log_end(node: str, pid: int) -> list[str]:
-    """Return the exception that a worker process wrote down, else its last lines."""
+    """Return the exception in a worker's log, else its last lines."""
     from ray.util.state import get_log
 
     lines: list[str] = []

@@ -35,7 +35,7 @@ def connect(*, logs: bool) -> None:
 
 
 def configure_data() -> Any:
-    """Set Ray Data for a batch job and return its context."""
+    """Configure Ray Data for a batch job and return its context."""
     from ray.data import DataContext
 
     context = DataContext.get_current()
@@ -105,7 +105,7 @@ class StartGate:
 
 
 def wait_at_gate(gate: Any) -> None:
-    """Wait at a gate, on a replica that is ready."""
+    """Wait at a gate for the other replicas."""
     if gate is not None:
         import ray
 
@@ -115,5 +115,5 @@ def wait_at_gate(gate: Any) -> None:
 
 
 def iter_tables(dataset: Any) -> Any:
-    """Yield the dataset's blocks as Arrow tables, in the order in which they are finished."""
+    """Yield the dataset's blocks as Arrow tables, in order of completion."""
     yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)

@@ -175,7 +175,7 @@ def json_default(value: Any) -> Any:
 
 
 def arrow_type(kind: str) -> Any:
-    """Pyarrow's type of a column."""
+    """Return the Arrow type of a column."""
     import pyarrow
 
     types = {

@@ -56,7 +56,7 @@ class Encoder:
             self.schema = self.initial_schema()
 
     def encode(self, rows: list[Row]) -> Encoded:
-        """Encode rows in the order of their numbers."""
+        """Encode rows in order of their numbers."""
         rows = sorted(rows, key=lambda row: row["_row"])
         if self.job.write.format == "parquet" and self.schema is None:
             self.schema = self.learn_schema(rows)
@@ -72,7 +72,7 @@ class Encoder:
     def separate_misfits(
         self, encode: Callable[[list[Row]], bytes], rows: list[Row]
     ) -> tuple[list[Row], list[tuple[Row, str]]]:
-        """The rows that can be written, and those that cannot, with the reasons."""
+        """Return the writable rows, and the others with reasons."""
         fitting, misfits = [], []
         for row in rows:
             if reason := self.reject_reason(encode, row):
@@ -137,7 +137,7 @@ class Encoder:
         return self.full_schema(fields)
 
     def learn_schema(self, rows: list[Row]) -> Any:
-        """The schema that the first rows make; it is stored, for the files to come."""
+        """Infer the schema from the first rows and store it for later files."""
         import pyarrow
 
         results = [output_columns(row) for row in rows]
@@ -175,14 +175,14 @@ class Encoder:
 
 
 def refuse_new_columns(rows: list[Row], names: set[str]) -> None:
-    """Raise ValueError if a row has a column of the class's own that is not among these names."""
+    """Raise ValueError if a row has an own column that is not in `names`."""
     for row in rows:
         if extra := row.keys() - names - INTERNAL_COLUMNS:
             raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
 
 
 def vector_field(name: str, row: Row) -> Any:
-    """The column of vectors that are as long as this row's."""
+    """Return the field for vectors of this row's length."""
     import pyarrow
 
     size = len(row[name]) // FLOAT
@@ -204,7 +204,7 @@ def column_values(field: Any, rows: list[Row], keeps: list[Row]) -> list[Any]:
 
 
 def arrow_array(field: Any, column: list[Any]) -> Any:
-    """A column as Arrow's array; raises ValueError if a value is not of its type."""
+    """Return a column as an Arrow array; raises ValueError for a value of another type."""
     import pyarrow
 
     try:
@@ -281,7 +281,7 @@ def json_line(values: Row) -> bytes:
 
 
 def error_lines(job: Job, rows: list[Row]) -> bytes:
-    """Error rows as lines of JSON."""
+    """Return error rows as lines of JSON."""
     lines = []
     for row in rows:
         id_ = {job.read.id: unpack_keep(row).get(job.read.id)} if job.read.id else {}

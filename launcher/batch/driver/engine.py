@@ -196,7 +196,7 @@ class Prepare:
         return source.to_block(rows, PREPARED)
 
     def prepare_row(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row with its prompt; the columns that are no longer needed leave it."""
+        """Return a row with its prompt, without its input columns."""
         data = row.pop("_data")
         prepared = {**row, "_prompt": "", "_second": "", "_tokens": b""}
         if row["_error"]:
@@ -236,7 +236,7 @@ class Prepare:
 
 
 def load_tokenizer(job: Job) -> Any:
-    """Load the model's tokenizer, of the revision that vLLM takes."""
+    """Load the model's tokenizer, of vLLM's revision."""
     from transformers import AutoTokenizer
 
     args = job.engine.args
@@ -249,7 +249,7 @@ def load_tokenizer(job: Job) -> Any:
 
 
 def to_result(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as the sink takes it."""
+    """Return a row for the sink."""
     if not row["_error"]:
         return row
     return {name: row[name] for name in ("_row", "_error", "_stage", "_raw", "_keep")}

@@ -29,7 +29,7 @@ class VllmEngine(Protocol):
         """Add a request; raises for an invalid one."""
 
     def step(self) -> Iterable[Any]:
-        """Wait for the next outputs; those that are `finished` are whole."""
+        """Wait for the next outputs; those that are `finished` are complete."""
 
 
 class PendingCall:
@@ -43,7 +43,7 @@ class PendingCall:
             self.done.set()
 
     def put(self, index: int, output: Any) -> None:
-        """Take an output, or the exception in place of one; of the engine's thread alone."""
+        """Store an output or exception; called by the engine's thread only."""
         self.outputs[index] = output
         self.remaining -= 1
         if not self.remaining:
@@ -85,7 +85,7 @@ def is_alive(llm: Any) -> bool:
 
 
 def watch_engine(llm: Any) -> threading.Event:
-    """End this process when the one of an engine is gone, as `watch` does."""
+    """Exit this process when an engine's process dies, as `watch_process` does."""
     return watch_process(partial(is_alive, llm))
 
 
@@ -138,7 +138,7 @@ class EngineLoop:
         return call.outputs
 
     def close(self) -> None:
-        """End the thread, which must have nothing to do any more."""
+        """Stop the thread, which must be idle."""
         self.incoming.put(None)
 
     def run(self) -> None:

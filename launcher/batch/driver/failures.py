@@ -39,9 +39,9 @@ HOST_MEMORY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePattern:
-    """A failure that is recognised by a pattern anywhere in its text.
+    """A failure recognized by a pattern anywhere in its text.
 
-    `{0}` is the pattern's first group that matched.
+    `{0}` is the first group that matched.
     """
 
     pattern: str
@@ -290,7 +290,7 @@ def find_evidence(text: str, matched: str) -> str:
 
 
 def exception_chain(problem: BaseException) -> list[BaseException]:
-    """Return an exception with everything it was raised from; Ray keeps the original in `cause`."""
+    """Return an exception and those it was raised from; Ray stores the original in `cause`."""
     out: list[BaseException] = []
     todo: list[Any] = [problem]
     while todo:

@@ -9,7 +9,7 @@ Run = tuple[int, int]  # first and last
 
 
 def to_runs(numbers: Iterable[int]) -> list[Run]:
-    """The intervals that some numbers, in ascending order, make up."""
+    """Return the intervals that ascending numbers form."""
     runs: list[Run] = []
     first = last = None
     for number in numbers:
@@ -30,7 +30,7 @@ def count_numbers(runs: Iterable[Run]) -> int:
 
 
 class Intervals:
-    """Disjoint intervals that do not touch, in ascending order."""
+    """Disjoint, non-adjacent intervals in ascending order."""
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self.firsts: list[int] = []
@@ -50,7 +50,7 @@ class Intervals:
         return index >= 0 and number <= self.lasts[index]
 
     def add(self, first: int, last: int) -> None:
-        """Add an interval; it melts together with those that it meets."""
+        """Add an interval, merging those that it touches."""
         low = bisect_left(self.lasts, first - 1)
         high = bisect_right(self.firsts, last + 1)
         if low < high:
@@ -64,7 +64,7 @@ class Intervals:
         return low < len(self.firsts) and self.firsts[low] <= last
 
     def missing(self, first: int, last: int) -> list[Run]:
-        """Those of these numbers that are not in the set."""
+        """Return the intervals of these numbers that are not in the set."""
         runs = []
         index = bisect_left(self.lasts, first)
         while first <= last:

@@ -55,12 +55,12 @@ class Failed(Exception):
 
 
 class Refused(Failed):
-    """The job cannot begin as it stands; nothing was read or written in vain."""
+    """A failure before the start: no row was processed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The input: paths and addresses as the head's container sees them.
+    """The input: paths and addresses in the head's container.
 
     Rows larger than `row_bytes` become error rows; `limit` takes only the first rows.
     """
@@ -113,7 +113,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHost:
-    """A node that ranks may run on; the head is the first."""
+    """A node for ranks; the head is the first."""
 
     ip: str
     gpus: int
@@ -121,7 +121,7 @@ class RankHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """One engine per rank, which meet at `port` of the first node.
+    """One engine per rank, with a rendezvous at `port` of the first node.
 
     `expert_parallel` of None follows from the model; `timeout` is per rank and round, in seconds.
     """
@@ -170,7 +170,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a job gives up: restarts of replicas, seconds without a row, error rows. None: never."""
+    """Limits after which a job gives up: restarts, seconds without a row, error rows (None:
+    unlimited).
+    """
 
     restarts: int = 5
     stall: float = 1800.0
@@ -214,7 +216,7 @@ class Job:
 
     @property
     def columns_to_keep(self) -> tuple[str, ...] | None:
-        """The columns that go into the answers, the rows' ids among them; None for all."""
+        """Input columns in the answers, including the ids; None for all."""
         if self.keep is None:
             return None
         ids = (self.read.id,) if self.read.id else ()
@@ -265,7 +267,7 @@ def to_json(job: Job) -> dict[str, Any]:
 
 
 def to_fields(value: Any, shape: Any) -> dict[str, Any]:
-    """Return the fields of `shape` as JSON has them."""
+    """Return the fields of `shape` as JSON values."""
     values = {attribute: getattr(value, attribute.name) for attribute in dataclasses.fields(shape)}
     return {
         json_key(attribute): to_plain(item)
@@ -303,7 +305,7 @@ def from_json(kind: Any, value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as JSON."""
     if dataclasses.is_dataclass(value):
         return to_fields(value, value)
     if isinstance(value, Mapping):

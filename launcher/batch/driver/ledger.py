@@ -51,7 +51,7 @@ class Ledger:
         self.next_number = 1
 
     def pending(self, split: Split) -> list[Run]:
-        """First and last numbers of the rows of a split that are not accounted for."""
+        """Return the intervals of a split's pending rows."""
         return self.accounted.missing(split.first, split.last)
 
     def all_pending(self, manifest: Manifest) -> dict[int, list[Run]]:
@@ -95,9 +95,9 @@ class Ledger:
         self.errors += count
 
     def commit(self, kind: str, rows: Iterable[int], data: bytes, ending: str) -> None:
-        """Write a file of rows (in ascending order): its entry first, then its name.
+        """Write a file of rows (in ascending order): first its entry, then its name.
 
-        It counts wholly or not at all.
+        It counts completely or not at all.
         """
         number, self.next_number = self.next_number, self.next_number + 1
         name = f"part-{number:06d}"
@@ -194,7 +194,7 @@ def load_ledger(output_dir: Location, manifest: Manifest, retry_errors: bool) ->
 
 
 def delete_errors(output_dir: Location) -> None:
-    """Delete the error files: their rows are to be done again."""
+    """Delete the error files: their rows are pending again."""
     folder = output_dir.child("errors")
     for name in folder.names():
         if PART.fullmatch(name):
@@ -241,7 +241,7 @@ def claim_output(job: Job, manifest: Manifest, output_dir: Location) -> None:
 
 
 def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
-    """See that a mark is this job's, as it is now, over the input of this fingerprint.
+    """Verify that a mark is this job's, with its identity and input fingerprint.
 
     Raises:
         Refused: it is not.
@@ -299,7 +299,7 @@ def foreign_files(output_dir: Location) -> list[str]:
 
 
 def read_entries(output_dir: Location) -> list[LedgerEntry]:
-    """The ledger in the order of its numbers.
+    """Return the ledger entries in order of their numbers.
 
     Raises:
         Refused: an entry is damaged.
@@ -346,7 +346,7 @@ def parse_entry(name: str, payload: dict[str, Any]) -> LedgerEntry:
 
 
 def remove_hidden_files(output_dir: Location) -> None:
-    """Remove the hidden files of a writer that did not come to their renaming."""
+    """Remove hidden files of a writer that crashed before its rename."""
     folder = output_dir.child("ledger")
     for name in folder.names():
         if name.startswith(".part-"):

@@ -25,7 +25,7 @@ class LongLine:
 
 
 def compression_codec(path: str) -> str | None:
-    """The codec of a file by its ending, as pyarrow names it."""
+    """Return pyarrow's codec for a file's suffix."""
     bare = path.partition("?")[0] if "://" in path else path
     return {"gz": "gzip", "zst": "zstd"}.get(bare.rpartition(".")[2].lower())
 
@@ -54,7 +54,7 @@ def read_blocks(location: Location, start: int = 0, end: int | None = None) -> I
 
 
 def strip_bom(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Leave out the mark with which some programs begin UTF-8 files."""
+    """Remove a UTF-8 byte order mark."""
     first = next(parts, b"")
     yield first.removeprefix(BOM)
     yield from parts

@@ -63,7 +63,7 @@ class Manifest:
         return sum(file.bytes for file in self.files) / max(self.rows, 1)
 
     def fingerprint(self) -> str:
-        """A digest of the input alone: which rows have which numbers."""
+        """Return a digest of the input: rows and their numbers."""
         files = [[file.path, file.rows, file.bytes, file.mark] for file in self.files]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 

@@ -113,7 +113,7 @@ def cast_to_microseconds(batch: Any) -> Any:
 
 
 def value_size(value: Any) -> int:
-    """Bytes of a value, about."""
+    """Return the approximate bytes of a value."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ def pooling_params() -> PoolingParams:
 
 
 def embedding_columns(output: Any) -> dict[str, Any]:
-    """Return a text's vector, as the bytes of numbers of 32 bits.
+    """Return a text's vector as float32 bytes.
 
     Raises:
         NoAnswer: vLLM gave the request up, or the model has no vector for a whole text.
@@ -71,7 +71,7 @@ class Scorer:
         return [score_columns(output) for output in outputs]
 
     def close(self) -> None:
-        """Nothing of it outlives a batch."""
+        """Do nothing: no state outlives a batch."""
 
 
 def score_columns(output: Any) -> batches.Answer:
@@ -87,7 +87,7 @@ def require_columns(answer: batches.Answer) -> dict[str, Any]:
     """Return a pair's columns.
 
     Raises:
-        NoAnswer: It has none.
+        NoAnswer: it has none.
     """
     if isinstance(answer, str):
         raise NoAnswer(answer)

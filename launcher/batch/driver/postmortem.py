@@ -97,7 +97,7 @@ def log_evidence(lines: Sequence[str], notes: Sequence[str] = ()) -> str:
 
 
 def read_tail(path: str, lines: int, begin: int = 0) -> list[str]:
-    """Return the last lines of a file, from byte `begin` on, without Ray's own marks.
+    """Return the last lines of a file after byte `begin`, without Ray's markers.
 
     Runs on the node that has the file.
     """

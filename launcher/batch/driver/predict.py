@@ -102,7 +102,7 @@ def add_actor_stage(
 
 
 def to_result(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as the sink takes it."""
+    """Return a row for the sink."""
     out = row.pop("_out")
     return {**pickle.loads(out), **row} if out else row  # noqa: S301 - pickled by our own replica
 
@@ -117,7 +117,7 @@ class Replica:
         cluster.wait_at_gate(gate)
 
     def __call__(self, table: Any) -> Any:
-        """Answer a block; rows that failed before pass by."""
+        """Answer a block; rows that failed before are passed on."""
         rows = table.to_pylist()
         notes: list[str] = []
         answered = answer_rows(rows, self.call, notes)
@@ -200,7 +200,7 @@ def pack_code(work: str) -> dict[str, bytes]:
 
 
 def unpack_code(code: dict[str, bytes]) -> str:
-    """Write packed files into a new folder, which is removed with this process, and return it."""
+    """Write packed files into a new folder, removed at exit, and return it."""
     root = tempfile.mkdtemp(prefix="vlaunch-code-")
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     for name, data in code.items():

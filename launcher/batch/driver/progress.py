@@ -43,9 +43,9 @@ class JobFailure:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Progress of a job, as its driver last wrote it.
+    """Progress of a job, as last written by its driver.
 
-    `rows` of None: the input has not been counted yet.
+    `rows` of None: the input is not yet counted.
     """
 
     state: str = ""
@@ -71,12 +71,12 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """True when the driver wrote down its own end."""
+        """True if the driver reported its end."""
         return self.state in FINAL_STATES
 
     @property
     def accounted(self) -> int:
-        """Rows that have an answer or an error row."""
+        """Rows with an answer or an error row."""
         return self.done + self.errors
 
     def to_json(self) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def coerce(kind: Any, value: Any) -> Any:
 
 
 def to_line(value: object) -> str:
-    """Return a text as one line of bounded length."""
+    """Return text as one line of bounded length."""
     return " ".join(value.split())[:MAX_CHARS] if isinstance(value, str) else ""
 
 
 def to_text(value: object) -> str:
-    """Return a text of bounded length."""
+    """Return text of bounded length."""
     return value[:MAX_CHARS].strip() if isinstance(value, str) else ""
 
 
@@ -181,7 +181,7 @@ class Tracker(Progress):
         self.write()
 
     def say(self, text: str) -> None:
-        """Change the detail alone; the file follows within a second."""
+        """Set the detail text; the file follows within a second."""
         with self.lock:
             self.text = to_plain(text)
 
@@ -199,7 +199,7 @@ class Tracker(Progress):
         tokens_out: int = 0,
         tokens_cached: int = 0,
     ) -> None:
-        """Add results; the numbers may be negative when an answer turns out to be an error."""
+        """Add results; negative numbers turn answers into errors."""
         now = time.monotonic()
         with self.lock:
             if self.first_result is None:
@@ -230,7 +230,7 @@ class Tracker(Progress):
                 self.warnings += (warning,)
 
     def fail(self, message: str, evidence: str = "", hint: str = "", state: str = "failed") -> None:
-        """End with an error; writes the file."""
+        """Set the final error; writes the file."""
         with self.lock:
             self.state, self.text = state, to_plain(message)
             self.error = JobFailure(
@@ -241,7 +241,7 @@ class Tracker(Progress):
         self.write()
 
     def rates(self) -> tuple[float, float, float | None]:
-        """Rows and output tokens in a second, and the seconds that are left at that rate."""
+        """Return rows per second, output tokens per second and the remaining seconds."""
         with self.lock:
             now = time.monotonic()
             finished = self.done + self.errors - self.before

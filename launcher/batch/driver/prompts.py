@@ -28,12 +28,12 @@ class PromptError(Exception):
 
 
 class Prompter:
-    """Makes prompts.
+    """Builder of prompts.
 
-    Construct it once per process: it compiles the templates and does not travel, a job does.
+    Construct it once per process: it compiles the templates and cannot be pickled, unlike a job.
 
     Raises:
-        Refused: a template is wrong in itself.
+        Refused: a template is invalid.
     """
 
     def __init__(self, job: Job) -> None:
@@ -221,7 +221,7 @@ def check_format(text: Any) -> None:
 
 
 def limit_format(form: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that makes no text of huge width."""
+    """Wrap a filter to reject formats of huge width."""
 
     def checked(text: Any, *args: Any, **named: Any) -> Any:
         check_format(text)
@@ -231,7 +231,7 @@ def limit_format(form: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def limit_width(change: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that makes no huge text of a small one."""
+    """Wrap a filter to reject huge widths."""
 
     def checked(value: Any, *args: Any, **named: Any) -> Any:
         check_widths(*args, *named.values())
@@ -241,7 +241,7 @@ def limit_width(change: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_widths(*widths: Any) -> None:
-    """Refuse to pad a text to a width of five digits and more."""
+    """Reject widths of five digits and more."""
     for width in widths:
         if isinstance(width, int) and width > 10_000:
             raise OverflowError(f"a width of {width} is too large")

@@ -45,7 +45,7 @@ except ProcessLookupError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProcess:
-    """Where a rank is: its process, which is also its process group, and the log on its node."""
+    """A rank's process, which is also its process group, and the log on its node."""
 
     pid: int
     log: str
@@ -80,7 +80,9 @@ class Rank:
         self.llm: LLM
 
     def hello(self) -> RankProcess:
-        """Make this process one that leaves nothing behind and has one log; return where it is."""
+        """Prepare this process: a process group that leaves nothing behind, and a single log;
+        return them.
+        """
         os.dup2(1, 2)  # one log, in order of events
         # a native crash of a child logs its location
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -194,7 +196,7 @@ class Rank:
         return outputs
 
     def generate(self, token_ids: list[list[int]], params: SamplingParams) -> list[Any]:
-        """Let the engine answer prompts of token ids, in their order."""
+        """Generate from prompts of token ids, in order."""
         outputs = list(self.llm.generate(token_prompts(token_ids), params, use_tqdm=False))
         if len(outputs) != len(token_ids):  # answers could not be matched with prompts
             raise RuntimeError(
@@ -204,17 +206,17 @@ class Rank:
 
 
 def prompt_key(ids: list[int]) -> bytes:
-    """Return a prompt as it is compared with others."""
+    """Return a prompt's sort key."""
     return array.array(order.TOKENS, ids).tobytes()
 
 
 def token_prompts(token_ids: list[list[int]]) -> list[dict[str, list[int]]]:
-    """Return prompts as vLLM takes those that are tokens already."""
+    """Return token ids as vLLM prompts."""
     return [{"prompt_token_ids": ids} for ids in token_ids]
 
 
 def to_answer(row: int, output: Any) -> RowAnswer:
-    """Turn an output of vLLM, or the exception in place of one, into an answer."""
+    """Convert an output or exception to an answer."""
     try:
         if isinstance(output, Exception):
             raise output

@@ -34,7 +34,7 @@ END_TIMEOUT = 20.0  # seconds for the processes of all ranks to be gone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSlot:
-    """A rank's place: the node with this address."""
+    """A rank and the address of its node."""
 
     rank: int
     ip: str
@@ -45,7 +45,7 @@ class RankSlot:
 
 @dataclass(slots=True, kw_only=True)
 class RankTask:
-    """Work that a rank has; `doing` names it, `tag` is the caller's."""
+    """A task of a rank; `doing` describes it in messages, `tag` is the caller's."""
 
     ref: Any
     doing: str
@@ -114,7 +114,7 @@ class RankPool:
         self.progress.set("running", text)
 
     def locate(self) -> None:
-        """Find Ray's names for the nodes."""
+        """Resolve the Ray ids of the nodes."""
         self.nodes = self.nodes or [self.node(slot) for slot in self.slots]
 
     def port(self, first: int) -> int:
@@ -132,7 +132,7 @@ class RankPool:
         return free
 
     def node(self, slot: RankSlot) -> str:
-        """Find Ray's name for a rank's node."""
+        """Return the Ray id of a rank's node."""
         import ray
 
         alive = {
@@ -165,7 +165,7 @@ class RankPool:
     def put(
         self, rank: int, ref: Any, *, doing: str, limit: float, hint: str, tag: Any = None
     ) -> None:
-        """Note that a rank has something to do."""
+        """Add a task to a rank."""
         self.tasks[rank].append(RankTask(ref=ref, doing=doing, limit=limit, hint=hint, tag=tag))
 
     @property
@@ -197,13 +197,13 @@ class RankPool:
         return results
 
     def advance(self, rank: int) -> None:
-        """Take a rank's first task off its list; the time of the next one begins."""
+        """Remove a rank's first task and start the clock of the next."""
         self.tasks[rank].popleft()
         if self.tasks[rank]:
             self.tasks[rank][0].began = time.monotonic()
 
     def check_limits(self, unfinished: dict[int, RankTask]) -> None:
-        """Raise Failed if any of the ranks' first tasks has taken longer than it may."""
+        """Raise Failed if a rank's first task is overdue."""
         overdue = [
             rank for rank, task in unfinished.items() if time.monotonic() >= task.began + task.limit
         ]
@@ -282,7 +282,7 @@ class RankPool:
             return [f"(its log {path} cannot be read: {describe_exception(problem)})"]
 
     def call_on_node(self, rank: int, function: Any, *args: Any) -> Any:
-        """Call a function on a rank's node, beside the rank."""
+        """Call a function on a rank's node, outside the rank."""
         import ray
 
         options = {
@@ -319,7 +319,7 @@ class RankPool:
 
 
 def finished_refs(tasks: Sequence[RankTask]) -> list[Any]:
-    """Wait until a task is finished or too late; return the references of all that are finished."""
+    """Wait until a task finishes or is overdue; return the references of all finished ones."""
     import ray
 
     end = min(task.began + task.limit for task in tasks)
@@ -331,7 +331,7 @@ def finished_refs(tasks: Sequence[RankTask]) -> list[Any]:
 
 
 def node_affinity(node: str) -> Any:
-    """Return the scheduling strategy for this node and no other."""
+    """Return the scheduling strategy for this node only."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node_id=node, soft=False)

@@ -49,7 +49,7 @@ class Slice:
 
     @property
     def pending(self) -> list[tuple[int, bytes]]:
-        """Numbers and columns of the rows that need an answer."""
+        """Numbers and columns of the rows without an error."""
         return [(row["_row"], row["_data"]) for row in self.rows if not row["_error"]]
 
 
@@ -219,7 +219,7 @@ def describe_ranks(job: Job, master: tuple[str, int], *, moe: bool) -> str:
 
 
 def slice_rows(rows: int, parallel: DataParallel) -> int:
-    """Return the rows of one rank's slice: few rows are spread over all ranks."""
+    """Return the rows per slice: few rows are spread over all ranks."""
     return max(1, min(parallel.round_rows, -(-rows // parallel.size)))
 
 
@@ -233,7 +233,7 @@ def read_pending(
 
 
 def cut_slices(rows: Iterable[Row], size: int) -> Iterator[Slice]:
-    """Cut rows into slices of `size`, shorter ones where rows are large."""
+    """Cut rows into slices of `size`, or fewer large rows."""
     part: list[Row] = []
     size_bytes = 0
     for row in rows:
@@ -276,7 +276,7 @@ def start_round(parts: list[Slice], pool: RankPool, ranks: int) -> None:
 
 
 def take_round(cut: Iterator[Slice], ranks: int) -> list[Slice]:
-    """Take the slices of one round; fewer at the end of the input."""
+    """Return the slices of one round; fewer at the end of the input."""
     return list(islice(cut, ranks))
 
 
@@ -303,7 +303,7 @@ def run_apart(rows: Iterable[Row], pool: RankPool, ranks: int, size: int) -> Ite
 
 
 def hand_out(part: Slice, pool: RankPool, rank: int) -> None:
-    """Give a slice to a rank; one without rows that need an answer is done."""
+    """Submit a slice to a rank; a slice of error rows is already done."""
     part.done = not part.pending
     if not part.done:
         pool.submit(rank, part, part.pending)
@@ -332,7 +332,7 @@ def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
 
 
 def merge_answers(part: Slice) -> list[Row]:
-    """Return a slice's rows as the sink takes them."""
+    """Return a slice's rows for the sink."""
     return [to_result(row, part.answers.get(row["_row"])) for row in part.rows]
 
 

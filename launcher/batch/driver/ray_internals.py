@@ -52,7 +52,7 @@ def log_paths() -> tuple[str, str]:
 
 
 def query_actors() -> dict[str, Actor]:
-    """Ask the head for this job's actors: one request to the store, not to the dashboard."""
+    """Return this job's actors: one request to the GCS, none to the dashboard."""
     import ray
 
     worker = ray._private.worker.global_worker
@@ -61,7 +61,7 @@ def query_actors() -> dict[str, Actor]:
 
 
 def parse_actor(row: Mapping[str, Any]) -> Actor:
-    """Read a row of the table."""
+    """Parse a row of the table."""
     node = row["Address"]["NodeID"]
     return Actor(
         name=row["ActorClassName"],

@@ -62,7 +62,7 @@ class Replica:
         cluster.wait_at_gate(gate)
 
     def __call__(self, table: Any) -> Any:
-        """Answer a block; rows that failed before pass by."""
+        """Answer a block; rows that failed before are passed on."""
         rows = table.to_pylist()
         columns = COLUMN_BUILDERS[self.task]
         results = {**RESULT_COLUMNS[self.task], CACHED_TOKENS: "integer"}
@@ -77,7 +77,7 @@ class Replica:
         return list(self.engine.answer([vllm_prompt(row) for row in rows]))
 
     def __del__(self) -> None:
-        """End the engine's processes with the actor, as Ray Data ends it."""
+        """Shut down the engine's processes with the actor, as Ray Data ends it."""
         if hasattr(self, "engine"):
             self.over.set()
             self.engine.close()
@@ -145,7 +145,7 @@ def log_sizes() -> dict[str, int]:
 
 
 def await_output(path: str, seconds: float = 2.0) -> None:
-    """Wait until all that was printed so far is in the log: Ray passes it on."""
+    """Wait until all output so far is in the log: Ray forwards it."""
     mark = f"{NOT_STARTED} ({time.monotonic_ns()})"
     os.write(1, f"\n{mark}\n".encode())
     end = time.monotonic() + seconds

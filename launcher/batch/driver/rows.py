@@ -179,7 +179,7 @@ def line_head(line: bytes | lines.LongLine) -> bytes:
 
 
 def check_line(line: bytes | lines.LongLine, limit: int) -> bytes:
-    """A line without its ending.
+    """Return a line without its ending.
 
     Raises:
         Bad: it is too large, empty, or not UTF-8.
@@ -201,7 +201,7 @@ def parse_text(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
 
 
 def parse_json(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
-    """One JSON object; of a key that comes twice, the last counts, as in most readers of JSON.
+    """Parse one JSON object; of duplicate keys the last counts, as in most parsers.
 
     Raises:
         Bad: it is not one.
@@ -270,7 +270,7 @@ def from_csv(job: Job, location: Location, file: File, split: Split) -> Iterator
 
 
 def name_cells(record: table.Record, names: tuple[str, ...]) -> dict[str, Any]:
-    """The cells of a record by the header's names.
+    """Return a record's cells by column name.
 
     Raises:
         Bad: they are not as many, or the record is broken.

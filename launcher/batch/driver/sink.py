@@ -25,7 +25,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Buffer:
-    """Rows that wait for their file."""
+    """Rows waiting for their file."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -39,14 +39,14 @@ class Buffer:
         self.bytes += estimate_bytes(rows)
 
     def take(self, count: int) -> list[Row]:
-        """Take the first rows out."""
+        """Remove and return the first rows."""
         self.bytes = self.bytes * (len(self.rows) - count) // len(self.rows)
         first_rows, self.rows = self.rows[:count], self.rows[count:]
         return first_rows
 
 
 def estimate_bytes(rows: list[Row]) -> int:
-    """Bytes of rows, about."""
+    """Return the approximate bytes of rows."""
     total = 64 * len(rows)
     for row in rows:
         for value in row.values():
@@ -122,7 +122,7 @@ class Sink:
             self.check()
 
     def flush(self) -> None:
-        """Commit everything."""
+        """Commit all buffered rows."""
         if not any(buffer.rows for buffer in self.buffers.values()):
             return
         if self.broken:
@@ -133,7 +133,7 @@ class Sink:
                 self.commit(kind, min(len(buffer.rows), self.job.write.rows_per_file))
 
     def close(self) -> None:
-        """Flush; the sink takes nothing more."""
+        """Flush and refuse further rows."""
         self.flush()
         self.check()
         self.broken = Failed("the output is closed")
@@ -253,7 +253,7 @@ def explain_error(error: OSError, folder: str) -> Failed:
 
 
 def answer_excerpt(row: Row) -> str:
-    """An answer that could not be written, as far as an error row shows it."""
+    """Return an unwritable answer as shown in an error row."""
     return (
         str({**unpack_keep(row), **output_columns(row)})[:EXCERPT_LENGTH]
         .encode("utf-8", "backslashreplace")

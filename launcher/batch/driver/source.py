@@ -86,10 +86,10 @@ def group_splits(splits: Iterable[S], sizes: Iterable[int], least: int) -> Itera
 def create_dataset(
     job: Job, manifest: Manifest, pending: Mapping[int, RowRuns], batch: int | None
 ) -> Dataset:
-    """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows, or as one block.
+    """Return a Ray Data dataset of the pending rows, in blocks of `batch` rows or as one block.
 
-    A read task yields blocks as large as Ray Data likes them (128 MB); a streaming repartition cuts
-    them, so that no replica is handed everything at once.
+    A read task yields blocks of Ray Data's size (128 MB); a streaming repartition cuts them, so
+    that no replica receives everything at once.
     """
     import ray.data
     from ray.data import Datasource, TaskPoolStrategy
@@ -169,7 +169,7 @@ def read_blocks(job: Job, manifest: Manifest, pending: Mapping[int, RowRuns]) ->
 
 
 def input_excerpt(data: bytes) -> str:
-    """Return a row's columns, pickled, as its error row shows them."""
+    """Return a row's pickled columns as shown in an error row."""
     columns = pickle.loads(data)  # noqa: S301 - pickled by our own read task
     if list(columns) == ["text"] and isinstance(columns["text"], str):
         return lines.excerpt(columns["text"])

@@ -48,7 +48,7 @@ class Location:
         return str(self.filesystem.get_file_info(self.path).type.name) != "NotFound"
 
     def sizes(self) -> dict[str, int]:
-        """Names of everything inside a folder, and their sizes; nothing when it is absent."""
+        """Return the sizes of a folder's entries by name; empty if it does not exist."""
         from pyarrow import fs
 
         listed = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
@@ -82,7 +82,7 @@ class Location:
         return lambda: self.move(hidden)
 
     def write_atomic(self, data: bytes) -> None:
-        """Write a whole file: a reader sees the old content or the new, also after a power cut."""
+        """Write a file atomically, also in case of a power cut."""
         self.stage_file(data)()
 
     def put(self, path: str, data: bytes) -> None:
@@ -97,7 +97,7 @@ class Location:
         self.filesystem.move(hidden, self.path)
 
     def delete(self) -> None:
-        """Delete a file; nothing happens when it is absent."""
+        """Delete the file, if it exists."""
         try:
             self.filesystem.delete_file(self.path)
         except FileNotFoundError:
@@ -194,7 +194,7 @@ def list_files(where: str) -> list[StoredFile]:
 
 
 def glob_files(location: Location) -> Iterator[StoredFile]:
-    """The files that a glob names: `*` and `?` stay within a name, `**` goes through folders."""
+    """Yield the files of a glob: `*` and `?` stay within a name, `**` crosses folders."""
     parts = location.path.split("/")
     plain = next((index for index, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
     if plain is None:
@@ -211,7 +211,7 @@ def glob_files(location: Location) -> Iterator[StoredFile]:
 
 
 def address_query(location: Location) -> str:
-    """The `?…` at the end of an address, or nothing; in a path, `?` is a wildcard."""
+    """Return the `?…` of an address; empty for a path, where `?` is a wildcard."""
     if location.local:
         return ""
     _, mark, query = location.address.partition("?")
@@ -219,7 +219,7 @@ def address_query(location: Location) -> str:
 
 
 def walk_files(location: Location, deep: bool) -> Iterator[tuple[Any, str]]:
-    """Files in a folder with their paths relative to it."""
+    """Yield the files in a folder with their relative paths."""
     from pyarrow import fs
 
     selector = fs.FileSelector(location.path, allow_not_found=True, recursive=deep)
@@ -235,7 +235,7 @@ def walk_files(location: Location, deep: bool) -> Iterator[tuple[Any, str]]:
 
 
 def glob_regex(pattern: str) -> re.Pattern[str]:
-    """Turn a glob into a regular expression."""
+    """Convert a glob to a regular expression."""
     out = ""
     for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", pattern, re.S):
         wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -249,7 +249,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def join_address(where: str, name: str) -> str:
-    """A name below a path or an address; an address keeps its query at the end."""
+    """Append a name to a path or an address, before the address's query."""
     if "://" not in where:
         return f"{where.rstrip('/')}/{name}"
     address, mark, query = where.partition("?")
@@ -263,7 +263,7 @@ def stored_file(info: Any, where: str) -> StoredFile:
 
 
 def mask_secrets(text: str) -> str:
-    """A text without the keys and passwords of the addresses in it."""
+    """Return text without the credentials of addresses in it."""
     return re.sub(r"://[^/@\s]*@", "://", text)
 
 
@@ -285,7 +285,7 @@ def rename_synced(hidden: str, path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Make a rename or a deletion in a folder last through a power cut."""
+    """Make a rename or deletion in a folder survive a power cut."""
     folder = os.open(path or "/", os.O_RDONLY)
     try:
         os.fsync(folder)

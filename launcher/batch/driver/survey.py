@@ -103,7 +103,7 @@ def describe_change(old: File, new: StoredFile) -> str:
 
 
 def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) -> Manifest:
-    """Count rows and cut files, up to the limit of rows."""
+    """Count rows and split files, up to the row limit."""
     looked: list[File] = []
     splits: list[Split] = []
     total = 0
@@ -140,7 +140,7 @@ def count_input(job: Job, listed: list[StoredFile], say: Callable[[str], None]) 
 
 
 def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
-    """A file with its header, and its parts.
+    """Return a file with its header, and its splits.
 
     Raises:
         Refused: it cannot be read, or is not of the job's format.
@@ -188,9 +188,9 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
 
 
 def cut_lines(location: Location) -> Iterator[Cut]:
-    """Cut a file at newlines.
+    """Yield the splits of a file at newlines.
 
-    A compressed one stays whole: no part of it can be read without all before.
+    A compressed one is a single split: no part of it is readable without all before.
     """
     if lines.compression_codec(location.address):
         yield from whole_file_cut(location)
@@ -220,7 +220,7 @@ def cut_lines(location: Location) -> Iterator[Cut]:
 
 
 def whole_file_cut(location: Location) -> Iterator[Cut]:
-    """A whole file as one cut; none if it has no line."""
+    """Yield a whole file as one split; nothing if it has no line."""
     newlines, last = 0, b"\n"
     for block in lines.read_blocks(location):
         newlines, last = newlines + block.count(b"\n"), block[-1:]
@@ -229,7 +229,7 @@ def whole_file_cut(location: Location) -> Iterator[Cut]:
 
 
 def cut_csv(job: Job, location: Location, file: File, begin: bytes) -> tuple[File, Iterator[Cut]]:
-    """The header and the cuts of a CSV file, between records.
+    """Return the header and the splits of a CSV file, between records.
 
     Raises:
         Refused: its first line is no header.

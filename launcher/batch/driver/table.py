@@ -58,7 +58,7 @@ class Cursor:
             return line.decode("utf-8", "replace") + "\n"
 
     def skip_rest(self, line: bytes | LongLine) -> None:
-        """Read to the line that closes the quote of a record over the limit."""
+        """Skip to the line that closes the quote of an oversized record."""
         while True:
             self.quotes += line.count(b'"') if isinstance(line, bytes) else 0
             following = next(self.parts, None) if self.quotes % 2 else None
@@ -69,7 +69,7 @@ class Cursor:
 
 
 def read_records(parts: Iterator[bytes | LongLine], delimiter: str, limit: int) -> Iterator[Record]:
-    """Yield the records that some lines hold. The lines must begin where a record does."""
+    """Yield records from lines that begin at a record."""
     csv.field_size_limit(max(limit + 1, csv.field_size_limit()))
     cursor = Cursor(parts, limit)
     reader = csv.reader(cursor, delimiter=delimiter, strict=True)
