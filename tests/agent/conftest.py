@@ -10,8 +10,8 @@ import pytest
 from launcher.agent import api, keeper, monitor, needs, reservation, state
 from launcher.agent.desired import Desired
 from launcher.agent.ray_view import RayRank
+from tests.agent.specs import TWO
 from tests.agent.stage import Clock, Make, Now, Stage, View
-from tests.agent.wanted import TWO
 from tests.agent.web import CHAT, Server
 
 METRICS = (
@@ -88,6 +88,6 @@ def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
     monkeypatch.setattr(View, "lacks", "")
     monkeypatch.setattr(View, "blamed", None)
     monkeypatch.setattr(
-        View, "found", [RayRank("a0", "PP0", "gpu1", 41), RayRank("a1", "PP1", "gpu2", 42)]
+        View, "placed", [RayRank("a0", "PP0", "gpu1", 41), RayRank("a1", "PP1", "gpu2", 42)]
     )
     return View

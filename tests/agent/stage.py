@@ -52,7 +52,7 @@ class Node:
     evidence: str = ""
     slow: float = 0.0
     until: float = 0.0
-    more: dict[str, Any] = field(default_factory=dict)  # while it runs
+    extra: dict[str, Any] = field(default_factory=dict)  # while it runs
     ranks: list[int] = field(default_factory=list)  # the processes that Ray runs here
     stacks: dict[str, tuple[str, ...]] = field(
         default_factory=dict
@@ -113,7 +113,7 @@ class Node:
                     for pid, (rank, frames) in enumerate(self.stacks.items(), start=41)
                 ],
             }
-        return {**payload, **self.more} if self.state == "running" else payload
+        return {**payload, **self.extra} if self.state == "running" else payload
 
 
 class Lead:
@@ -170,12 +170,12 @@ class Engine:
     health: int = 200
     failing: tuple[int, str] | None = None
     mute: tuple[str, ...] = ()
-    rests: str = ""
+    resting: str = ""
     task: str = "chat"
     refused: str = ""
     open: int = 0  # requests of others
     failed: float = 0.0
-    held: dict[str, str] = field(default_factory=dict)
+    capacity: dict[str, str] = field(default_factory=dict)
 
 
 class Stage:
@@ -187,7 +187,7 @@ class Stage:
         self.asking = self.failing = 0.0
         self.waits: dict[str, float] = {}  # for how long each mute replica has let a canary wait
         self.began: dict[int, float] = {}
-        self.told: list[tuple[str, str]] = []  # each state, with what was being done
+        self.transitions: list[tuple[str, str]] = []  # each state, with what was being done
         self.mute: set[str] = set()  # nodes whose API has never answered
         for node in dict.fromkeys(
             (HEAD, *(process.node for process in want.processes), *want.places, *args)
@@ -207,11 +207,11 @@ class Stage:
         if server is None:
             file.unlink()
         else:
-            self.wanted = server
+            self.spec = server
             state.write_json(str(file), server.as_json(), durable=False)
 
     @property
-    def seen(self) -> Observed:
+    def status(self) -> Observed:
         """What the record says."""
         status = state.read_status("chat", str(self.folder))
         assert status is not None
@@ -257,9 +257,9 @@ class Stage:
         self.keeper.tick()
         observed = self.keeper.status
         if observed is not None and (
-            not self.told or self.told[-1] != (observed.state, observed.doing)
+            not self.transitions or self.transitions[-1] != (observed.state, observed.doing)
         ):
-            self.told.append((observed.state, observed.doing))
+            self.transitions.append((observed.state, observed.doing))
 
     def run(self, seconds: float, step: float = 0.5) -> None:
         """Let so much time pass."""
@@ -270,13 +270,13 @@ class Stage:
         """Let time pass until the server is in such a state; its record is returned."""
         for _ in range(round(within / step)):
             self.step(step)
-            if self.seen.state in states:
-                return self.seen
-        raise AssertionError(f"not {states} within {within} s: {self.seen}\n{self.told}")
+            if self.status.state in states:
+                return self.status
+        raise AssertionError(f"not {states} within {within} s: {self.status}\n{self.transitions}")
 
     def _serve(self, seconds: float) -> None:
         """Let the engine do what it does, if all of its processes run."""
-        nodes = [self.lead.nodes[process.node] for process in self.wanted.processes]
+        nodes = [self.lead.nodes[process.node] for process in self.spec.processes]
         alive = all(node.state == "running" for node in nodes)
         began = self.began.setdefault(nodes[0].last, self.clock.now)
         failing = self.failing + seconds if self.engine.failing else 0.0
@@ -295,9 +295,9 @@ class Stage:
     def _report(self, name: str, node: Node) -> dict[str, Any]:
         report = node.report()
         generation = self.began.get(node.last)
-        apis = {api.node: api for api in self.wanted.apis}
+        apis = {api.node: api for api in self.spec.apis}
         if name in apis and node.state == "running" and generation is not None:
-            behind = self.wanted.replicas_behind(apis[name])
+            behind = self.spec.replicas_behind(apis[name])
             report["probe"] = {**self.probe(*map(str, behind)), **report.get("probe", {})}
             if self.clock.now - generation < self.engine.takes or name in self.mute:
                 report["probe"]["answers"] = {}
@@ -319,7 +319,7 @@ class Stage:
             "seconds": 0.1,
             "failing": {"": [self.failing, *engine.failing]} if engine.failing else {},
             "health": engine.health,
-            "rests": engine.rests,
+            "rests": engine.resting,
             "task": engine.task if self.answered else "",
             "first": first if self.answered else None,
         }
@@ -332,7 +332,7 @@ class Stage:
                 "waiting": 1 if self.asking else 0,
                 "tokens": float(self.answered),
                 "failed": engine.failed,
-                "held": engine.held,
+                "held": engine.capacity,
             }
         return payload
 
@@ -356,7 +356,7 @@ class View:
 
     lacks: Any = ""
     looked: list[int]
-    found: Any = ()
+    placed: Any = ()
     blamed: Culprit | None = None
 
     def __init__(self, *_: object) -> None:
@@ -372,7 +372,7 @@ class View:
     def query_ranks(self, driver: int) -> list[RayRank]:
         """Return the ranks."""
         assert driver == 100
-        return list(View.found)
+        return list(View.placed)
 
     def find_culprit(self, ranks: list[RayRank], _: str) -> Culprit | None:
         """Return the first dead rank."""

@@ -19,7 +19,7 @@ FOLDER, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 PARENT = os.getppid()
 
 
-def there(name: str) -> bool:
+def exists(name: str) -> bool:
     """True when the folder has the file."""
     return os.path.exists(f"{FOLDER}/{name}")  # noqa: PTH110 - it starts often: pathlib takes long to import
 
@@ -32,7 +32,7 @@ def note(name: str, text: object) -> None:
 
 def alone() -> bool:
     """True when the process of another rank has ended."""
-    if not there("engine1"):
+    if not exists("engine1"):
         return False
     with open(f"{FOLDER}/engine0", encoding="utf-8") as lines:  # noqa: PTH123
         starts = len(lines.read().split())
@@ -65,7 +65,7 @@ def serve() -> None:
                 "num_requests_waiting": 1,
             }
             payload = {
-                "/health": (503 if there("dead") else 200, ""),
+                "/health": (503 if exists("dead") else 200, ""),
                 "/v1/models": (200, json.dumps({"data": [{"id": "m"}]})),
                 "/metrics": (
                     200,
@@ -74,7 +74,7 @@ def serve() -> None:
                         for name, number in counters.items()
                     ),
                 ),
-                "/is_sleeping": (200, json.dumps({"is_sleeping": there("asleep")})),
+                "/is_sleeping": (200, json.dumps({"is_sleeping": exists("asleep")})),
             }
             self._say(*payload.get(self.path, (404, "")))
 
@@ -83,9 +83,9 @@ def serve() -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             if self.path == "/v1/chat/completions":
                 return self._say(400, "default chat template is no longer allowed")
-            if there("broken") or there("dead"):
-                return self._say(500, "EngineDeadError" if there("dead") else "no luck")
-            while there("slow") or there("asleep") or (there("bound") and alone()):
+            if exists("broken") or exists("dead"):
+                return self._say(500, "EngineDeadError" if exists("dead") else "no luck")
+            while exists("slow") or exists("asleep") or (exists("bound") and alone()):
                 time.sleep(0.02)
             done[0] += 1
             completion = {"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}
@@ -109,13 +109,13 @@ def serve() -> None:
     ).start()
 
 
-if there("typo"):
+if exists("typo"):
     sys.exit("ValueError: the model `m0del` does not exist")
-if there("stubborn"):
+if exists("stubborn"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if there("child"):
+if exists("child"):
     note(f"child{RANK}", os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", "trap '' TERM; exec sleep 60"))
-if there("orphan") and not os.fork():
+if exists("orphan") and not os.fork():
     if orphan := os.fork():
         note("orphans", orphan)
     os._exit(0)
@@ -127,5 +127,5 @@ sys.stdout.flush()
 # As in a container, where the end of the first process is everybody's.
 while os.getppid() == PARENT:
     time.sleep(0.02)
-    if RANK == 0 and there("brittle") and alone():
+    if RANK == 0 and exists("brittle") and alone():
         sys.exit("RuntimeError: Executor failed: another rank has ended")

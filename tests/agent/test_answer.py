@@ -29,7 +29,7 @@ def test_a_completion(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     reply = complete(server)
 
     assert (reply.text, reply.fingerprint, reply.model) == ("Hi", "vllm-0.32.0-pp2-x", "m")
-    post = server.asked[-1]
+    post = server.requests[-1]
     assert post[:3] == ("POST", "/v1/chat/completions", "Bearer api-key")
     assert post[3]["messages"] == [{"role": "user", "content": "Say hello."}]
 
@@ -50,7 +50,7 @@ def test_every_replica_is_asked(server: Server) -> None:
 
     assert len(reply.replicas) == 2
     assert server.replicas.finished == [9, 8]
-    assert {call[2] for call in server.asked} == {"Bearer api-key"}
+    assert {call[2] for call in server.requests} == {"Bearer api-key"}
 
 
 def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Server) -> None:
@@ -122,9 +122,9 @@ def test_no_answer_in_time(server: Server) -> None:
 NOT_FOUND = (404, '{"detail":"Not Found"}')
 
 
-def asked(server: Server) -> list[str]:
+def requested_paths(server: Server) -> list[str]:
     """Return the paths that were asked by POST."""
-    return [path for verb, path, *_ in server.asked if verb == "POST"]
+    return [path for verb, path, *_ in server.requests if verb == "POST"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_speech_is_asked_for_in_a_form(server: Server) -> None:
     reply = complete(server)
 
     assert (reply.task, reply.came) == ("transcription", "a transcription")
-    assert b"silence.wav" in server.asked[-1][3]
+    assert b"silence.wav" in server.requests[-1][3]
 
 
 def test_a_server_without_any_route_we_know(server: Server) -> None:
@@ -223,7 +223,7 @@ def test_replicas_that_vllm_chooses_itself(server: Server) -> None:
     reply = complete(server, engines=2)
 
     assert len(reply.replicas) == 2
-    assert asked(server).count("/v1/embeddings") == 3
+    assert requested_paths(server).count("/v1/embeddings") == 3
 
 
 def test_a_model_that_gives_a_vector_a_token_and_ranks_nothing(server: Server) -> None:

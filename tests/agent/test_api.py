@@ -114,4 +114,4 @@ def test_a_secret_that_is_not_there(server: Server, folders: Path) -> None:
     (folders / "secrets" / "VLLM_API_KEY").unlink()
     api.query_api(where(server), "/health")
 
-    assert server.asked[-1][2] == ""
+    assert server.requests[-1][2] == ""

@@ -8,11 +8,11 @@ import pytest
 
 from launcher.agent import apis
 from launcher.agent.observed import EndpointHealth
-from tests.agent import wanted
+from tests.agent import specs
 from tests.agent.stage import Make
 from tests.agent.test_monitor import Eye
 
-APART = wanted.hybrid("gpu1", "gpu2")
+APART = specs.hybrid("gpu1", "gpu2")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_server_is_ready_when_each_endpoint_has_answered(make: Make) -> None:
     stage = make(APART)
     stage.mute.add("gpu2")
     stage.run(60)
-    assert (stage.seen.state, stage.seen.faults) == ("starting", [])
+    assert (stage.status.state, stage.status.faults) == ("starting", [])
     stage.mute.clear()
 
     assert stage.until("ready", within=3).answered is not None
@@ -39,9 +39,9 @@ def test_the_largest_counters_can_be_read_again(ready: Make) -> None:
     stage, most = ready(APART), 2**50 - 1
     counters = {"progress": [], "running": most, "waiting": most, "tokens": 1.0, "failed": 0.0}
     for number, node in enumerate(stage.lead.nodes.values()):
-        node.more = {"probe": {**stage.probe(str(number)), "counters": counters}}
+        node.extra = {"probe": {**stage.probe(str(number)), "counters": counters}}
     stage.run(10)
-    load = stage.seen.load
+    load = stage.status.load
     assert load is not None
     assert (load.running, load.waiting) == (2 * most, 2 * most)
 
@@ -63,7 +63,7 @@ def test_a_process_that_ends_is_named_and_all_start_again(ready: Make, node: str
 def test_an_api_that_says_that_it_is_dead_is_named(ready: Make) -> None:
     """With what its own node's engine printed."""
     stage = ready(APART)
-    stage.lead.nodes["gpu2"].more = {"probe": {"health": 503}, "evidence": "lines"}
+    stage.lead.nodes["gpu2"].extra = {"probe": {"health": 503}, "evidence": "lines"}
     (fault,) = stage.until("stopping", within=3).faults
 
     assert (fault.what, fault.node) == ("the engine of gpu2 says that it is dead", "gpu2")
@@ -75,7 +75,7 @@ def test_an_engine_that_died_of_another_names_it(ready: Make, address: str, name
     """Its own API may say so before the other one does."""
     stage = ready(APART)
     cause = f"RuntimeError: [pair.cc:553] Connection closed by peer [{address}]:61130."
-    stage.lead.nodes["gpu1"].more = {"probe": {"health": 503}, "cause": cause}
+    stage.lead.nodes["gpu1"].extra = {"probe": {"health": 503}, "cause": cause}
     (fault,) = stage.until("stopping", within=3).faults
 
     assert (fault.node, fault.cause) == (named, cause)
@@ -104,8 +104,8 @@ def test_what_they_count_is_added_up(ready: Make) -> None:
     stage = ready(APART)
     stage.engine.open = 3
     stage.run(10)
-    assert stage.seen.load is not None
-    assert (stage.seen.load.running, stage.seen.load.waiting) == (6, 0)
+    assert stage.status.load is not None
+    assert (stage.status.load.running, stage.status.load.waiting) == (6, 0)
     stage.engine.answers = False
     stage.run(20)
     assert stage.keeper.status is not None
@@ -118,12 +118,12 @@ def test_what_they_count_is_added_up(ready: Make) -> None:
 def test_what_fails_is_told_with_the_node(ready: Make) -> None:
     """Of one endpoint, while the other answers."""
     stage = ready(APART)
-    stage.lead.nodes["gpu2"].more = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
+    stage.lead.nodes["gpu2"].extra = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
     stage.run(2)
     reason = "our own completion was answered with 500: grammar error"
 
-    assert (stage.seen.verdict, stage.seen.reason) == ("busy", f"gpu2: {reason}")
-    assert stage.seen.endpoints == {
+    assert (stage.status.verdict, stage.status.reason) == ("busy", f"gpu2: {reason}")
+    assert stage.status.endpoints == {
         "gpu1": EndpointHealth(verdict="answering", seconds=0.1),
         "gpu2": EndpointHealth(verdict="busy", reason=reason),
     }
@@ -139,8 +139,8 @@ def test_a_node_that_is_gone_while_the_others_serve(
     stage.lead.away["gpu2"] = "it has been silent for 60 s"
     stage.run(1000, step=2)
 
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
-    assert stage.seen.warning == "the agent of gpu2 cannot be asked"
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
+    assert stage.status.warning == "the agent of gpu2 cannot be asked"
     assert eyes == [("10.0.0.2", 8000, range(1, 2), 5.0)]
 
 
@@ -148,12 +148,12 @@ def test_an_api_on_loopback_is_not_asked_from_another_node(
     ready: Make, eyes: list[tuple[Any, ...]]
 ) -> None:
     """The head's own would answer in its place."""
-    stage = ready(wanted.hybrid("gpu1", "gpu2", host="127.0.0.1"))
+    stage = ready(specs.hybrid("gpu1", "gpu2", host="127.0.0.1"))
     stage.lead.stale.add("gpu2")
     stage.run(20)
 
-    assert (eyes, stage.seen.state, stage.seen.verdict) == ([], "ready", "unknown")
-    assert stage.seen.reason == "gpu2: the agent of gpu2 cannot ask the API"
+    assert (eyes, stage.status.state, stage.status.verdict) == ([], "ready", "unknown")
+    assert stage.status.reason == "gpu2: the agent of gpu2 cannot ask the API"
 
 
 def test_a_node_that_is_gone_and_that_the_others_wait_for(
@@ -173,8 +173,8 @@ def test_an_endpoint_that_ends_no_step_is_quiet(ready: Make) -> None:
     stage = ready(APART)
     stage.engine.mute = ("1",)
     stage.run(29)
-    assert (stage.seen.verdict, stage.seen.endpoints["gpu1"].verdict) == ("busy", "answering")
+    assert (stage.status.verdict, stage.status.endpoints["gpu1"].verdict) == ("busy", "answering")
     stage.run(3)
 
-    assert stage.seen.verdict == "quiet"
-    assert stage.seen.reason.startswith("no step of replica 1 has ended for 3")
+    assert stage.status.verdict == "quiet"
+    assert stage.status.reason.startswith("no step of replica 1 has ended for 3")

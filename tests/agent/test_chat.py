@@ -77,7 +77,7 @@ def test_chat_streams(server: Server, start: Any) -> None:
         replies = answers(process)
 
     assert (process.returncode, "".join(item["text"] for item in replies)) == (0, "Hi")
-    verb, path, token, body = server.asked[-1]
+    verb, path, token, body = server.requests[-1]
     assert (verb, path, token) == ("POST", "/v1/chat/completions", "Bearer api-key")
     assert (body["stream"], body["max_tokens"]) == (True, 8)
 
@@ -91,7 +91,7 @@ def test_chat_with_a_base_model(server: Server, start: Any) -> None:
         replies = answers(process)
 
     assert [item["text"] for item in replies] == ["and"]
-    assert server.asked[-1][3]["prompt"] == "hello"
+    assert server.requests[-1][3]["prompt"] == "hello"
 
 
 @pytest.mark.processes

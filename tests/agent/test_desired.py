@@ -11,15 +11,15 @@ from hypothesis import given
 from launcher.agent import desired
 from launcher.agent.desired import Desired, Policy, Ray
 from tests import fuzz
-from tests.agent import wanted
+from tests.agent import specs
 from tests.hostile import mutate
 
-FULL = wanted.mp(
+FULL = specs.mp(
     "gpu1",
     "gpu2",
     processes=(
-        wanted.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
-        wanted.process("gpu2", *wanted.HEADLESS),
+        specs.process("gpu1", "vllm", "x", env={"A": "b"}, gpus=(1,), replicas=(0, 2)),
+        specs.process("gpu2", *specs.HEADLESS),
     ),
     replicas=3,
     tp=2,
@@ -32,7 +32,7 @@ FULL = wanted.mp(
     policy=Policy(restarts=3, stuck=30),
     asked_for={"model": "m", "tp": 2},
 )
-SERVERS = (FULL, wanted.ray("gpu1", "gpu2"), wanted.mp("gpu1"))
+SERVERS = (FULL, specs.ray("gpu1", "gpu2"), specs.mp("gpu1"))
 quick = fuzz.quick
 
 
@@ -50,15 +50,15 @@ def test_a_server_survives_its_file(server: Desired) -> None:
 def test_the_api_is_on_the_first_process_node() -> None:
     """Wherever the others run; where none of them is headless, each has one."""
     assert (FULL.api_node, [api.node for api in FULL.apis]) == ("gpu1", ["gpu1"])
-    assert [api.node for api in wanted.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
+    assert [api.node for api in specs.hybrid("gpu2", "gpu1").apis] == ["gpu2", "gpu1"]
 
 
 def test_the_replicas_behind_an_api() -> None:
     """All of them where it is the only one; a server of one replica has no numbers."""
     assert FULL.replicas_behind(FULL.processes[0]) == range(3)
-    apart = wanted.hybrid("gpu1", "gpu2")
+    apart = specs.hybrid("gpu1", "gpu2")
     assert [apart.replicas_behind(api) for api in apart.apis] == [range(1), range(1, 2)]
-    assert not wanted.TWO.replicas_behind(wanted.TWO.processes[0])
+    assert not specs.TWO.replicas_behind(specs.TWO.processes[0])
 
 
 @pytest.mark.parametrize("name", sorted(plain(FULL)))

@@ -14,14 +14,14 @@ from hypothesis import given
 from launcher.agent import records, state
 from launcher.agent.node import KEEP, PREPARE, RUN, ServerReport
 from launcher.agent.ray_view import Culprit
-from tests.agent import wanted
+from tests.agent import specs
+from tests.agent.specs import AWAY, RAY, TWO
 from tests.agent.stage import KILLED, Make, Node, Stage, View
-from tests.agent.wanted import AWAY, RAY, TWO
 from tests.hostile import mutate
 
 
 def policy(**fields: Any) -> Any:
-    return dataclasses.replace(wanted.POLICY, **fields)
+    return dataclasses.replace(specs.POLICY, **fields)
 
 
 # ---- the first start -----------------------------------------------------------------------------
@@ -32,8 +32,8 @@ def test_a_server_starts_and_answers(make: Make) -> None:
     stage = make()
     status = stage.until("ready")
 
-    assert [state for state, _ in stage.told] == sorted(
-        {item for item, _ in stage.told}, key=("waiting starting ready").find
+    assert [state for state, _ in stage.transitions] == sorted(
+        {item for item, _ in stage.transitions}, key=("waiting starting ready").find
     )
     assert (status.generation, status.faults, status.restarts_left, status.doing) == (
         1,
@@ -49,22 +49,22 @@ def test_what_its_cache_holds_is_remembered(make: Make) -> None:
     """As soon as vLLM says it, and again when a restart makes it another one."""
     stage = make()
     stage.until("ready")
-    assert _held(stage) == {}
+    assert _capacity(stage) == {}
 
-    stage.engine.held = {"kv_cache_size_tokens": "65536"}
+    stage.engine.capacity = {"kv_cache_size_tokens": "65536"}
     stage.run(2)
-    assert _held(stage) == {"kv_cache_size_tokens": "65536"}
+    assert _capacity(stage) == {"kv_cache_size_tokens": "65536"}
 
     stage.kill("gpu2")
-    stage.engine.held = {"kv_cache_size_tokens": "32768"}
+    stage.engine.capacity = {"kv_cache_size_tokens": "32768"}
     stage.until("starting")
     stage.until("ready")
     stage.run(2)
-    assert _held(stage) == {"kv_cache_size_tokens": "32768"}
+    assert _capacity(stage) == {"kv_cache_size_tokens": "32768"}
     assert stage.history == ["abcd1234"]
 
 
-def _held(stage: Stage) -> object:
+def _capacity(stage: Stage) -> object:
     return json.loads((stage.folder / "chat" / "history.json").read_text())[0]["held"]
 
 
@@ -84,14 +84,14 @@ def test_what_each_node_holds(
     each.
     """
     processes = tuple(
-        wanted.process(f"gpu{at + 1}", replicas=(at if "replicas" in extra else 0, 1))
+        specs.process(f"gpu{at + 1}", replicas=(at if "replicas" in extra else 0, 1))
         for at in range(2)
     )
     stage = ready(
-        wanted.mp("gpu1", "gpu2", processes=processes, places={"gpu1": item, "gpu2": item}, **extra)
+        specs.mp("gpu1", "gpu2", processes=processes, places={"gpu1": item, "gpu2": item}, **extra)
     )
 
-    assert stage.seen.ranks == {"gpu1": ranks[0], "gpu2": ranks[1]}
+    assert stage.status.ranks == {"gpu1": ranks[0], "gpu2": ranks[1]}
 
 
 def test_what_is_ordered(make: Make) -> None:
@@ -115,7 +115,7 @@ def test_a_first_start_has_no_deadline(make: Make) -> None:
     stage = make()
     stage.engine.takes = 7200
     stage.run(7000, step=5)
-    assert (stage.seen.state, stage.seen.faults) == ("starting", [])
+    assert (stage.status.state, stage.status.faults) == ("starting", [])
 
     stage.until("ready", within=400, step=5)
 
@@ -141,7 +141,7 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
         == "it never answered: vLLM's process on gpu2 ended with exit code 1: ValueError: the model"
         " `m0del` does not exist"
     )
-    assert (stage.seen.state, stage.seen.generation, stage.orders, stage.history) == (
+    assert (stage.status.state, stage.status.generation, stage.orders, stage.history) == (
         "failed",
         1,
         {},
@@ -150,7 +150,7 @@ def test_a_first_start_that_fails_is_not_tried_again(make: Make) -> None:
     assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
     stage.want(dataclasses.replace(TWO, asked=2.0))
     stage.until("ready")
-    assert (stage.seen.generation, stage.seen.faults) == (2, [])
+    assert (stage.status.generation, stage.status.faults) == (2, [])
 
 
 def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
@@ -188,11 +188,15 @@ def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
     assert status.next_start == pytest.approx(fault.at + 5.0)
 
     stage.until("ready")
-    (fault,) = stage.seen.faults
+    (fault,) = stage.status.faults
     assert list(fault.phases) == ["stopped", "whole", "started"]
     assert fault.phases["stopped"] <= 5.0 <= fault.phases["whole"] <= fault.phases["started"]
     assert fault.ready_again_after is not None and fault.ready_again_after > fault.phases["started"]
-    assert (stage.seen.generation, len(stage.seen.restarts), stage.seen.fault_count) == (2, 1, 1)
+    assert (stage.status.generation, len(stage.status.restarts), stage.status.fault_count) == (
+        2,
+        1,
+        1,
+    )
 
 
 def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
@@ -201,7 +205,7 @@ def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
     stage.lead.nodes["gpu1"].slow = 40.0
     stage.kill("gpu2")
     stage.run(39)
-    assert (stage.seen.state, stage.lead.nodes["gpu2"].last) == ("stopping", 1)
+    assert (stage.status.state, stage.lead.nodes["gpu2"].last) == ("stopping", 1)
 
     stage.until("ready")
     assert stage.lead.nodes["gpu2"].last == 2
@@ -209,7 +213,7 @@ def test_no_engine_starts_before_the_last_one_has_ended(ready: Make) -> None:
 
 def test_a_single_process_is_vllm(ready: Make) -> None:
     """No rank and no node to name; its first error is the cause, and not its last line."""
-    stage = ready(wanted.mp("gpu1"))
+    stage = ready(specs.mp("gpu1"))
     stage.kill(
         "gpu1",
         "ended with exit code 1",
@@ -244,7 +248,7 @@ def starts(stage: Stage, times: int) -> list[float]:
         stage.step()
         stage.kill("gpu2")
         stage.until("stopping", "pausing")
-        pauses.append(stage.seen.faults[-1].pause)
+        pauses.append(stage.status.faults[-1].pause)
     return pauses
 
 
@@ -256,12 +260,12 @@ def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
     stage.kill("gpu2")
     pauses = starts(stage, 9)
 
-    assert stage.seen.faults[0].pause == 5.0
+    assert stage.status.faults[0].pause == 5.0
     assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0, 600.0]
-    assert stage.seen.state in ("stopping", "pausing")
+    assert stage.status.state in ("stopping", "pausing")
     stage.until("ready", within=700)
-    assert all(fault.ready_again_after is not None for fault in stage.seen.faults)
-    assert stage.seen.faults[0].ready_again_after > stage.seen.faults[-1].ready_again_after  # type: ignore[operator]
+    assert all(fault.ready_again_after is not None for fault in stage.status.faults)
+    assert stage.status.faults[0].ready_again_after > stage.status.faults[-1].ready_again_after  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("lasted", "pause"), [(500.0, 10.0), (700.0, 5.0)])
@@ -275,13 +279,13 @@ def test_a_server_that_lasted_begins_anew(ready: Make, lasted: float, pause: flo
     stage.kill("gpu2")
     stage.until("pausing")
 
-    assert stage.seen.faults[-1].pause == pause
+    assert stage.status.faults[-1].pause == pause
 
 
 def test_a_cap_of_restarts(ready: Make) -> None:
     """Then it gives up, with the last fault, until somebody asks anew; nothing runs."""
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=2)))
-    assert stage.seen.restarts_left == 2
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=2)))
+    assert stage.status.restarts_left == 2
     stage.kill("gpu2")
     starts(stage, 2)
     status = stage.until("gave-up")
@@ -291,39 +295,39 @@ def test_a_cap_of_restarts(ready: Make) -> None:
     assert (
         status.doing == f"no restart is left of 2; the last fault: vLLM's process on gpu2 {KILLED}"
     )
-    assert (stage.seen.state, {node.state for node in stage.lead.nodes.values()}) == (
+    assert (stage.status.state, {node.state for node in stage.lead.nodes.values()}) == (
         "gave-up",
         {"idle"},
     )
-    stage.want(dataclasses.replace(stage.wanted, asked=2.0))
+    stage.want(dataclasses.replace(stage.spec, asked=2.0))
     assert stage.until("ready").restarts_left == 2
 
 
 def test_restarts_are_forgotten_after_a_while(ready: Make) -> None:
     """A cap is for an hour: one death a day needs nobody."""
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=1)))
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=1)))
     for _ in range(3):
         stage.kill("gpu2")
         stage.until("pausing")
         stage.until("ready")
         stage.run(3700, step=10)
 
-    assert (stage.seen.restarts_left, stage.seen.fault_count) == (1, 3)
+    assert (stage.status.restarts_left, stage.status.fault_count) == (1, 3)
 
 
 def test_without_supervision_nothing_is_ended_or_started_again(ready: Make) -> None:
     """An engine that hangs is left to whoever looks after it; one that ends has failed."""
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=0)))
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=0)))
     stage.engine.answers = False
     stage.run(1000, step=5)
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
-    assert (stage.seen.verdict, stage.seen.still > 900) == ("quiet", True)
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
+    assert (stage.status.verdict, stage.status.still > 900) == ("quiet", True)
 
     stage.kill("gpu2")
     status = stage.until("failed")
     stage.run(1000, step=5)
     assert (status.doing, len(status.faults)) == (f"vLLM's process on gpu2 {KILLED}", 1)
-    assert (stage.seen.state, stage.seen.generation, stage.orders) == ("failed", 1, {})
+    assert (stage.status.state, stage.status.generation, stage.orders) == ("failed", 1, {})
 
 
 @pytest.mark.parametrize(("takes", "limit"), [(10.0, 100), (80.0, 160)])
@@ -337,11 +341,11 @@ def test_a_restart_has_a_deadline(make: Make, takes: float, limit: int) -> None:
     stage.until("pausing")
     stage.until("starting")
     stage.run(limit - 1)
-    assert stage.seen.state == "starting"
+    assert stage.status.state == "starting"
     stage.until("stopping", within=3)
 
-    assert stage.seen.faults[-1].what.startswith(f"no answer within {limit}") or limit == 160
-    assert stage.seen.faults[-1].what.endswith("s of a restart")
+    assert stage.status.faults[-1].what.startswith(f"no answer within {limit}") or limit == 160
+    assert stage.status.faults[-1].what.endswith("s of a restart")
 
 
 # ---- what is wanted ------------------------------------------------------------------------------
@@ -353,7 +357,11 @@ def test_stop(ready: Make) -> None:
     stage.lead.nodes["gpu2"].slow = 8.0
     stage.want(None)
     stage.run(5)
-    assert (stage.seen.state, stage.seen.doing, stage.orders) == ("stopping", "it was stopped", {})
+    assert (stage.status.state, stage.status.doing, stage.orders) == (
+        "stopping",
+        "it was stopped",
+        {},
+    )
 
     assert stage.until("stopped").faults == []
     assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
@@ -379,7 +387,7 @@ def test_stop_at_any_time(make: Make, when: str) -> None:
     stage.until("stopped")
     stage.run(20)
 
-    assert stage.seen.state == "stopped"
+    assert stage.status.state == "stopped"
     assert {node.state for node in stage.lead.nodes.values()} == {"idle"}
 
 
@@ -389,7 +397,7 @@ def test_a_stop_waits_for_what_was_ordered_a_moment_ago(ready: Make) -> None:
     stage.lead.late.add("gpu2")
     stage.want(None)
     stage.run(20)
-    assert stage.seen.state == "stopping"
+    assert stage.status.state == "stopping"
 
     stage.lead.late.clear()
     stage.until("stopped")
@@ -403,7 +411,7 @@ def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
     stage.lead.away["gpu2"] = ""
     stage.want(None)
     stage.run(25)
-    assert stage.seen.state == "stopping"
+    assert stage.status.state == "stopping"
 
     assert (
         stage.until("stopped").doing
@@ -424,9 +432,9 @@ def test_another_server_takes_its_place(ready: Make) -> None:
     stage.until("pausing")
     stage.until("ready")
     stage.lead.nodes["gpu2"].slow = 20.0
-    stage.want(wanted.mp("gpu1", "gpu2", id="other", model="n", asked=2.0))
+    stage.want(specs.mp("gpu1", "gpu2", id="other", model="n", asked=2.0))
     stage.run(15)
-    assert (stage.seen.state, stage.seen.doing, stage.seen.id) == (
+    assert (stage.status.state, stage.status.doing, stage.status.id) == (
         "stopping",
         "another server takes its place",
         "abcd1234",
@@ -445,19 +453,19 @@ def test_the_same_wish_again_changes_nothing(ready: Make) -> None:
     os.utime(stage.folder / "chat" / "desired.json", (1, 1))
     stage.run(20)
 
-    assert (stage.seen.state, stage.seen.generation, stage.seen.faults) == ("ready", 1, [])
+    assert (stage.status.state, stage.status.generation, stage.status.faults) == ("ready", 1, [])
 
 
 def test_a_wish_that_changes_twice(ready: Make) -> None:
     """The last word counts, also while the engine before ends."""
     stage = ready()
     stage.lead.nodes["gpu2"].slow = 20.0
-    stage.want(wanted.mp("gpu1", "gpu2", id="other", asked=2.0))
+    stage.want(specs.mp("gpu1", "gpu2", id="other", asked=2.0))
     stage.run(5)
-    stage.want(wanted.mp("gpu1", "gpu2", id="third", asked=3.0))
+    stage.want(specs.mp("gpu1", "gpu2", id="third", asked=3.0))
     stage.until("ready")
 
-    assert (stage.seen.id, stage.history, stage.seen.generation) == (
+    assert (stage.status.id, stage.history, stage.status.generation) == (
         "third",
         ["third", "abcd1234"],
         2,
@@ -483,7 +491,7 @@ def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
     stage.boot()
     stage.run(2)
 
-    assert (stage.seen.state, stage.seen.verdict, stage.seen.endpoints) == (
+    assert (stage.status.state, stage.status.verdict, stage.status.endpoints) == (
         "stopped",
         "stopped",
         {},
@@ -524,16 +532,16 @@ def test_a_head_that_is_restarted_again_and_again(ready: Make) -> None:
     """An engine may end the head's container each time that it works: pauses grow, and a cap of
     restarts holds.
     """
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=3)))
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=3)))
     pauses = []
     for _ in range(4):
         reboot(stage)
         stage.until("starting", "gave-up", within=60)
-        pauses.append(stage.seen.faults[-1].pause)
-        if stage.seen.state == "starting":
+        pauses.append(stage.status.faults[-1].pause)
+        if stage.status.state == "starting":
             stage.until("ready")
 
-    assert (pauses, stage.seen.state) == ([5.0, 10.0, 20.0, 40.0], "gave-up")
+    assert (pauses, stage.status.state) == ([5.0, 10.0, 20.0, 40.0], "gave-up")
 
 
 def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
@@ -545,13 +553,13 @@ def test_a_head_that_is_restarted_between_deaths(ready: Make) -> None:
     reboot(stage)
     stage.until("pausing")
 
-    assert stage.seen.faults[-1].what == "the head's container was restarted"
-    assert stage.seen.faults[-1].pause >= 20.0
+    assert stage.status.faults[-1].what == "the head's container was restarted"
+    assert stage.status.faults[-1].pause >= 20.0
 
 
 def test_a_head_that_was_replaced(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody gave it another image: no fault and no restart; what comes then counts again."""
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(restarts=0)))
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(restarts=0)))
     monkeypatch.setattr(state, "container_id", lambda: "second")
     reboot(stage)
     status = stage.until("ready")
@@ -579,7 +587,7 @@ def test_a_head_of_which_nobody_knows_whether_it_was_replaced(
     reboot(stage)
     stage.until("ready")
 
-    assert len(stage.seen.faults) == 1
+    assert len(stage.status.faults) == 1
 
 
 def test_a_head_that_restarts_during_the_first_start(make: Make) -> None:
@@ -602,14 +610,14 @@ def test_a_head_that_restarts_while_the_server_is_down(ready: Make, when: str) -
     reboot(stage)
     stage.until("ready")
 
-    assert (len(stage.seen.faults), stage.seen.generation) == (1, 2)
-    assert stage.seen.faults[0].ready_again_after is not None
+    assert (len(stage.status.faults), stage.status.generation) == (1, 2)
+    assert stage.status.faults[0].ready_again_after is not None
 
 
 @pytest.mark.parametrize("over", ["failed", "gave-up"])
 def test_what_is_over_stays_over(make: Make, over: str) -> None:
     """A restart of the head would turn what needs somebody into a loop."""
-    stage = make(wanted.mp("gpu1", "gpu2", policy=policy(restarts=1)))
+    stage = make(specs.mp("gpu1", "gpu2", policy=policy(restarts=1)))
     if over == "gave-up":
         stage.until("ready")
         stage.kill("gpu2")
@@ -622,7 +630,7 @@ def test_what_is_over_stays_over(make: Make, over: str) -> None:
     reboot(stage)
     stage.run(100)
 
-    assert (stage.seen.state, stage.seen.doing, stage.orders) == (over, doing, {})
+    assert (stage.status.state, stage.status.doing, stage.orders) == (over, doing, {})
 
 
 def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
@@ -631,13 +639,13 @@ def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
     reboot(stage)
     stage.lead.away["gpu3"] = ""
     stage.run(20)
-    assert (stage.seen.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
-    assert stage.seen.doing == "looking for the engine that ran before: gpu3 cannot be asked yet"
+    assert (stage.status.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
+    assert stage.status.doing == "looking for the engine that ran before: gpu3 cannot be asked yet"
 
     stage.lead.away.clear()
     stage.until("ready", within=2)
     stage.run(20)
-    assert (stage.seen.state, stage.seen.generation, stage.seen.faults) == ("ready", 1, [])
+    assert (stage.status.state, stage.status.generation, stage.status.faults) == ("ready", 1, [])
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [1, 1]
 
 
@@ -651,11 +659,11 @@ def test_an_engine_outlives_two_restarts_of_the_heads_agent(make: Make, state: s
     for _ in range(2):
         reboot(stage)
         stage.run(20)
-        assert (stage.seen.state, stage.phases) == ("waiting", {"gpu2": KEEP, "gpu3": KEEP})
+        assert (stage.status.state, stage.phases) == ("waiting", {"gpu2": KEEP, "gpu3": KEEP})
 
     stage.lead.away.clear()
     stage.until("ready", within=10)
-    assert (stage.seen.resumes, stage.seen.generation, stage.seen.faults) == ("", 1, [])
+    assert (stage.status.resumes, stage.status.generation, stage.status.faults) == ("", 1, [])
     assert {stage.lead.nodes[node].state for node in ("gpu2", "gpu3")} == {"running"}
 
 
@@ -666,12 +674,12 @@ def test_an_agent_that_has_not_reported_yet_has_not_said_that_nothing_runs(ready
     stage.lead.late.add("gpu3")
     stage.lead.stale.add("gpu3")
     stage.run(20)
-    assert (stage.seen.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
+    assert (stage.status.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
 
     stage.lead.late.clear()
     stage.lead.stale.clear()
     stage.until("ready", within=2)
-    assert (stage.seen.generation, stage.seen.faults) == (1, [])
+    assert (stage.status.generation, stage.status.faults) == (1, [])
 
 
 def test_an_engine_that_has_not_answered_outlives_it(ready: Make) -> None:
@@ -684,11 +692,11 @@ def test_an_engine_that_has_not_answered_outlives_it(ready: Make) -> None:
     reboot(stage)
     stage.until("starting", within=5)
     stage.run(10)
-    assert (stage.seen.state, stage.seen.verdict) == ("starting", "recovering")
+    assert (stage.status.state, stage.status.verdict) == ("starting", "recovering")
 
     stage.until("ready", within=40)
-    assert (stage.seen.generation, len(stage.seen.faults)) == (2, 1)
-    assert stage.seen.faults[0].ready_again_after is not None
+    assert (stage.status.generation, len(stage.status.faults)) == (2, 1)
+    assert stage.status.faults[0].ready_again_after is not None
 
 
 def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
@@ -698,7 +706,7 @@ def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
     reboot(stage)
     stage.until("ready", within=30)
 
-    assert (stage.seen.generation, len(stage.seen.faults)) == (2, 1)
+    assert (stage.status.generation, len(stage.status.faults)) == (2, 1)
     assert [stage.lead.nodes[node].last for node in ("gpu2", "gpu3")] == [2, 2]
 
 
@@ -707,12 +715,12 @@ def test_an_engine_that_did_not_outlive_it(ready: Make) -> None:
 
 def test_faults_that_are_kept_are_bounded(ready: Make) -> None:
     """A crash loop of days must not grow the file; how many there were is still known."""
-    stage = ready(wanted.mp("gpu1", "gpu2", policy=policy(longest_pause=1.0)))
+    stage = ready(specs.mp("gpu1", "gpu2", policy=policy(longest_pause=1.0)))
     stage.kill("gpu2", evidence="x" * 10_000)
     starts(stage, 30)
 
-    assert (len(stage.seen.faults), stage.seen.fault_count) == (20, 31)
-    assert all(len(fault.evidence) <= 4000 for fault in stage.seen.faults)
+    assert (len(stage.status.faults), stage.status.fault_count) == (20, 31)
+    assert all(len(fault.evidence) <= 4000 for fault in stage.status.faults)
 
 
 def test_the_record_is_never_old(ready: Make) -> None:
@@ -720,7 +728,7 @@ def test_the_record_is_never_old(ready: Make) -> None:
     stage = ready()
     for _ in range(30):
         stage.step(1.0)
-        assert stage.clock.time() - stage.seen.written <= 6
+        assert stage.clock.time() - stage.status.written <= 6
 
 
 def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -735,7 +743,7 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
     stage.run(30)
     assert stage.keeper.status is not None
 
-    assert (stage.keeper.status.state, stage.keeper.status.generation, stage.seen.generation) == (
+    assert (stage.keeper.status.state, stage.keeper.status.generation, stage.status.generation) == (
         "ready",
         2,
         1,
@@ -746,7 +754,7 @@ def test_a_disk_that_is_full_ends_no_server(ready: Make, monkeypatch: pytest.Mon
 @given(chance=mutate.chances)
 def test_whatever_agents_report(ready: Make, chance: mutate.Chance) -> None:
     """Nothing that another agent says ends the one that keeps all servers."""
-    stage = ready(wanted.mp("gpu1", "gpu2", id=str(chance.number), asked=float(chance.number)))
+    stage = ready(specs.mp("gpu1", "gpu2", id=str(chance.number), asked=float(chance.number)))
     for node in ("gpu1", "gpu2"):
         good = {**dataclasses.asdict(stage.lead.reports[node]), "ranks": [7], "ended": "x"}
         with contextlib.suppress(ValueError):
@@ -764,7 +772,7 @@ def test_when_it_wants_to_be_asked_often(make: Make) -> None:
     stage = make()
     stage.step()
     assert stage.keeper.changing
-    assert stage.clock.time() - stage.seen.since < 1
+    assert stage.clock.time() - stage.status.since < 1
     stage.until("ready")
     assert not stage.keeper.changing
     stage.want(None)

@@ -25,7 +25,7 @@ from launcher.agent.__main__ import Agent
 from launcher.agent.desired import Policy, Ray
 from launcher.agent.observed import FirstAnswer, Observed
 from launcher.tools import agent_queries, servers
-from tests.agent import wanted
+from tests.agent import specs
 from tests.agent.authority import Authority
 from tests.agent.waits import PATIENCE, lives, until
 
@@ -65,7 +65,7 @@ class Cluster:
         self.folder, self.port = folder, free()
         self.ports: dict[str, int] = {}  # of the head, as other nodes see it
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.asked = 0
+        self.request_count = 0
         self.authority = Authority()
         (folder / "lib").mkdir()
         (folder / "lib" / "vlaunch_agent").symlink_to(Path(agent.__file__).parent)
@@ -112,7 +112,7 @@ class Cluster:
                     },
                 )
 
-    def wanted(
+    def write_spec(
         self,
         name: str,
         *nodes: str,
@@ -123,22 +123,22 @@ class Cluster:
         """Return a server with one process on each node; its engines are as the words say."""
         server = Server(self, name, nodes)
         server.be(*be)
-        self.asked += 1
+        self.request_count += 1
         processes = tuple(
-            wanted.process(
+            specs.process(
                 node,
                 *(sys.executable, "-S", ENGINE, str(server.folder), str(rank), str(server.port)),
                 *(["--headless"] if rank else []),
             )
             for rank, node in enumerate(nodes)
         )
-        want = wanted.mp(
+        want = specs.mp(
             *nodes,
             **{
                 "name": name,
                 "processes": processes,
                 "port": server.port,
-                "asked": float(self.asked),
+                "asked": float(self.request_count),
                 "policy": policy,
                 **fields,
             },
@@ -147,7 +147,7 @@ class Cluster:
 
     def serve(self, name: str, *nodes: str, **fields: Any) -> Server:
         """Want a server."""
-        server, want = self.wanted(name, *nodes, **fields)
+        server, want = self.write_spec(name, *nodes, **fields)
         file = self.folder / "state" / "gpu1" / name / "desired.json"
         state.write_json(str(file), want, durable=False)
         return server
@@ -208,7 +208,7 @@ class Server:
             (self.folder / label).unlink()
 
     @property
-    def seen(self) -> Observed:
+    def status(self) -> Observed:
         """The record."""
         return state.read_status(
             self.name, str(self.cluster.folder / "state" / "gpu1")
@@ -231,7 +231,7 @@ class Server:
         """Wait for a state, and for one living process of each rank, all of that generation."""
 
         def holds() -> bool:
-            status = self.seen
+            status = self.status
             if status.state not in states or (generation and status.generation != generation):
                 return False
             return "ready" not in states or len(self.pids()) == len(self.nodes)
@@ -239,17 +239,17 @@ class Server:
         until(
             holds,
             f"{self.name} is {states}, generation {generation}",
-            lambda: f"{self.seen}\n{self.cluster.logs()}",
+            lambda: f"{self.status}\n{self.cluster.logs()}",
         )
-        return self.seen
+        return self.status
 
     def answers(self) -> None:
         """Wait for another canary."""
-        last = self.seen.answered or 0.0
+        last = self.status.answered or 0.0
         until(
-            lambda: (self.seen.answered or 0.0) > last,
+            lambda: (self.status.answered or 0.0) > last,
             "it answers",
-            lambda: f"{self.seen}\n{self.cluster.logs()}",
+            lambda: f"{self.status}\n{self.cluster.logs()}",
         )
 
     def stop(self) -> None:
@@ -274,7 +274,7 @@ def test_a_server_on_two_nodes(cluster: Cluster) -> None:
     """
     cluster.start("gpu1")
     server = cluster.serve("chat", "gpu1", "gpu2", be=("child", "stubborn"))
-    until(lambda: server.seen.doing == "waiting for the agent of gpu2", "it waits", cluster.logs)
+    until(lambda: server.status.doing == "waiting for the agent of gpu2", "it waits", cluster.logs)
     assert server.pids() == []
 
     cluster.start("gpu2")
@@ -391,13 +391,13 @@ def test_a_frozen_engine(cluster: Cluster) -> None:
     server.is_("ready", generation=1)
     for rank in (0, 1):
         server.hit(rank, signal.SIGSTOP)
-    until(lambda: server.seen.still > 1.0, "it stands still", cluster.logs)
+    until(lambda: server.status.still > 1.0, "it stands still", cluster.logs)
     for rank in (0, 1):
         server.hit(rank, signal.SIGCONT)
     server.answers()
 
-    assert (server.seen.state, server.seen.generation, server.seen.faults) == ("ready", 1, [])
-    assert server.seen.longest_step > 1.0
+    assert (server.status.state, server.status.generation, server.status.faults) == ("ready", 1, [])
+    assert server.status.longest_step > 1.0
 
 
 def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
@@ -406,15 +406,15 @@ def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
     server.be("asleep")
-    until(lambda: server.seen.reason == "it sleeps", "it sleeps", cluster.logs)
-    slept = server.seen.asking
-    until(lambda: server.seen.asking > slept + 1.5, "it sleeps on", cluster.logs)
+    until(lambda: server.status.reason == "it sleeps", "it sleeps", cluster.logs)
+    slept = server.status.asking
+    until(lambda: server.status.asking > slept + 1.5, "it sleeps on", cluster.logs)
     server.be("broken", no=("asleep",))
-    until(lambda: "answered with 500: no luck" in server.seen.reason, "it is odd", cluster.logs)
+    until(lambda: "answered with 500: no luck" in server.status.reason, "it is odd", cluster.logs)
     server.be(no=("broken",))
     server.answers()
 
-    assert (server.seen.state, server.seen.generation, server.seen.faults) == ("ready", 1, [])
+    assert (server.status.state, server.status.generation, server.status.faults) == ("ready", 1, [])
 
 
 def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
@@ -423,7 +423,7 @@ def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
     server = cluster.serve("chat", "gpu1")
     server.is_("ready")
     server.be("dead")
-    until(lambda: server.seen.faults != [], "it is noticed", cluster.logs)
+    until(lambda: server.status.faults != [], "it is noticed", cluster.logs)
     server.be(no=("dead",))
     status = server.is_("ready")
 
@@ -496,15 +496,15 @@ def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
         server.is_("ready", generation=1)
         pids = server.pids()
         between.set(cut=True)
-        until(lambda: "gpu2 cannot be asked" in server.seen.warning, "it is away", cluster.logs)
+        until(lambda: "gpu2 cannot be asked" in server.status.warning, "it is away", cluster.logs)
         for _ in range(4):  # longer than an agent has to come back, and than three canaries
             server.answers()
-        assert (server.seen.state, server.pids()) == ("ready", pids)
+        assert (server.status.state, server.pids()) == ("ready", pids)
         between.set(cut=False)
-        until(lambda: server.seen.warning == "", "it is back", cluster.logs)
+        until(lambda: server.status.warning == "", "it is back", cluster.logs)
         server.answers()
 
-        assert (server.seen.generation, server.seen.faults, server.pids()) == (1, [], pids)
+        assert (server.status.generation, server.status.faults, server.pids()) == (1, [], pids)
 
 
 def test_an_agent_that_is_frozen_for_a_moment_ends_nothing(cluster: Cluster) -> None:
@@ -519,7 +519,7 @@ def test_an_agent_that_is_frozen_for_a_moment_ends_nothing(cluster: Cluster) -> 
     cluster.agents["gpu2"].send_signal(signal.SIGCONT)
     server.answers()
 
-    assert (server.seen.state, server.seen.generation, server.seen.faults, server.pids()) == (
+    assert (server.status.state, server.status.generation, server.status.faults, server.pids()) == (
         "ready",
         1,
         [],
@@ -536,11 +536,11 @@ def test_a_container_that_ends(cluster: Cluster) -> None:
     server.is_("ready", generation=1)
     cluster.kill("gpu2")
     until(
-        lambda: server.seen.doing == "waiting for the agent of gpu2",
+        lambda: server.status.doing == "waiting for the agent of gpu2",
         "it is waited for",
         cluster.logs,
     )
-    assert (server.pids(), server.seen.faults[0].what, server.seen.faults[0].node) == (
+    assert (server.pids(), server.status.faults[0].what, server.status.faults[0].node) == (
         [],
         "gpu2 is gone",
         "gpu2",
@@ -582,7 +582,7 @@ def test_a_head_that_ends_and_starts_again(cluster: Cluster) -> None:
     embed.answers()
 
     assert fault.what == "the head's container was restarted"
-    assert (embed.pids(), embed.seen.generation, embed.seen.faults) == (pids, 1, [])
+    assert (embed.pids(), embed.status.generation, embed.status.faults) == (pids, 1, [])
 
 
 def test_one_server_dies_again_and_again_and_the_other_does_not_notice(cluster: Cluster) -> None:
@@ -595,12 +595,12 @@ def test_one_server_dies_again_and_again_and_the_other_does_not_notice(cluster: 
     for at in range(3):
         chat.hit(at % 2)
         chat.is_("ready", generation=at + 2)
-    assert (len(chat.seen.faults), len(chat.seen.restarts)) == (3, 3)
+    assert (len(chat.status.faults), len(chat.status.restarts)) == (3, 3)
     chat.stop()
     chat.is_("stopped")
     embed.answers()
 
-    assert (embed.pids(), embed.seen.generation, embed.seen.faults) == (pids, 1, [])
+    assert (embed.pids(), embed.status.generation, embed.status.faults) == (pids, 1, [])
 
 
 def over(stranger: socket.socket) -> bool:
@@ -634,7 +634,7 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     cluster.says("gpu3", "the certificate is not accepted")
     server.answers()
 
-    assert (server.seen.generation, server.seen.faults) == (1, [])
+    assert (server.status.generation, server.status.faults) == (1, [])
     assert set(ask_servers(cluster).members) == {"gpu1", "gpu2"}
     cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are read again
     cluster.says("gpu1", "the agent of gpu3 is here")
@@ -653,7 +653,7 @@ def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
     until(lambda: cluster.log("gpu1").count("the agent of gpu2 is here") == 2, "it is back")
     server.answers()
 
-    assert (server.seen.generation, server.seen.faults, server.pids()) == (1, [], pids)
+    assert (server.status.generation, server.status.faults, server.pids()) == (1, [], pids)
 
 
 # ---- the first process of a container ------------------------------------------------------------
@@ -682,7 +682,7 @@ def test_orphans_are_reaped_and_exit_codes_are_not_stolen(cluster: Cluster) -> N
         server.is_("ready", generation=generation)
     until(lambda: not zombies(cluster.agents["gpu1"].pid), "they are reaped", cluster.logs)
 
-    assert [fault.what for fault in server.seen.faults] == ["vLLM was killed by SIGSEGV"] * 2
+    assert [fault.what for fault in server.status.faults] == ["vLLM was killed by SIGSEGV"] * 2
     assert len((server.folder / "orphans").read_text().split()) == 3
 
 
@@ -699,7 +699,7 @@ def test_the_signal_to_end_ends_everything(cluster: Cluster) -> None:
 
     assert [cluster.agents[node].wait(PATIENCE) for node in ("gpu1", "gpu2")] == [143, 143]
     assert (server.pids(), [lives(pid) for pid in children]) == ([], [False, False])
-    assert server.seen.faults == [] or {fault.node for fault in server.seen.faults} <= {"gpu2"}
+    assert server.status.faults == [] or {fault.node for fault in server.status.faults} <= {"gpu2"}
     assert (cluster.folder / "state" / "gpu1" / "chat" / "desired.json").exists()
 
 
@@ -735,7 +735,7 @@ def test_ray_ends_beside_an_engine(cluster: Cluster) -> None:
     os.kill(first, signal.SIGKILL)
     until(lambda: len(marks.read_text().split()) == 4, "it is started again", cluster.logs)
     server.answers()
-    assert (server.pids(), server.seen.faults, lives(remaining)) == (pids, [], False)
+    assert (server.pids(), server.status.faults, lives(remaining)) == (pids, [], False)
 
     cluster.agents["gpu1"].terminate()
     assert cluster.agents["gpu1"].wait(PATIENCE) == 143
@@ -760,7 +760,7 @@ def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
     server.answers()
     first, second = map(int, marks["gpu2"].read_text().split())
 
-    assert (lives(first), lives(second), server.pids(), server.seen.faults) == (
+    assert (lives(first), lives(second), server.pids(), server.status.faults) == (
         False,
         True,
         pids,

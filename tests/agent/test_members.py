@@ -40,7 +40,7 @@ class Node:
 
     def __init__(self) -> None:
         self.orders: Any = {}
-        self.said = {"chat": CHAT}
+        self.reports = {"chat": CHAT}
         self.changing = False
 
     def tick(self) -> None:
@@ -48,7 +48,7 @@ class Node:
 
     def report(self) -> dict[str, ServerReport]:
         """Say what a test says."""
-        return self.said
+        return self.reports
 
 
 class World:
@@ -211,7 +211,7 @@ def test_orders_and_reports_go_both_ways(
         until(lambda: lead.is_settled("gpu2"), "it reports that it has carried them out")
     monkeypatch.setattr(members, "EVERY", 600.0)
     monkeypatch.setattr(members, "_QUICK", 600.0)
-    follower.node.said = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
+    follower.node.reports = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
     follower.tick()
     until(lambda: lead.report("gpu2", "chat").state == "running", "it reports the new state")
 

@@ -14,14 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from launcher.agent import metrics, state
 from launcher.agent.desired import Desired
 from launcher.agent.observed import STATES, VERDICTS, Fault, Load, Observed, Wedge
-from tests.agent.wanted import mp
+from tests.agent.specs import mp
 
 NOW = 1_700_000_100.0
 WRITTEN = "agent_written_timestamp_seconds"
 TWO = mp("gpu1", "gpu2", addresses={"gpu1": "10.0.0.1", "gpu2": "10.0.0.2", "gpu3": "10.0.0.3"})
 
 
-def seen(**fields: Any) -> Observed:
+def make_status(**fields: Any) -> Observed:
     """Return a server that is ready."""
     created = Observed(
         name="chat",
@@ -70,7 +70,7 @@ def read(folder: Path, age: float = 0.0, **agents: float) -> dict[str, float]:
 
 def test_a_server_that_is_ready(tmp_path: Path) -> None:
     """Its state, faults, canary, queue and ranks."""
-    keep(tmp_path, how=seen())
+    keep(tmp_path, how=make_status())
     result = read(tmp_path)
 
     assert result["server_info backend=mp model=org/m server=chat task=chat"] == 1
@@ -109,7 +109,7 @@ def test_a_server_that_is_ready(tmp_path: Path) -> None:
 def test_a_server_that_hangs(tmp_path: Path) -> None:
     """Its verdict, for how long, and the rank, once it is suspect."""
     wedge = Wedge(since=NOW - 70, rank="TP1", node="gpu2", gpu="3", frame="FRAME (x.py:1)")
-    how = seen(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
+    how = make_status(verdict="suspect", reason="REASON", still=70.0, longest_step=4.0, wedge=wedge)
     keep(tmp_path, how=how)
     result = read(tmp_path)
 
@@ -127,7 +127,7 @@ def test_a_server_that_hangs(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
     """Neither 0 nor any other number."""
-    keep(tmp_path, how=seen(state="starting", seconds=None, load=None, alive={}, faults=[]))
+    keep(tmp_path, how=make_status(state="starting", seconds=None, load=None, alive={}, faults=[]))
     result = read(tmp_path)
 
     assert result["server_state server=chat state=starting"] == 1
@@ -138,17 +138,17 @@ def test_what_is_not_known_is_not_there(tmp_path: Path) -> None:
 
 def test_a_server_that_nobody_wants_is_gone(tmp_path: Path) -> None:
     """Once it has ended; one that failed and is wanted is told."""
-    keep(tmp_path, None, seen(state="stopping"))
+    keep(tmp_path, None, make_status(state="stopping"))
     assert read(tmp_path)["server_state server=chat state=stopping"] == 1
-    keep(tmp_path, None, seen(state="stopped"))
+    keep(tmp_path, None, make_status(state="stopped"))
     assert read(tmp_path).keys() == {WRITTEN}
-    keep(tmp_path, TWO, seen(state="gave-up"))
+    keep(tmp_path, TWO, make_status(state="gave-up"))
     assert read(tmp_path)["server_state server=chat state=gave-up"] == 1
 
 
 def test_which_agents_are_connected(tmp_path: Path) -> None:
     """Of all nodes of the cluster; none while the head's agent hangs."""
-    keep(tmp_path, how=seen())
+    keep(tmp_path, how=make_status())
     for age, expected in ((4.0, [1, 1, 0]), (100.0, [0, 0, 0])):
         result = read(tmp_path, age, gpu1=0.0, gpu2=1.5)
         up = {item: value for item, value in result.items() if item.startswith("node_agent_up")}
@@ -158,7 +158,7 @@ def test_which_agents_are_connected(tmp_path: Path) -> None:
 def test_a_full_disk_shows(tmp_path: Path) -> None:
     """The agent goes on, and its records grow old."""
     for age, late in ((4.0, 0.0), (90.0, 85.0)):
-        keep(tmp_path, how=seen(written=NOW - age))
+        keep(tmp_path, how=make_status(written=NOW - age))
         assert read(tmp_path)[WRITTEN] == NOW - late
 
 
@@ -187,7 +187,7 @@ def test_files_that_nobody_can_read(tmp_path: Path, text: str) -> None:
 
 def test_labels_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
     """Whatever a model is called."""
-    keep(tmp_path, how=seen(model='a"b\\c\nd'))
+    keep(tmp_path, how=make_status(model='a"b\\c\nd'))
 
     assert 'server_info backend=mp model=a"b\\c\nd server=chat task=chat' in read(tmp_path)
 
@@ -195,7 +195,7 @@ def test_labels_are_written_so_that_they_can_be_read(tmp_path: Path) -> None:
 def test_no_text_of_a_log_is_told(tmp_path: Path) -> None:
     """It may hold anything."""
     faults = [Fault(at=NOW, what="WHAT", cause="CAUSE", evidence="EVIDENCE", node="gpu2")]
-    keep(tmp_path, how=seen(faults=faults, doing="DOING", warning="WARNING"))
+    keep(tmp_path, how=make_status(faults=faults, doing="DOING", warning="WARNING"))
     text = metrics.render_metrics(NOW, 0.0, {}, str(tmp_path))
 
     assert not [

@@ -12,9 +12,9 @@ from launcher.agent.node import KEEP
 from launcher.agent.probe import ProbeReport
 from launcher.agent.ray_view import RayRank
 from launcher.agent.task import ONLY_HEALTH
-from tests.agent import wanted
+from tests.agent import specs
+from tests.agent.specs import AWAY, RAY
 from tests.agent.stage import Engine, Make, Node, Stage, View
-from tests.agent.wanted import AWAY, RAY
 
 
 def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make) -> None:
@@ -22,13 +22,13 @@ def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make
     stage = ready()
     stage.lead.away["gpu2"] = "its connection was closed"
     stage.run(1000, step=5)
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
-    assert stage.seen.warning == "the agent of gpu2 cannot be asked"
-    assert stage.seen.verdict == "answering"
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
+    assert stage.status.warning == "the agent of gpu2 cannot be asked"
+    assert stage.status.verdict == "answering"
 
     stage.lead.away.clear()
     stage.run(5)
-    assert (stage.seen.state, stage.seen.warning, stage.seen.generation) == ("ready", "", 1)
+    assert (stage.status.state, stage.status.warning, stage.status.generation) == ("ready", "", 1)
 
 
 def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
@@ -39,14 +39,14 @@ def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
     stage.lead.away["gpu2"] = "it has been silent for 60 s"
     stage.engine.answers = False
     stage.run(14)
-    assert stage.seen.state == "ready"
+    assert stage.status.state == "ready"
     stage.until("stopping", within=4)
-    (fault,) = stage.seen.faults
+    (fault,) = stage.status.faults
 
     assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "1")
     assert fault.evidence == "its agent: it has been silent for 60 s"
     stage.run(60)
-    assert (stage.seen.state, stage.seen.doing) == ("waiting", "waiting for the agent of gpu2")
+    assert (stage.status.state, stage.status.doing) == ("waiting", "waiting for the agent of gpu2")
     stage.lead.nodes["gpu2"] = Node(boot="b2")
     stage.lead.away.clear()
     stage.until("ready")
@@ -59,7 +59,7 @@ def test_a_node_that_may_come_back_in_a_moment(ready: Make) -> None:
     stage.engine.answers = False
     stage.run(60)
 
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
 
 
 def test_a_container_that_was_started_anew(ready: Make) -> None:
@@ -69,7 +69,7 @@ def test_a_container_that_was_started_anew(ready: Make) -> None:
     stage.step()
     assert stage.lead.nodes["gpu2"].state == "idle"
     stage.until("pausing")
-    assert (stage.seen.faults[0].what, stage.seen.faults[0].node) == (
+    assert (stage.status.faults[0].what, stage.status.faults[0].node) == (
         "the container of gpu2 was restarted",
         "gpu2",
     )
@@ -84,7 +84,7 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
 ) -> None:
     """What it said last is no news: it is stopped, or the network swallows its words."""
     stage = make(
-        wanted.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
+        specs.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
     )
     monkeypatch.setattr(apis, "ApiProbe", lambda *_: Eye({}))
     stage.until("ready")
@@ -93,19 +93,19 @@ def test_an_agent_that_is_silent_makes_nothing_stand_still(
     stage.lead.stale |= {"gpu2", "gpu3"}
     stage.run(1000, step=2)
 
-    assert (stage.seen.state, stage.seen.faults, stage.seen.still) == ("ready", [], 0.0)
-    assert stage.seen.verdict == "unknown"
+    assert (stage.status.state, stage.status.faults, stage.status.still) == ("ready", [], 0.0)
+    assert stage.status.verdict == "unknown"
 
 
 class Eye:
     """Stands in for the probe that the head itself sends out."""
 
-    def __init__(self, expected: dict[str, Any]) -> None:
-        self.said, self.stopped = expected, False
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self.payload, self.stopped = payload, False
 
     def report(self) -> ProbeReport:
         """Return what it saw."""
-        return records.parse_record(ProbeReport, self.said, "report")
+        return records.parse_record(ProbeReport, self.payload, "report")
 
     def stop(self) -> None:
         """Look no more."""
@@ -124,54 +124,54 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     requests: list[Any] = []
     eye = Eye({})
     monkeypatch.setattr(apis, "ApiProbe", lambda *words: requests.append(words) or eye)
-    stage = ready(wanted.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
+    stage = ready(specs.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
-        eye.said = stage.probe()
+        eye.payload = stage.probe()
         stage.step(5)
     assert requests == [(host, 8000, range(0), 5.0)]
-    assert (stage.seen.verdict, stage.seen.warning) == (
+    assert (stage.status.verdict, stage.status.warning) == (
         "answering",
         "the agent of gpu2 cannot be asked",
     )
-    assert stage.seen.answered is not None and stage.clock.time() - stage.seen.answered < 6
+    assert stage.status.answered is not None and stage.clock.time() - stage.status.answered < 6
 
     stage.lead.stale.clear()
     stage.run(5)
-    assert (stage.seen.warning, eye.stopped) == ("", True)
+    assert (stage.status.warning, eye.stopped) == ("", True)
 
 
 @pytest.mark.parametrize("text", ["it sleeps", "it is paused", "it is being rescaled"])
 def test_a_server_that_rests_is_left_alone(ready: Make, text: str) -> None:
     """Somebody wants it so; when it wakes, it has all the time that a server has."""
     stage = ready()
-    stage.engine = Engine(answers=False, rests=text)
+    stage.engine = Engine(answers=False, resting=text)
     stage.run(1000, step=2)
-    assert (stage.seen.verdict, stage.seen.faults, stage.seen.reason) == ("resting", [], text)
-    assert (stage.seen.still, stage.seen.longest_step) == (0.0, 0.0)
+    assert (stage.status.verdict, stage.status.faults, stage.status.reason) == ("resting", [], text)
+    assert (stage.status.still, stage.status.longest_step) == (0.0, 0.0)
 
-    stage.engine.rests = ""
+    stage.engine.resting = ""
     stage.run(29)
-    assert stage.seen.verdict == "busy"
+    assert stage.status.verdict == "busy"
 
 
 def test_a_503_of_a_rescaled_server_is_no_death(ready: Make) -> None:
     """While expert parallelism is rescaled, `/health` answers 503; afterwards 503 means dead."""
     stage = ready()
-    stage.engine = Engine(answers=False, health=503, rests="it is being rescaled")
+    stage.engine = Engine(answers=False, health=503, resting="it is being rescaled")
     stage.run(600, step=2)
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
 
-    stage.engine.rests = ""
+    stage.engine.resting = ""
     stage.run(5)
-    assert len(stage.seen.faults) == 1
+    assert len(stage.status.faults) == 1
 
 
 def replicas() -> Desired:
     """Two replicas, one on each node."""
-    first = wanted.process("gpu1", replicas=(0, 1))
-    second = wanted.process("gpu2", *wanted.HEADLESS, replicas=(1, 1))
-    return wanted.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
+    first = specs.process("gpu1", replicas=(0, 1))
+    second = specs.process("gpu2", *specs.HEADLESS, replicas=(1, 1))
+    return specs.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
 
 
 def test_a_replica_that_ends_no_step_is_quiet(ready: Make) -> None:
@@ -180,8 +180,8 @@ def test_a_replica_that_ends_no_step_is_quiet(ready: Make) -> None:
     stage.engine.mute = ("1",)
     stage.run(32)
 
-    assert stage.seen.verdict == "quiet"
-    assert stage.seen.reason.startswith("no step of replica 1 has ended for 3")
+    assert stage.status.verdict == "quiet"
+    assert stage.status.reason.startswith("no step of replica 1 has ended for 3")
 
 
 def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> None:
@@ -189,19 +189,19 @@ def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> N
     stage = ready()
     stage.engine.failing, stage.engine.works = (500, "grammar error"), True
     stage.run(1000, step=2)
-    assert (stage.seen.verdict, stage.seen.faults) == ("busy", [])
-    assert stage.seen.reason == "our own completion was answered with 500: grammar error"
+    assert (stage.status.verdict, stage.status.faults) == ("busy", [])
+    assert stage.status.reason == "our own completion was answered with 500: grammar error"
 
     stage.engine.failing = None
     stage.run(2)
-    assert (stage.seen.verdict, stage.seen.reason) == ("answering", "")
+    assert (stage.status.verdict, stage.status.reason) == ("answering", "")
 
 
 @pytest.mark.parametrize("how", [{"health": 503}, {"failing": (500, "EngineDeadError: x")}])
 def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -> None:
     """Its API may live on for long; what it printed is the evidence."""
     stage = ready()
-    stage.lead.nodes["gpu1"].more = {"evidence": "lines", "cause": "RuntimeError: x"}
+    stage.lead.nodes["gpu1"].extra = {"evidence": "lines", "cause": "RuntimeError: x"}
     stage.engine = Engine(answers=False, **how)
     (fault,) = stage.until("stopping", within=3).faults
 
@@ -217,7 +217,7 @@ def test_a_server_that_starts_may_say_503(make: Make) -> None:
     stage = make()
     stage.engine = Engine(takes=50, health=503)
     stage.run(40)
-    assert (stage.seen.state, stage.seen.faults) == ("starting", [])
+    assert (stage.status.state, stage.status.faults) == ("starting", [])
 
 
 def test_a_busy_server_says_so(ready: Make) -> None:
@@ -278,7 +278,7 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
     """Each node is told the processes of its own; only the first one starts anything."""
     stage = ready(RAY)
 
-    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert stage.status.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
     assert {node: item.pids for node, item in stage.orders.items()} == {
         "gpu1": (41,),
         "gpu2": (42,),
@@ -289,7 +289,7 @@ def test_the_ranks_of_ray_are_watched(ready: Make, view: type[View]) -> None:
 def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
     """Ray's table has none: nodes as the server has them, ranks by their numbers."""
     names = ("DP10", "DP2", "an engine")
-    view.found = [
+    view.placed = [
         RayRank(f"{node}{name}", name, node, number)
         for node in ("gpu2", "gpu1")
         for number, name in enumerate(names, start=1)
@@ -298,7 +298,10 @@ def test_ranks_are_told_in_their_order(make: Make, view: type[View]) -> None:
     stage.until("ready")
     stage.run(2)
 
-    assert list(stage.seen.ranks.items()) == [("gpu1", ["DP2", "DP10"]), ("gpu2", ["DP2", "DP10"])]
+    assert list(stage.status.ranks.items()) == [
+        ("gpu1", ["DP2", "DP10"]),
+        ("gpu2", ["DP2", "DP10"]),
+    ]
 
 
 def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> None:
@@ -306,18 +309,18 @@ def test_ray_is_asked_until_it_has_all_ranks(make: Make, view: type[View]) -> No
     it said last counts.
     """
     stage = make(RAY)
-    (first, second), view.found = view.found, [RayRank("e0", "an engine", "gpu1", 40)]
+    (first, second), view.placed = view.placed, [RayRank("e0", "an engine", "gpu1", 40)]
     stage.until("ready")
-    view.found = [*view.found, first]
+    view.placed = [*view.placed, first]
     stage.run(12)
-    assert stage.seen.ranks == {"gpu1": ["PP0"]}
+    assert stage.status.ranks == {"gpu1": ["PP0"]}
 
-    view.found = [*view.found, second]
+    view.placed = [*view.placed, second]
     pids = set[tuple[int, ...]]()
     for _ in range(12):
         stage.step(1)
         pids.add(stage.orders["gpu1"].pids)
-    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert stage.status.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
     assert pids == {(40, 41)}
 
 
@@ -325,14 +328,14 @@ def test_ranks_that_ray_does_not_tell_at_once_are_asked_for_again(
     make: Make, view: type[View]
 ) -> None:
     """Its dashboard is late."""
-    result, view.found = view.found, []
+    result, view.placed = view.placed, []
     stage = make(RAY)
     stage.until("ready")
     stage.run(5)
-    assert stage.seen.ranks == {}
-    view.found = result
+    assert stage.status.ranks == {}
+    view.placed = result
     stage.run(15)
-    assert stage.seen.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
+    assert stage.status.ranks == {"gpu1": ["PP0"], "gpu2": ["PP1"]}
 
 
 def with_ranks(ready: Make, *, met: bool = True) -> Stage:
@@ -351,9 +354,9 @@ def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: t
     stage.engine.answers = False
     stage.lead.nodes["gpu2"].ranks = []
     stage.run(4)
-    assert stage.seen.state == "ready"  # vLLM may still say why
+    assert stage.status.state == "ready"  # vLLM may still say why
     stage.until("stopping", within=4)
-    (fault,) = stage.seen.faults
+    (fault,) = stage.status.faults
 
     assert fault.what == "vLLM goes on, though its rank PP1 has ended"
     assert (fault.node, fault.rank) == ("gpu2", "PP1")
@@ -368,7 +371,7 @@ def test_ranks_that_come_back_are_forgiven(ready: Make, view: type[View]) -> Non
         stage.lead.nodes["gpu2"].ranks = [42]
         stage.run(3)
 
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
 
 
 def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: type[View]) -> None:
@@ -380,7 +383,7 @@ def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: ty
     stage.kill("gpu1", "ended with exit code 1", cause="ValueError: no")
     stage.until("stopping", within=3)
 
-    assert stage.seen.faults[0].what == "vLLM ended with exit code 1"
+    assert stage.status.faults[0].what == "vLLM ended with exit code 1"
 
 
 @pytest.mark.parametrize("why", ["unmet", "silent", "rests"])
@@ -393,10 +396,10 @@ def test_a_rank_of_which_nothing_is_known_ends_nothing(
     if why == "silent":
         stage.lead.stale.add("gpu2")
     if why == "rests":
-        stage.engine.rests = "it is being scaled"
+        stage.engine.resting = "it is being scaled"
     stage.run(60)
 
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
 
 
 def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[View]) -> None:
@@ -419,7 +422,7 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
     stage.run(5)
     stage.lead.away["gpu2"] = "it has been silent for 60 s"
     stage.run(100)
-    assert stage.seen.state == "ready"
+    assert stage.status.state == "ready"
     stage.engine.answers = False
     (fault,) = stage.until("stopping", within=20).faults
 
@@ -428,8 +431,8 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
 
 def test_what_a_model_does_is_written_down(ready: Make) -> None:
     """Once it has answered; a restart finds it out anew: another model may be behind it then."""
-    stage = ready(wanted.mp("gpu1"))
-    assert stage.seen.task == "chat"
+    stage = ready(specs.mp("gpu1"))
+    assert stage.status.task == "chat"
     stage.engine.task = "embedding"
     stage.kill("gpu1")
     status = stage.until("starting", within=30)
@@ -445,7 +448,7 @@ def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> Non
     stage.engine.task = task
     stage.run(1000, step=5)
 
-    assert (stage.seen.state, stage.seen.task, stage.seen.faults) == ("ready", "chat", [])
+    assert (stage.status.state, stage.status.task, stage.status.faults) == ("ready", "chat", [])
 
 
 @pytest.mark.parametrize(
@@ -463,7 +466,7 @@ def test_a_model_that_embeds_is_called_so(
     stage.engine.task, stage.engine.failing = "embedding", failing
     stage.run(2)
 
-    assert stage.seen.reason == expected
+    assert stage.status.reason == expected
 
 
 def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> None:
@@ -471,8 +474,8 @@ def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> No
     stage = ready()
     stage.engine.task, stage.engine.refused = "health", "/pooling: 400 no plugin"
     stage.run(1000, step=5)
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
-    assert stage.seen.warning == f"{ONLY_HEALTH} (/pooling: 400 no plugin)"
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
+    assert stage.status.warning == f"{ONLY_HEALTH} (/pooling: 400 no plugin)"
 
     stage.engine.health = 503
     assert stage.until("stopping").faults[-1].what == "the engine says that it is dead"
@@ -490,25 +493,25 @@ def test_the_word_of_health_is_no_work_of_another_node(ready: Make, task: str, e
     stage.lead.away["gpu2"] = "timed out"
     stage.run(60)
 
-    assert bool(stage.seen.faults) is ends
+    assert bool(stage.status.faults) is ends
 
 
 def test_each_rank_lives_or_does_not(ready: Make) -> None:
     """As the agents beside them say; of one that is not heard nobody knows."""
     stage = ready()
     stage.run(6)
-    assert stage.seen.alive == {"gpu1": {"PP0": True}, "gpu2": {"PP1": True}}
+    assert stage.status.alive == {"gpu1": {"PP0": True}, "gpu2": {"PP1": True}}
 
     stage.lead.stale.add("gpu2")
     stage.run(6)
-    assert stage.seen.alive == {"gpu1": {"PP0": True}}
+    assert stage.status.alive == {"gpu1": {"PP0": True}}
     stage.lead.stale.clear()
     stage.kill("gpu2")
     monitor = stage.keeper.server._engine()
     stage.step(0.1)
-    assert monitor.living_ranks(stage.seen)["gpu2"] == {"PP1": False}
+    assert monitor.living_ranks(stage.status)["gpu2"] == {"PP1": False}
     stage.until("pausing")
-    assert stage.seen.alive == {}
+    assert stage.status.alive == {}
 
 
 def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> None:
@@ -516,13 +519,13 @@ def test_each_rank_of_ray_lives_or_does_not(ready: Make, view: type[View]) -> No
     stage = ready(RAY)
     stage.lead.nodes["gpu1"].ranks = [41]
     stage.run(12)
-    assert stage.seen.alive == {"gpu1": {"PP0": True}}
+    assert stage.status.alive == {"gpu1": {"PP0": True}}
 
     stage.lead.nodes["gpu2"].ranks = [42]
     stage.run(6)
     stage.lead.nodes["gpu2"].ranks = []
     stage.step()
-    assert stage.keeper.server._engine().living_ranks(stage.seen) == {
+    assert stage.keeper.server._engine().living_ranks(stage.status) == {
         "gpu1": {"PP0": True},
         "gpu2": {"PP1": False},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.agent.desired import Desired
-from tests.agent import wanted
+from tests.agent import specs
 from tests.agent.stage import Make, View
 
 
@@ -11,12 +11,12 @@ def test_what_a_process_is_given(make: Make) -> None:
     """Its own GPUs by the variable that names them, and the API's address where the first one
     runs.
     """
-    first = wanted.process("gpu1", "vllm", "serve", env={"A": "b"}, gpus=(2, 3))
+    first = specs.process("gpu1", "vllm", "serve", env={"A": "b"}, gpus=(2, 3))
     stage = make(
-        wanted.mp(
+        specs.mp(
             "gpu1",
             "gpu2",
-            processes=(first, wanted.process("gpu2", *wanted.HEADLESS)),
+            processes=(first, specs.process("gpu2", *specs.HEADLESS)),
             visible="CUDA_VISIBLE_DEVICES",
             memory_share=0.9,
         )
@@ -45,9 +45,9 @@ def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
         return {node: (item.share, item.count) for node, item in stage.orders.items()}
 
     places = {"gpu1": 2, "gpu2": 0}
-    mp = wanted.mp("gpu1", "gpu2", places=places, memory_share=0.9)
-    ray = wanted.ray("gpu1", "gpu2", places={"gpu1": 2}, memory_share=0.9)
-    on_cpus = wanted.ray("gpu1", "gpu2", places={"gpu1": 2})
+    mp = specs.mp("gpu1", "gpu2", places=places, memory_share=0.9)
+    ray = specs.ray("gpu1", "gpu2", places={"gpu1": 2}, memory_share=0.9)
+    on_cpus = specs.ray("gpu1", "gpu2", places={"gpu1": 2})
     assert ordered(mp) == {"gpu1": (0.9, 2), "gpu2": (None, 0)}
     assert ordered(ray) == {"gpu1": (0.9, 2), "gpu2": (0.9, 1)}
     assert {share for share, _ in ordered(on_cpus).values()} == {None}
@@ -56,16 +56,16 @@ def test_how_many_gpus_each_node_needs(make: Make, view: type[View]) -> None:
 def test_each_api_is_asked_on_its_node(make: Make) -> None:
     """With the numbers of the replicas behind it; one for all has all of them."""
     settings = {"gpu1": (0, 2), "gpu2": (2, 1)}
-    apart = tuple(wanted.process(node, replicas=holding) for node, holding in settings.items())
-    stage = make(wanted.hybrid("gpu1", "gpu2", processes=apart, replicas=3))
+    apart = tuple(specs.process(node, replicas=holding) for node, holding in settings.items())
+    stage = make(specs.hybrid("gpu1", "gpu2", processes=apart, replicas=3))
     stage.until("starting")
     assert [(order.api, [*range(*order.behind)]) for order in stage.orders.values()] == [
         (("127.0.0.1", 8000), [0, 1]),
         (("127.0.0.1", 8000), [2]),
     ]
 
-    headless = (apart[0], wanted.process("gpu2", *wanted.HEADLESS, replicas=(2, 1)))
-    stage = make(wanted.hybrid("gpu1", "gpu2", processes=headless, replicas=3))
+    headless = (apart[0], specs.process("gpu2", *specs.HEADLESS, replicas=(2, 1)))
+    stage = make(specs.hybrid("gpu1", "gpu2", processes=headless, replicas=3))
     stage.until("starting")
     first, two = stage.orders.values()
     assert (first.behind, two.api) == ((0, 3), None)

@@ -87,7 +87,7 @@ def test_a_canary_is_small_and_comes_again(server: Server, start: Start) -> None
     until(lambda: probe.report().counters, "the counters were read")
     report = probe.report()
 
-    assert {call[3]["max_tokens"] for call in server.asked if call[3]} == {8, 1}
+    assert {call[3]["max_tokens"] for call in server.requests if call[3]} == {8, 1}
     assert (report.health, report.rests, report.failing) == (200, "", {})
     assert 0 < report.seconds < 60
     assert (
@@ -109,10 +109,10 @@ def test_a_canary_that_is_late_is_waited_for(
     until(lambda: probe.answers, "it answers")
     hang.clear()
     until(lambda: probe.report().asking.get("", 0) > 0.5, "it is late")
-    requests = sum(request[1] == COMPLETIONS for request in server.asked)
+    requests = sum(request[1] == COMPLETIONS for request in server.requests)
     count = probe.answers
     until(lambda: probe.report().asking.get("", 0) > 0.8, "it is later")
-    assert (sum(request[1] == COMPLETIONS for request in server.asked), probe.answers) == (
+    assert (sum(request[1] == COMPLETIONS for request in server.requests), probe.answers) == (
         requests,
         count,
     )
@@ -267,7 +267,7 @@ def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) ->
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
 
-    assert sum(request[1] == COMPLETIONS for request in server.asked) == 1
+    assert sum(request[1] == COMPLETIONS for request in server.requests) == 1
 
 
 @pytest.mark.parametrize("metrics", ["", (404, "no"), "\x00", "vllm:generation_tokens_total x\n"])
@@ -286,7 +286,7 @@ def test_answers_that_are_none(server: Server, start: Start, expected: str) -> N
     server.answers["/v1/models"] = expected
     probe = start()
     until(
-        lambda: sum(request[1] == "/v1/models" for request in server.asked) >= 2,
+        lambda: sum(request[1] == "/v1/models" for request in server.requests) >= 2,
         "it is asked again",
     )
     assert answers(probe) == {}
@@ -300,10 +300,10 @@ def test_nobody_asks_any_more(server: Server, start: Start) -> None:
     probe = start()
     until(lambda: probe.answers, "it answers")
     probe.stop()
-    requests = len(server.asked)
+    requests = len(server.requests)
     threading.Event().wait(0.5)  # ten looks' time
 
-    assert len(server.asked) - requests <= 3  # of the look that had begun
+    assert len(server.requests) - requests <= 3  # of the look that had begun
 
 
 EMBEDDINGS = "/v1/embeddings"
@@ -329,7 +329,7 @@ def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None
         "an embedding of 2 numbers",
         "",
     )
-    posts = [path for verb, path, *_ in embeds.asked if verb == "POST"]
+    posts = [path for verb, path, *_ in embeds.requests if verb == "POST"]
     assert posts[:3] == [COMPLETIONS, "/v1/completions", EMBEDDINGS]
     # A canary that is late has it asked, too, whether it rests.
     assert {path for path in posts[2:] if path.startswith("/v1/")} == {EMBEDDINGS}

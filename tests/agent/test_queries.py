@@ -20,7 +20,7 @@ import pytest
 from launcher.agent import process, queries
 from launcher.agent.observed import Observed
 from launcher.agent.server import HttpServer as Http
-from tests.agent import wanted
+from tests.agent import specs
 from tests.agent.waits import until
 from tests.agent.web import Server, rows
 
@@ -87,7 +87,7 @@ def folder(folders: Path, name: str, **files: object) -> Path:
 
 def test_servers(folders: Path, agent: Any, ask: Ask) -> None:
     """Specs come from files, and records from the supervisors, as of the last turn."""
-    spec = wanted.mp("gpu1").as_json()
+    spec = specs.mp("gpu1").as_json()
     old = Observed(name="chat", id="abcd1234", asked=1.0, state="starting", written=1.0)
     folder(folders, "chat", desired=spec, observed=old.as_json())
     folder(folders, "embed", observed=old.as_json())
@@ -334,7 +334,7 @@ def test_submit(server: Server, ask: Ask) -> None:
     answer = ask(f"/submit?dashboard={server.port}", json.dumps(request))
 
     assert answer == (200, {"submission_id": "batch-1"})
-    verb, path, token, body = server.asked[-1]
+    verb, path, token, body = server.requests[-1]
     assert (verb, path, token) == ("POST", "/api/jobs/", "Bearer ray-token")
     assert body["entrypoint"] == "exec env VLAUNCH_JOB=batch-1 python3 'a b' '$(x)'"
     assert body["metadata"] == {"vlaunch.batch": "a b"}

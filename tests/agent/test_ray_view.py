@@ -357,11 +357,11 @@ def test_many_dead_ranks_are_one_question(server: Server, view: RayView) -> None
         for at in range(64)
     ]
     server.tables["/api/v0/actors"] = dead
-    server.asked.clear()
+    server.requests.clear()
     result = view.find_culprit([RayRank(f"a{at}", f"PP{at}", "gpu2", 7) for at in range(64)], "")
     assert result is not None
 
-    assert (result.rank, len(server.asked)) == ("PP40", 3)
+    assert (result.rank, len(server.requests)) == ("PP40", 3)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.agent import reservation
 from launcher.agent.desired import Desired, Ray
-from tests.agent import wanted
+from tests.agent import specs
 from tests.agent.stage import Make
 
 
@@ -30,7 +30,7 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def reserving(**fields: bool) -> Desired:
     """An mp server beside Ray, on a part of a node's GPUs."""
-    return wanted.mp(
+    return specs.mp(
         "gpu1",
         "gpu2",
         places={"gpu1": 8, "gpu2": 2},
@@ -63,7 +63,7 @@ def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[An
     reserve[0] = '{"error": "others hold them"}'
     stage = make(reserving(partial=True))
     stage.run(20)
-    assert (stage.seen.state, stage.seen.doing) == (
+    assert (stage.status.state, stage.status.doing) == (
         "waiting",
         "waiting for Ray to set its GPUs aside: others hold them",
     )

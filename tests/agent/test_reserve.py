@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent import reserve
 
-Said = tuple[int, Any]
+Reply = tuple[int, Any]
 
 
 class Ray:
@@ -20,7 +20,7 @@ class Ray:
     def __init__(self) -> None:
         self.groups: dict[str, list[dict[str, float]]] = {}
         self.fits = True
-        self.given = {"10.0.0.1": list(range(8)), "10.0.0.2": [4, 5]}
+        self.gpus = {"10.0.0.1": list(range(8)), "10.0.0.2": [4, 5]}
         self.total = 8.0
         self.removed: list[str] = []
 
@@ -52,7 +52,7 @@ class Ray:
                 bundle = scheduling_strategy.group.bundles[scheduling_strategy.index]
                 (ip,) = [key.removeprefix("node:") for key in bundle if key.startswith("node:")]
                 assert num_gpus == bundle["GPU"]
-                return self.given[ip]
+                return self.gpus[ip]
 
             return SimpleNamespace(remote=run)
 
@@ -64,7 +64,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     """Put a stand-in where Ray's module would be."""
     created = Ray()
     nodes = [
-        {"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in created.given
+        {"NodeManagerAddress": ip, "Alive": True, "Resources": {"GPU": 8.0}} for ip in created.gpus
     ]
     top: Any = ModuleType("ray")
     top.__dict__.update(
@@ -91,7 +91,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 def run(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the program."""
 
-    def call(*args: str) -> Said:
+    def call(*args: str) -> Reply:
         monkeypatch.setattr(sys, "argv", ["reserve", *args])
         code = reserve.main()
         return code, json.loads(capsys.readouterr().out.splitlines()[-1])

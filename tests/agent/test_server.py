@@ -67,7 +67,7 @@ def over_unix(path: Path, request: str = "/words") -> str:
         return b"".join(iter(lambda: asking.recv(4096), b"")).decode()
 
 
-async def words(_: web.Request) -> web.Response:
+async def echo(_: web.Request) -> web.Response:
     """Answer two words."""
     return web.Response(text="two words")
 
@@ -79,7 +79,7 @@ async def broken(_: web.Request) -> web.Response:
 
 def local(path: Path) -> HttpSite:
     """Return a site on a Unix socket."""
-    results = [web.get("/words", words), web.get("/broken", broken)]
+    results = [web.get("/words", echo), web.get("/broken", broken)]
     return HttpSite(name="local", routes=results, path=str(path))
 
 
@@ -160,20 +160,20 @@ def test_a_port_that_is_taken(serve: Serve, capsys: pytest.CaptureFixture[str]) 
         late = serve(queries.metrics_site("127.0.0.1", port, lambda _: "x 1\n"), page(), wait=False)
         tried = iter(lambda: "metrics" in late.bound, None)
         until(lambda: next(tried), "the second site listens")
-        until(lambda: "cannot serve metrics" in _seen(capsys), "it is told")
+        until(lambda: "cannot serve metrics" in _printed(capsys), "it is told")
     until(lambda: late.bound.get("metrics") == port, "it listens once the port is free")
     assert ask(late)[2] == "x 1\n"
     assert "cannot serve" not in capsys.readouterr().out
 
 
-def _seen(capsys: pytest.CaptureFixture[str]) -> str:
+def _printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
 def test_an_address_that_comes_later(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """As after a reboot, when Docker is earlier than the network."""
     serve(queries.metrics_site("192.0.2.1", 0, lambda _: ""), wait=False)
-    until(lambda: "metrics on 192.0.2.1 port 0" in _seen(capsys), "it is told")
+    until(lambda: "metrics on 192.0.2.1 port 0" in _printed(capsys), "it is told")
 
 
 def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from launcher.agent.observed import Wedge
 from launcher.agent.ray_view import Culprit
-from tests.agent import wanted
+from tests.agent import specs
+from tests.agent.specs import AWAY, RAY
 from tests.agent.stage import KILLED, Engine, Make, Node, Stage, View
 from tests.agent.test_keeper import reboot
-from tests.agent.wanted import AWAY, RAY
 
 LOOP = "worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1)"
 WAITS = ("dequeue (vllm/distributed/device_communicators/shm_broadcast.py:2)", LOOP)
@@ -33,8 +33,8 @@ def verdicts(stage: Stage, seconds: float, step: float = 0.5) -> list[str]:
     sequence: list[str] = []
     for _ in range(round(seconds / step)):
         stage.step(step)
-        if not sequence or sequence[-1] != stage.seen.verdict:
-            sequence.append(stage.seen.verdict)
+        if not sequence or sequence[-1] != stage.status.verdict:
+            sequence.append(stage.status.verdict)
     return sequence
 
 
@@ -45,10 +45,10 @@ def test_a_rank_that_hangs_is_named(ready: Make) -> None:
     """The server is quiet at first, and suspect once two samples of all ranks are equal."""
     stage = hang(ready())
     assert verdicts(stage, 59) == ["answering", "busy", "quiet"]
-    assert (stage.seen.state, stage.seen.faults) == ("ready", [])
+    assert (stage.status.state, stage.status.faults) == ("ready", [])
     stage.run(3)
 
-    status = stage.seen
+    status = stage.status
     assert (status.verdict, status.reason) == ("suspect", f"no step has ended for 60 s: {WHERE}")
     assert status.endpoints["gpu1"].verdict == "suspect"
     assert status.wedge is not None
@@ -75,11 +75,15 @@ def test_progress_clears_the_verdict(ready: Make, after: int) -> None:
     """The step was long; the thresholds for the next one follow from its duration."""
     stage = hang(ready())
     stage.run(after)
-    assert stage.seen.verdict == ("quiet" if after == 40 else "suspect")
+    assert stage.status.verdict == ("quiet" if after == 40 else "suspect")
     stage.engine.answers = True
     stage.run(1)
-    assert (stage.seen.verdict, stage.seen.wedge, stage.seen.still) == ("answering", None, 0.0)
-    assert stage.seen.longest_step == pytest.approx(after, abs=1.5)
+    assert (stage.status.verdict, stage.status.wedge, stage.status.still) == (
+        "answering",
+        None,
+        0.0,
+    )
+    assert stage.status.longest_step == pytest.approx(after, abs=1.5)
     stage.engine.answers = False
 
     assert verdicts(stage, 3 * after - 2)[-1] == "busy"
@@ -92,12 +96,12 @@ def test_a_healthy_server_with_long_steps(ready: Make) -> None:
     stage.engine.answers = False
     for _ in range(20):
         stage.run(25)
-        assert stage.seen.verdict == "busy"
+        assert stage.status.verdict == "busy"
         stage.engine.works = True
         stage.step()
         stage.engine.works = False
 
-    assert stage.seen.longest_step == pytest.approx(25, abs=1)
+    assert stage.status.longest_step == pytest.approx(25, abs=1)
 
 
 def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
@@ -106,19 +110,19 @@ def test_a_prompt_that_prefills_slowly(ready: Make) -> None:
     for layer in range(45):
         stage.lead.nodes["gpu2"].stacks = {"PP1": (f"layer{layer} (vllm/model.py:1)", *STEPS)}
         stage.run(2)
-        assert stage.seen.verdict in ("answering", "busy", "quiet")
+        assert stage.status.verdict in ("answering", "busy", "quiet")
 
-    assert (stage.seen.verdict, stage.seen.wedge, stage.seen.faults) == ("quiet", None, [])
+    assert (stage.status.verdict, stage.status.wedge, stage.status.faults) == ("quiet", None, [])
 
 
 @pytest.mark.parametrize("reason", ["it sleeps", "it is paused", "it is being rescaled"])
 def test_a_server_that_rests_does_not_hang(ready: Make, reason: str) -> None:
     """It makes no progress on purpose."""
     stage = hang(ready())
-    stage.engine.rests = reason
+    stage.engine.resting = reason
 
     assert verdicts(stage, 400) == ["resting"]
-    assert (stage.seen.still, stage.seen.longest_step, stage.seen.faults) == (0.0, 0.0, [])
+    assert (stage.status.still, stage.status.longest_step, stage.status.faults) == (0.0, 0.0, [])
 
 
 def test_before_the_first_answer_nothing_hangs(make: Make) -> None:
@@ -126,15 +130,15 @@ def test_before_the_first_answer_nothing_hangs(make: Make) -> None:
     stage = hang(make())
 
     assert set(verdicts(stage, 3600, 10)) == {"waiting", "starting"}
-    assert (stage.seen.still, stage.seen.longest_step) == (0.0, 0.0)
+    assert (stage.status.still, stage.status.longest_step) == (0.0, 0.0)
 
 
 def test_an_idle_server_does_not_hang(ready: Make) -> None:
     """Its counters do not change between two canaries, which are answered at once."""
-    stage = ready(wanted.mp("gpu1", policy=dataclasses.replace(wanted.POLICY, canary=300.0)))
+    stage = ready(specs.mp("gpu1", policy=dataclasses.replace(specs.POLICY, canary=300.0)))
 
     assert verdicts(stage, 1000, 10) == ["answering"]
-    assert stage.seen.longest_step == 0.0
+    assert stage.status.longest_step == 0.0
 
 
 def test_a_server_with_an_unreachable_agent_is_not_suspect(ready: Make) -> None:
@@ -142,13 +146,13 @@ def test_a_server_with_an_unreachable_agent_is_not_suspect(ready: Make) -> None:
     stage = hang(ready())
     stage.lead.stale.add("gpu2")
     assert verdicts(stage, 200)[-1] == "quiet"
-    assert stage.seen.reason.endswith("gpu2: not inspected twice")
+    assert stage.status.reason.endswith("gpu2: not inspected twice")
     stage.lead.stale.clear()
     assert verdicts(stage, 15)[-1] == "suspect"
     stage.lead.away["gpu2"] = ""
 
     assert verdicts(stage, 5)[-1] == "quiet"
-    assert (stage.seen.wedge, stage.seen.state) == (None, "ready")
+    assert (stage.status.wedge, stage.status.state) == (None, "ready")
 
 
 def test_the_freeze_of_an_agent_is_not_a_long_step(ready: Make) -> None:
@@ -160,14 +164,14 @@ def test_the_freeze_of_an_agent_is_not_a_long_step(ready: Make) -> None:
     stage.engine.answers = True
     stage.run(5)
 
-    assert stage.seen.longest_step < 10
+    assert stage.status.longest_step < 10
 
 
 def replicas() -> Any:
     """Return the spec of a server with a replica on each of two nodes."""
-    first = wanted.process("gpu1", replicas=(0, 1))
-    second = wanted.process("gpu2", *wanted.HEADLESS, replicas=(1, 1))
-    return wanted.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
+    first = specs.process("gpu1", replicas=(0, 1))
+    second = specs.process("gpu2", *specs.HEADLESS, replicas=(1, 1))
+    return specs.mp("gpu1", "gpu2", processes=(first, second), replicas=2)
 
 
 def test_one_replica_of_two_hangs(ready: Make) -> None:
@@ -177,11 +181,11 @@ def test_one_replica_of_two_hangs(ready: Make) -> None:
     stage.engine.mute = ("1",)
     stage.run(65)
 
-    assert stage.seen.verdict == "suspect"
+    assert stage.status.verdict == "suspect"
     reason = f"no step of replica 1 has ended for 6. s: rank DP1 on gpu2 in {STEPS[0]}"
-    assert stage.seen.reason[:36] == reason[:36]
-    assert stage.seen.wedge is not None
-    assert stage.seen.wedge.rank == "DP1"
+    assert stage.status.reason[:36] == reason[:36]
+    assert stage.status.wedge is not None
+    assert stage.status.wedge.rank == "DP1"
 
 
 def test_replicas_that_wait_for_one_rank(ready: Make) -> None:
@@ -192,9 +196,9 @@ def test_replicas_that_wait_for_one_rank(ready: Make) -> None:
     stage.engine.mute = ("0", "1")
     stage.run(65)
 
-    assert stage.seen.reason.startswith("no step has ended for 6")
-    assert stage.seen.wedge is not None
-    assert (stage.seen.verdict, stage.seen.wedge.rank) == ("suspect", "DP1")
+    assert stage.status.reason.startswith("no step has ended for 6")
+    assert stage.status.wedge is not None
+    assert (stage.status.verdict, stage.status.wedge.rank) == ("suspect", "DP1")
 
 
 def test_ranks_of_ray(ready: Make, view: type[View]) -> None:
@@ -206,8 +210,8 @@ def test_ranks_of_ray(ready: Make, view: type[View]) -> None:
     stage.engine.answers = False
     stage.run(65)
 
-    assert stage.seen.wedge is not None
-    assert (stage.seen.wedge.rank, stage.seen.wedge.node) == ("PP1", "gpu2")
+    assert stage.status.wedge is not None
+    assert (stage.status.wedge.rank, stage.status.wedge.node) == ("PP1", "gpu2")
 
 
 def test_the_longest_step_is_remembered(ready: Make) -> None:
@@ -218,17 +222,17 @@ def test_the_longest_step_is_remembered(ready: Make) -> None:
     stage.run(3)
     reboot(stage)
     stage.until("ready")
-    assert stage.seen.longest_step == pytest.approx(40, abs=2)
+    assert stage.status.longest_step == pytest.approx(40, abs=2)
 
     stage.want(None)
     stage.until("stopped")
     (stage.folder / "chat" / "observed.json").unlink()
     stage.want(dataclasses.replace(AWAY, asked=2.0))
     stage.until("ready")
-    assert stage.seen.longest_step == pytest.approx(40, abs=2)
-    stage.want(wanted.mp("gpu2", id="other", asked=3.0))
+    assert stage.status.longest_step == pytest.approx(40, abs=2)
+    stage.want(specs.mp("gpu2", id="other", asked=3.0))
     stage.until("starting")
-    assert stage.seen.longest_step == 0.0
+    assert stage.status.longest_step == 0.0
 
 
 # ---- restart -------------------------------------------------------------------------------------
@@ -238,7 +242,7 @@ def test_an_engine_that_hangs_is_restarted(ready: Make) -> None:
     """The fault has the rank, its frame, and the stacks of all ranks."""
     stage = hang(ready())
     stage.run(355)
-    assert (stage.seen.state, stage.seen.verdict) == ("ready", "suspect")
+    assert (stage.status.state, stage.status.verdict) == ("ready", "suspect")
     status = stage.until("stopping", within=10)
     (fault,) = status.faults
 
@@ -262,7 +266,7 @@ def test_an_engine_that_may_hang_is_not_restarted(ready: Make) -> None:
     stage.engine.answers = False
     stage.run(1000, step=2)
 
-    assert (stage.seen.verdict, stage.seen.state, stage.seen.faults) == ("quiet", "ready", [])
+    assert (stage.status.verdict, stage.status.state, stage.status.faults) == ("quiet", "ready", [])
 
 
 @pytest.mark.parametrize("how", ["ended with exit code 1", "was killed by SIGABRT"])

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent import state
 from launcher.agent.observed import Observed
-from tests.agent import wanted
+from tests.agent import specs
 
 
 def test_names_are_folders_that_could_be_servers(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
     """A desired file of another version is an error, for somebody wrote it; such a record of ours
     is none.
     """
-    server, observed = wanted.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
+    server, observed = specs.mp("gpu1"), Observed(name="chat", id="abcd1234", asked=1.0)
     folder = str(tmp_path)
     assert (state.read_spec("chat", folder), state.read_status("chat", folder)) == (None, None)
 
@@ -91,7 +91,7 @@ def test_what_has_answered_is_remembered_newest_first(tmp_path: Path) -> None:
     """The same server once, with its last time; five of them."""
     for at, name in enumerate("abcdefcg", 1):
         state.note_answered(
-            state.HistoryEntry(at=at, desired=wanted.mp("gpu1", id=name)), str(tmp_path)
+            state.HistoryEntry(at=at, desired=specs.mp("gpu1", id=name)), str(tmp_path)
         )
 
     assert history(tmp_path) == [(8, "g"), (7, "c"), (6, "f"), (5, "e"), (4, "d")]
@@ -102,7 +102,7 @@ def test_a_history_that_is_spoiled_is_begun_again(tmp_path: Path, expected: str)
     """A server that has just answered must not end for it."""
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "history.json").write_text(expected)
-    state.note_answered(state.HistoryEntry(at=1, desired=wanted.mp("gpu1", id="a")), str(tmp_path))
+    state.note_answered(state.HistoryEntry(at=1, desired=specs.mp("gpu1", id="a")), str(tmp_path))
 
     assert history(tmp_path) == [(1, "a")]
 

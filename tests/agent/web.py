@@ -72,7 +72,7 @@ class Server:
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
         self.tables: dict[str, list[dict[str, Any]]] = {}
-        self.asked: list[tuple[str, str, str, Any]] = []
+        self.requests: list[tuple[str, str, str, Any]] = []
         self.replicas: Replicas | None = None
         owner = self
 
@@ -82,7 +82,7 @@ class Server:
                 kind = self.headers.get("Content-Type") or ""
                 payload = json.loads(body) if body and kind.endswith("json") else body or None
                 path, _, query = self.path.partition("?")
-                owner.asked.append(
+                owner.requests.append(
                     (self.command, path, self.headers.get("Authorization") or "", payload)
                 )
                 rank = self.headers.get("X-data-parallel-rank")

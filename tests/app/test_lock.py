@@ -45,7 +45,7 @@ def start(state: Path, path: Path | None = None, wait: float = 0) -> subprocess.
     return process
 
 
-def said(process: subprocess.Popen[bytes]) -> str:
+def read_output(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
 
@@ -65,7 +65,7 @@ def test_it_is_held_until_the_input_ends(flock: bool, tmp_path: Path, path: Path
     (path / "python3").symlink_to(Path(sys.executable).resolve())
     where = None if flock else path
     with start(tmp_path / "s", where) as holder:
-        assert said(holder) == "locked"
+        assert read_output(holder) == "locked"
         owner = lock.parse_status(look(tmp_path / "s", where))
         assert owner is not None
         assert (owner.who, owner.host, owner.command, owner.pid) == (
@@ -94,9 +94,9 @@ def test_a_head_that_has_neither_flock_nor_python_says_so(tmp_path: Path, path: 
 def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
     """And which of the two it was that got it."""
     with start(tmp_path) as first:
-        assert said(first) == "locked"
+        assert read_output(first) == "locked"
         with start(tmp_path) as second:
-            assert said(second).startswith("held {")
+            assert read_output(second).startswith("held {")
             assert second.wait(10) == lock.BUSY
 
 
@@ -106,7 +106,7 @@ def test_a_shared_folder_makes_files_that_the_group_may_use(tmp_path: Path) -> N
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks").chmod(0o2770)
     with start(tmp_path) as holder:
-        assert said(holder) == "locked"
+        assert read_output(holder) == "locked"
         assert stat.S_IMODE((tmp_path / "locks/c").stat().st_mode) == 0o660
 
 
@@ -116,7 +116,7 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
     owner has changed.
     """
     with start(tmp_path) as holder, subprocess.Popen(["sleep", "60"]) as other:
-        assert said(holder) == "locked"
+        assert read_output(holder) == "locked"
         owner = lock.parse_status(look(tmp_path))
         assert owner is not None
         wrong = owner.raw.replace(f'"pid": {holder.pid}', f'"pid": {other.pid}')
@@ -142,9 +142,9 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
     (slow / "flock").chmod(0o755)
     env = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
     with start(tmp_path) as holder, contextlib.ExitStack() as later:
-        assert said(holder) == "locked"
+        assert read_output(holder) == "locked"
         waiter = later.enter_context(start(tmp_path, wait=60))
-        assert said(waiter).startswith("held {")
+        assert read_output(waiter).startswith("held {")
         owner = lock.parse_status(look(tmp_path))
         assert owner is not None
         argv = lock.break_argv(str(tmp_path), "c", owner)
@@ -158,7 +158,7 @@ def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stdout) == (0, b"freed\n")
         assert (holder.wait(10), waiter.poll()) == (143, None)
-        assert said(waiter) == "locked"
+        assert read_output(waiter) == "locked"
 
 
 @pytest.mark.processes
@@ -175,7 +175,7 @@ def test_a_long_command_is_cut_so_that_the_line_stays_whole() -> None:
 def test_no_process_is_no_process(pid: int, tmp_path: Path) -> None:
     """Zero would be everything in our own group, and minus one everything there is."""
     with start(tmp_path) as holder:
-        assert said(holder) == "locked"
+        assert read_output(holder) == "locked"
         argv = lock.break_argv(str(tmp_path), "c", Owner(pid=pid, raw="x"))
         assert subprocess.run(argv, input=b"x\n", capture_output=True, check=False).returncode == 64
         assert holder.poll() is None

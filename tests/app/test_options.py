@@ -11,7 +11,7 @@ from launcher.app import options
 from launcher.core.domain import Ports, ServeDefaults
 
 
-def made(*args: Any, **fields: Any) -> click.Option:
+def make_option(*args: Any, **fields: Any) -> click.Option:
     """Return the option of a key."""
 
     @options.inventory_option(*args, **fields)
@@ -35,11 +35,14 @@ def made(*args: Any, **fields: Any) -> click.Option:
 )
 def test_an_option_has_the_type_and_the_bounds_of_its_key(argv: Any, kind: Any) -> None:
     """Numbers, choices and text."""
-    assert repr(made(*argv).type) == repr(kind)
+    assert repr(make_option(*argv).type) == repr(kind)
 
 
 def test_an_option_is_explained_as_its_key_is() -> None:
     """What holds without it can be added; a text of its own replaces the key's."""
-    assert made(ServeDefaults, "model").help == "Model to serve."
-    assert made(ServeDefaults, "model", default="none").help == "Model to serve (default: none)."
-    assert made(ServeDefaults, "model", help="Other.").help == "Other."
+    assert make_option(ServeDefaults, "model").help == "Model to serve."
+    assert (
+        make_option(ServeDefaults, "model", default="none").help
+        == "Model to serve (default: none)."
+    )
+    assert make_option(ServeDefaults, "model", help="Other.").help == "Other."

@@ -47,7 +47,7 @@ FAILED = Event(
     state="failed",
     seconds=12.3,
 )
-WORDS = st.one_of(
+CHUNKS = st.one_of(
     st.text("abc`節点é", min_size=1, max_size=12),
     st.sampled_from(["`sudo ufw allow from 10.0.0.12`", "(`a b`,", "x" * 90, "節" * 30]),
 )
@@ -252,7 +252,7 @@ def test_wide_letters_take_two_cells() -> None:
     assert rows == [f"失敗  {label} {label} {label}", f"      {label} {label}"]
 
 
-@given(st.lists(WORDS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
+@given(st.lists(CHUNKS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
 def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
     """What is wider than the terminal is one word."""
     whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import export
-from tests.export.test_prometheus import known, metrics_of
+from tests.export.test_prometheus import metric_names, metrics_of
 
 FOLDER = Path(export.__path__[0]) / "monitoring" / "dashboards"
 NAMED = pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir()))
@@ -30,7 +30,7 @@ def test_every_query_is_of_metrics_that_there_are(name: str) -> None:
     for expr in exprs:
         result = metrics_of(expr)
         assert result, expr
-        assert [item for item in result if item not in known()] == [], expr
+        assert [item for item in result if item not in metric_names()] == [], expr
 
 
 @NAMED
@@ -82,6 +82,6 @@ def test_a_metric_of_an_older_vllm_is_unknown() -> None:
     """The test of queries would find it."""
     expr = 'sum(rate(vllm:gpu_cache_usage_perc{cluster=~"$cluster"}[5m]))'
 
-    assert [metric for metric in metrics_of(expr) if metric not in known()] == [
+    assert [metric for metric in metrics_of(expr) if metric not in metric_names()] == [
         "vllm:gpu_cache_usage_perc"
     ]

@@ -54,7 +54,7 @@ def text(kind: str, case: str) -> str:
 
 
 @cache
-def made(kind: str, case: str) -> list[dict[str, Any]]:
+def render(kind: str, case: str) -> list[dict[str, Any]]:
     """Return the objects of an export."""
     return objects(text(kind, case))
 
@@ -85,7 +85,7 @@ EVERY = pytest.mark.parametrize(
 @EVERY
 def test_names(kind: str, case: str) -> None:
     """DNS labels (RFC 1035) that leave room for what controllers append."""
-    for item in made(kind, case):
+    for item in render(kind, case):
         name = item["metadata"]["name"]
         assert LABEL.fullmatch(name)
         assert len(name) <= LONGEST.get(item["kind"], 63)
@@ -96,11 +96,11 @@ def test_mounts_and_volumes(kind: str, case: str) -> None:
     """Each mount has a volume, each volume a mount; a ConfigMap of a volume has its keys."""
     maps = {
         item["metadata"]["name"]: {**item.get("data", {}), **item.get("binaryData", {})}
-        for item in made(kind, case)
+        for item in render(kind, case)
         if item["kind"] == "ConfigMap"
     }
     used = set()
-    for pod in pods(made(kind, case)):
+    for pod in pods(render(kind, case)):
         volumes = [volume["name"] for volume in pod.spec["volumes"]]
         mounts = [mount["name"] for mount in pod.container["volumeMounts"]]
         assert sorted(set(volumes)) == sorted(volumes) == sorted(mounts)
@@ -117,7 +117,7 @@ def test_mounts_and_volumes(kind: str, case: str) -> None:
 @EVERY
 def test_probes_and_ports(kind: str, case: str) -> None:
     """One handler, a port that there is; names of 15 characters."""
-    for pod in pods(made(kind, case)):
+    for pod in pods(render(kind, case)):
         ports = {port["name"]: port for port in pod.container.get("ports", [])}
         for name in ports:
             assert len(name) <= 15
@@ -131,7 +131,7 @@ def test_probes_and_ports(kind: str, case: str) -> None:
 @EVERY
 def test_resources(kind: str, case: str) -> None:
     """Devices are requested as they are limited; a volume in memory fits into the limit."""
-    for pod in pods(made(kind, case)):
+    for pod in pods(render(kind, case)):
         resources = pod.container.get("resources", {})
         limits, requests = resources.get("limits", {}), resources.get("requests", {})
         devices = {name for name in {*limits, *requests} if "/" in name}
@@ -149,7 +149,7 @@ def test_environment(kind: str, case: str) -> None:
     read VLLM_PORT.
     """
     assert secret_patterns.VALUE.search(text(kind, case).partition("binaryData:")[0]) is None
-    for pod in pods(made(kind, case)):
+    for pod in pods(render(kind, case)):
         names = [variable["name"] for variable in pod.container["env"]]
         assert len(set(names)) == len(names)
         assert pod.spec["enableServiceLinks"] is False
@@ -158,11 +158,11 @@ def test_environment(kind: str, case: str) -> None:
 @EVERY
 def test_selectors(kind: str, case: str) -> None:
     """Each selects a pod; a Service selects the one with the API."""
-    labels = [pod.labels for pod in pods(made(kind, case))]
-    for item in made(kind, case):
+    labels = [pod.labels for pod in pods(render(kind, case))]
+    for item in render(kind, case):
         spec = item.get("spec", {})
         if item["kind"] == "Service":
-            chosen = [pod for pod in pods(made(kind, case)) if _selects(spec["selector"], pod)]
+            chosen = [pod for pod in pods(render(kind, case)) if _selects(spec["selector"], pod)]
             assert ["http" in str(pod.container["ports"]) for pod in chosen] == [True]
         expected = (spec.get("podSelector") or spec.get("selector") or {}).get("matchLabels", {})
         assert any(expected.items() <= own.items() for own in labels)
@@ -175,7 +175,7 @@ def _selects(value: Mapping[str, str], pod: Pod) -> bool:
 @EVERY
 def test_size_and_content(kind: str, case: str) -> None:
     """A server on two nodes has at most 300 lines; no text of a program; ConfigMaps fit."""
-    result = made(kind, case)
+    result = render(kind, case)
     if case in ("h100", "spark"):
         assert text(kind, case).count("\n") <= 300
     assert "import " not in text(kind, case)
@@ -193,7 +193,7 @@ def test_rules_of_controllers(kind: str, case: str) -> None:
     """No pod waits for one that waits for it; Ray has a token, HTTP probes (2.53) and groups of a
     known size.
     """
-    result = made(kind, case)
+    result = render(kind, case)
     spec = result[0]["spec"]
     if result[0]["kind"] == "LeaderWorkerSet":
         assert spec["startupPolicy"] == "LeaderCreated"

@@ -205,7 +205,7 @@ def test_alerts_are_of_metrics_that_there_are() -> None:
     text = prometheus.build_files(loads(NODES, Path("inventory.yaml")))["alerts.yml"]
     exprs = [rule["expr"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
-    assert [name for expr in exprs for name in metrics_of(expr) if name not in known()] == []
+    assert [name for expr in exprs for name in metrics_of(expr) if name not in metric_names()] == []
 
 
 def metrics_of(expr: str) -> list[str]:
@@ -214,7 +214,7 @@ def metrics_of(expr: str) -> list[str]:
     return re.findall(r"\b(?:vllm:|vlaunch_|ray_|http_|process_)\w+|\bup\b", bare)
 
 
-def known() -> set[str]:
+def metric_names() -> set[str]:
     """Return the names of all metrics that have been seen."""
     from launcher.agent.metrics import HELP
 

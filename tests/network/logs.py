@@ -18,6 +18,6 @@ def read(name: str) -> Reading:
     return nccl_log.parse_log([(FIXTURES / f"{name}.log").read_bytes()])
 
 
-def said(text: str) -> Reading:
+def parse_text(text: str) -> Reading:
     """Read a log that is written here."""
     return nccl_log.parse_log([text.encode()])

@@ -33,7 +33,7 @@ def linked(cluster: Cluster, via: str) -> None:
     cluster.world.links["gpu01", "gpu02"] = via
 
 
-def kept(cluster: Cluster) -> dict[str, Any]:
+def saved_record(cluster: Cluster) -> dict[str, Any]:
     """Return what the head keeps of the last verdict."""
     payload: dict[str, Any] = json.loads(
         cluster.world.machines["gpu01"].files.get("network.json", b"{}")
@@ -56,7 +56,11 @@ def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:
     assert "PASS" in ran.out
     assert ran.out.count("2.0 GB/s") >= 2
     assert up.world.verbs() == ["gpu01: keep"]
-    assert (kept(up)["passed"], kept(up)["asked"], kept(up)["collective"]) == (True, "auto", True)
+    assert (
+        saved_record(up)["passed"],
+        saved_record(up)["asked"],
+        saved_record(up)["collective"],
+    ) == (True, "auto", True)
 
 
 def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Cluster) -> None:
@@ -66,7 +70,7 @@ def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Clu
     up.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     later = json.loads(up.run("status", "--json").out)["network"]
 
-    assert proven == f"proven {kept(up)['taken']}: {kept(up)['summary']}"
+    assert proven == f"proven {saved_record(up)['taken']}: {saved_record(up)['summary']}"
     assert later.startswith("not proven for these containers")
 
 
@@ -103,7 +107,7 @@ def test_a_pair_below_the_level_is_named_with_its_fix(up: Cluster) -> None:
     assert "gpu01 ↔ gpu02" in ran.out
     assert "NET/Socket is below what is required: RDMA" in ran.out
     assert "fix: " in ran.out
-    assert (kept(up)["passed"], kept(up)["asked"]) == (False, "rdma")
+    assert (saved_record(up)["passed"], saved_record(up)["asked"]) == (False, "rdma")
 
 
 def test_json_is_one_document_of_finite_numbers(up: Cluster) -> None:
@@ -138,7 +142,7 @@ def test_without_ray_it_measures_in_throw_away_containers(cluster: Cluster) -> N
 
     assert ran.code == 0, ran.err
     assert [argv[3] for argv in probes] == ["once"] * 2
-    assert kept(cluster) == {}
+    assert saved_record(cluster) == {}
 
 
 def test_without_an_image_nothing_is_measured(cluster: Cluster) -> None:

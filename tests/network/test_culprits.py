@@ -46,7 +46,7 @@ def measured(reports: dict[str, Report], **missing: str) -> Measurement:
     return Measurement(inventory=INVENTORY, reports=reports, missing=missing)
 
 
-def told(result: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
+def collect(result: list[Cell], reports: dict[str, Report] | None = None) -> list[Finding]:
     """Ask who is to blame."""
     reports = healthy(via=GDR) if reports is None else reports
     return culprits.cell_findings(measured(reports), result)
@@ -68,7 +68,7 @@ def test_as_few_as_explain_it_are_named(bad: list[tuple[str, str]], named: list[
     """All, a node when all of its own directions are bad, else a pair, else a direction; each
     direction is told once.
     """
-    assert [finding.node for finding in told(cells(*bad))] == named
+    assert [finding.node for finding in collect(cells(*bad))] == named
 
 
 def test_two_troubles_of_one_pair_are_two_findings() -> None:
@@ -84,13 +84,13 @@ def test_two_troubles_of_one_pair_are_two_findings() -> None:
         for c in cells(*both(("n1", "n2")))
     ]
 
-    assert [f.node for f in told(items)] == ["n1 → n2", "n2 → n1"]
-    assert [f.node for f in told(rates)] == ["n1 ↔ n2"]
+    assert [f.node for f in collect(items)] == ["n1 → n2", "n2 → n1"]
+    assert [f.node for f in collect(rates)] == ["n1 ↔ n2"]
 
 
 def test_warnings_stay_warnings() -> None:
     """A pair with half the bandwidth."""
-    (finding,) = told(
+    (finding,) = collect(
         cells(*both(("n1", "n2")), status="warn", text="9 GB/s, where other pairs have 20 GB/s")
     )
 
@@ -100,7 +100,7 @@ def test_warnings_stay_warnings() -> None:
 
 def test_a_pair_that_did_not_connect_gets_the_addresses_to_open() -> None:
     """There are no figures."""
-    (finding,) = told(
+    (finding,) = collect(
         cells(*both(("n1", "n2")), bandwidth=None, transport="", text="connecting: timed out")
     )
 
@@ -125,7 +125,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
     reports = healthy(via=GDR)
     reports["n1"] = replace(reports["n1"], infiniband=("uverbs0",))
     reports["n2"] = replace(reports["n2"], **report)
-    (finding,) = told(cells(*both(("n1", "n2"))), reports)
+    (finding,) = collect(cells(*both(("n1", "n2"))), reports)
 
     assert finding.text.startswith(TCP)
     assert finding.text.endswith(text)
@@ -135,7 +135,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
 def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
     """The level that the pair does reach."""
     text = "NET/IB is below what is required: RDMA with GPUDirect"
-    (finding,) = told(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
+    (finding,) = collect(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
 
     assert "`network: {require: rdma}` it is allowed" in finding.fix
 
@@ -145,10 +145,10 @@ def test_pairs_that_were_not_measured_are_named_once() -> None:
     missing = cells(
         *both(("n1", "n2"), ("n1", "n3")), transport="", bandwidth=None, text="was not measured"
     )
-    (finding,) = told(missing)
+    (finding,) = collect(missing)
 
     assert (finding.node, finding.text) == ("n1", "every pair with this node: was not measured")
-    assert told(missing, {name: Report(node=name, backend="nccl") for name in NAMES}) == []
+    assert collect(missing, {name: Report(node=name, backend="nccl") for name in NAMES}) == []
 
 
 def ranked(rank: RankReport) -> list[Finding]:

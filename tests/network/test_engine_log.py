@@ -14,7 +14,7 @@ from launcher.network import engine_log
 from launcher.tools.site import Site
 from tests.conftest import Load
 
-ONE = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]"
+ONE_NODE = "nodes: [{host: gpu01, ip: 10.0.0.11, gpus: 8}]"
 LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDRDMA\n"
 
 
@@ -24,8 +24,8 @@ LINE = "{0}:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDR
         ("nvidia", "", True),
         ("amd", "", True),
         ("cpu", "", False),
-        ("nvidia", ONE, False),
-        ("cpu", ONE, False),
+        ("nvidia", ONE_NODE, False),
+        ("cpu", ONE_NODE, False),
     ],
 )
 def test_only_gpus_on_several_nodes_write_logs(
@@ -50,7 +50,7 @@ def test_the_nodes_that_have_ranks_are_asked(load: Load) -> None:
     ]
 
 
-def asked(load: Load, folder: Path, name: str) -> str:
+def read_lines(load: Load, folder: Path, name: str) -> str:
     """Run on this machine what would run in a container, its folder being another."""
     argv = engine_log.query_logs(Site(load()), ["gpu01"], name)[0].argv[3:]
     items = [
@@ -69,10 +69,10 @@ def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) 
     (tmp_path / "vlaunch-nccl.serve-12.gpu01.9.log").write_text(LINE.format("other", "send"))
 
     assert (
-        asked(load, tmp_path, "serve-1")
+        read_lines(load, tmp_path, "serve-1")
         == LINE.format("gpu01", "send") + "gpu01:8:9 [0] NCCL WARN trouble\n"
     )
-    assert asked(load, tmp_path, "serve-3") == ""
+    assert read_lines(load, tmp_path, "serve-3") == ""
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_telling_lines_of_this_server_come_back(load: Load, tmp_path: Path) 
 )
 def test_a_name_is_never_read_by_a_shell(load: Load, tmp_path: Path, name: str) -> None:
     """It travels as an argument."""
-    assert asked(load, tmp_path, name) == ""
+    assert read_lines(load, tmp_path, name) == ""
     assert not (tmp_path / "owned").exists()
 
 

@@ -14,7 +14,7 @@ from launcher.tools.host import Address, HostFacts
 from launcher.tools.survey import Nic, RdmaDevice, RdmaPort, Survey
 from tests.network.reports import GDR, NAMES, between, healthy, three
 
-KNOWN = expectations_read.load_expectations()
+EXPECTATIONS = expectations_read.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 HDR = RdmaDevice(
     name="mlx5_0", model="MT4123", ports=(RdmaPort(number=1, state="ACTIVE", rate=200.0),)
@@ -39,7 +39,7 @@ def judged(
     """Judge figures of three nodes."""
     inventory = three(extra)
     measured = Measurement(inventory=inventory, reports=reports)
-    observed = Evidence(inventory=inventory, facts=facts(survey), expectations=KNOWN)
+    observed = Evidence(inventory=inventory, facts=facts(survey), expectations=EXPECTATIONS)
     verdict = transport.judge(measured, ("any", "as asked"))
     return expected.judge(verdict, observed, ranks_per_node=ranks)
 

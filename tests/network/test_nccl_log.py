@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launcher.network import nccl_log
 from launcher.network import nccl_log as module
 from launcher.network.nccl_log import NcclLink, Reading
-from tests.network.logs import BAD, FIXTURES, GOOD, LINK, LOGS, read, said
+from tests.network.logs import BAD, FIXTURES, GOOD, LINK, LOGS, parse_text, read
 
 SOUP = st.lists(
     st.one_of(
@@ -45,16 +45,16 @@ def test_merge_is_as_one_log() -> None:
     first, two = ([line for line in both if line.startswith(host)] for host in ("gpu01", "gpu02"))
 
     assert first and two
-    assert nccl_log.merge_readings([said("".join(first)), said("".join(two))]) == said(
-        "".join(first + two)
-    )
+    assert nccl_log.merge_readings(
+        [parse_text("".join(first)), parse_text("".join(two))]
+    ) == parse_text("".join(first + two))
 
 
 @pytest.mark.parametrize("end", ["via NET/IB/0/GDRDMA", "via NET/IB/0/GDR", "via NET/IB/", ""])
 def test_a_last_line_without_an_end_is_left_out(end: str) -> None:
     """It may have lost the word that proves GPUDirect."""
     line = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> {}[0] [send] "
-    reading = said(line.format(1) + "via NET/IB/0/GDRDMA\n" + line.format(2) + end)
+    reading = parse_text(line.format(1) + "via NET/IB/0/GDRDMA\n" + line.format(2) + end)
 
     assert (len(reading.links), reading.truncated) == (1, True)
 
@@ -63,7 +63,7 @@ def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     """With more links than are kept, that is said, and a kind that comes late is not lost."""
     monkeypatch.setattr(module, "MAX_LINKS", 3)
     line = "n:1:2 [0] NCCL INFO Channel 00/0 : {}[0] -> 1[0] [send] via NET/IB/0/GDRDMA\n"
-    reading = said(
+    reading = parse_text(
         "".join(line.format(rank) for rank in range(9))
         + line.format(0).replace("IB/0/GDRDMA", "Socket/0")
     )
@@ -76,7 +76,7 @@ def test_the_worst_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
 def test_libfabrics_provider_is_told() -> None:
     """In the words of both generations of aws-ofi-nccl, per host."""
     line = "{0}:1:2 [0] NCCL INFO {1}\n"
-    reading = said(
+    reading = parse_text(
         line.format("a", "NET/OFI Selected Provider is efa (found 4 nics)")
         + line.format(
             "b", "NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.0.0.0/24 (found 1 nics)"
@@ -119,7 +119,7 @@ def test_every_form_of_a_network_line(
     via: str, network: str, device: int | None, gpudirect: bool, ranks: str, label: str
 ) -> None:
     """Name, device and GPUDirect are read whatever stands round them."""
-    reading = said(f"n1:7:8 [0] NCCL INFO {label} {ranks} [send] via {via}\n")
+    reading = parse_text(f"n1:7:8 [0] NCCL INFO {label} {ranks} [send] via {via}\n")
 
     assert list(reading.links) == [
         NcclLink(0, 8, label.split()[1], "send", network, device, gpudirect, "n1")
@@ -145,7 +145,7 @@ def test_every_form_of_a_network_line(
 )
 def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
     """A link inside a node is no evidence of the network."""
-    reading = said(f"n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {via}\n")
+    reading = parse_text(f"n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {via}\n")
 
     assert (reading.local, reading.links, reading.network_links) == ({kind: 1}, {}, 0)
 
@@ -164,7 +164,7 @@ def test_links_inside_a_node_are_counted_apart(via: str, kind: str) -> None:
 )
 def test_what_looks_like_a_link_and_is_none(line: str) -> None:
     """Orders of ranks, CollNet, NVLS and prose are no links."""
-    assert said(line + "\n").links == {}
+    assert parse_text(line + "\n").links == {}
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,16 @@ def test_prefixes(before: str, after: str, host: str) -> None:
     """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is
     the one NCCL names.
     """
-    reading = said(f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n")
+    reading = parse_text(
+        f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n"
+    )
 
     assert [(link.host, link.network, link.device) for link in reading.links] == [(host, "IB", 1)]
 
 
 def test_bare_lines() -> None:
     """Lines that somebody cut out of a log, without any prefix, are read too."""
-    reading = said(
+    reading = parse_text(
         "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0/GDRDMA\nNET/IB : No device found.\n"
     )
 
@@ -265,7 +267,7 @@ def test_telling_lines(text: str) -> None:
     INFO.
     """
     line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
-    reading = said(line + line + line.replace("n1", "n2"))
+    reading = parse_text(line + line + line.replace("n1", "n2"))
 
     assert reading.warnings == {text: {"n1": None, "n2": None}}
 
@@ -276,7 +278,7 @@ def test_telling_lines(text: str) -> None:
 )
 def test_warnings(text: str) -> None:
     """What NCCL itself calls a warning is kept, whatever it says."""
-    reading = said(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n")
+    reading = parse_text(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n")
 
     assert (list(reading.warnings), list(reading.alarms)) == ([text], [text])
 
@@ -286,7 +288,7 @@ def test_warnings(text: str) -> None:
 )
 def test_lines_that_tell_nothing(text: str) -> None:
     """What is said when all is well is no warning."""
-    assert said(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
+    assert parse_text(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
 
 
 def test_long_lines_are_cut() -> None:
@@ -421,7 +423,7 @@ NEAR = "".join(LINK.format(1, way, "Socket/0") + "\n" for way in ("send", "recei
 )
 def test_links_of_a_network_inside_a_host(log: str, count: int) -> None:
     """Both ends must be in one host, and no doubt about who that is."""
-    assert len(nccl_log.local_links(said(log))) == count
+    assert len(nccl_log.local_links(parse_text(log))) == count
 
 
 def test_recorded_log() -> None:

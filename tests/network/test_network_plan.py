@@ -30,7 +30,7 @@ NODES = (
 )
 
 
-def word(argv: Sequence[str], option: str) -> str:
+def option_value(argv: Sequence[str], option: str) -> str:
     """Return the value of an option."""
     return argv[list(argv).index(option) + 1]
 
@@ -44,16 +44,16 @@ def test_the_head_is_rank_0_wherever_it_stands(load: Load) -> None:
         for command in network_plan.probe_commands(Site(load(nodes=NODES)), ASK)
     }
 
-    assert {name: word(argv, "--node-rank") for name, argv in requests.items()} == {
+    assert {name: option_value(argv, "--node-rank") for name, argv in requests.items()} == {
         "gpu02": "0",
         "gpu01": "1",
         "gpu03": "2",
     }
-    assert {word(argv, "--nodes") for argv in requests.values()} == {
+    assert {option_value(argv, "--nodes") for argv in requests.values()} == {
         "gpu02=10.0.0.12,gpu01=10.0.0.11,gpu03=10.0.0.13"
     }
-    assert {word(argv, "--master") for argv in requests.values()} == {"10.0.0.12"}
-    assert {word(argv, "--nonce") for argv in requests.values()} == {"f00d"}
+    assert {option_value(argv, "--master") for argv in requests.values()} == {"10.0.0.12"}
+    assert {option_value(argv, "--nonce") for argv in requests.values()} == {"f00d"}
 
 
 @pytest.mark.parametrize(("requests", "item"), [(None, "4"), (2, "2")])
@@ -65,7 +65,7 @@ def test_every_node_has_as_many_ranks_as_the_smallest_has_gpus(
         Site(load(nodes=NODES)), replace(ASK, ranks_per_node=requests)
     )
 
-    assert {word(command.argv, "--ranks-per-node") for command in commands} == {item}
+    assert {option_value(command.argv, "--ranks-per-node") for command in commands} == {item}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_wait_ends(load: Load, ask: CheckOptions, nodes: int, seconds: flo
     commands = network_plan.probe_commands(Site(inventory), ask)
 
     assert network_plan.probe_deadline(inventory, ask) == seconds
-    assert {float(word(command.argv, "--deadline")) for command in commands} == {seconds}
+    assert {float(option_value(command.argv, "--deadline")) for command in commands} == {seconds}
     assert all(command.timeout > seconds for command in commands)
     assert network_plan.network_gate(Site(inventory), ask, CheckResult()).deadline > 2 * seconds
 
@@ -115,7 +115,7 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
     """RCCL answers to NCCL's name."""
     commands = network_plan.probe_commands(Site(load(f"accelerator: {accelerator}")), ASK)
 
-    assert {word(command.argv, "--backend") for command in commands} == {backend}
+    assert {option_value(command.argv, "--backend") for command in commands} == {backend}
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -132,7 +132,7 @@ def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> N
     )
     if fresh:
         assert {"vlaunch.cluster=c", "/dev/infiniband", "IPC_LOCK", "memlock=-1"} <= set(argv)
-        assert word(argv, "--gpus") == "8"
+        assert option_value(argv, "--gpus") == "8"
         assert "secrets" not in " ".join(argv)
 
 

@@ -21,7 +21,7 @@ class Tags(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.crossed: list[str] = []
         self.text = ""
@@ -30,7 +30,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag that begins."""
-        self.seen.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
@@ -52,7 +52,7 @@ def test_every_direction_has_a_cell_with_words_in_each_map(nodes: int) -> None:
     tags = Tags(network_page.render_page(verdict(nodes, bad=nodes > 2), **MEASURED))
 
     classes = [
-        (attributes.get("class") or "").split()[:1] for tag, attributes in tags.seen if tag == "td"
+        (attributes.get("class") or "").split()[:1] for tag, attributes in tags.tags if tag == "td"
     ]
     coloured = [first for first in classes if first and re.fullmatch(r"[st]\d|none", first[0])]
     assert len(coloured) == 3 * nodes * (nodes - 1)
@@ -69,9 +69,9 @@ def test_tables_can_be_read_aloud() -> None:
     tags = Tags(text)
 
     assert all(
-        attributes.get("scope") in ("row", "col") for tag, attributes in tags.seen if tag == "th"
+        attributes.get("scope") in ("row", "col") for tag, attributes in tags.tags if tag == "th"
     )
-    assert sum(tag == "caption" for tag, _ in tags.seen) == 3
+    assert sum(tag == "caption" for tag, _ in tags.tags) == 3
     assert (
         'title="gpu01 → gpu03: FAIL 1.2 GB/s, 43.1 µs, NET/Socket (NET/Socket is below what is'
         ' required: RDMA with GPUDirect)"' in text
@@ -84,10 +84,10 @@ def test_the_page_needs_nothing_else() -> None:
     tags = Tags(text)
 
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
-    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags.seen}
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in tags.tags}
     assert not [
         attributes
-        for _, attributes in tags.seen
+        for _, attributes in tags.tags
         if {"src", "href", "onclick", "style"} & set(attributes)
     ]
     assert "url(" not in text
@@ -115,10 +115,10 @@ def test_what_nodes_say_is_text() -> None:
     text = network_page.render_page(hostile, cluster=HOSTILE, measured_at=HOSTILE, version=HOSTILE)
     tags = Tags(text)
 
-    assert "script" not in {tag for tag, _ in tags.seen}
+    assert "script" not in {tag for tag, _ in tags.tags}
     assert not {"\x1b", "\x07", "\x9b"} & set(text)
     assert "<script>alert(1)</script>[bold]" in tags.text
-    assert {name for _, attributes in tags.seen for name in attributes} <= {
+    assert {name for _, attributes in tags.tags for name in attributes} <= {
         "lang",
         "charset",
         "http-equiv",
@@ -140,7 +140,9 @@ def test_the_word_on_top_is_the_verdict() -> None:
     assert "<title>PASS: network of h100</title>" in network_page.render_page(
         verdict(4, bad=False), **MEASURED
     )
-    assert "<title>FAIL: network of h100</title>" in network_page.render_page(verdict(4), **MEASURED)
+    assert "<title>FAIL: network of h100</title>" in network_page.render_page(
+        verdict(4), **MEASURED
+    )
 
 
 def test_nothing_measured_has_no_maps() -> None:

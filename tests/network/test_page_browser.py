@@ -73,7 +73,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-def seen(
+def inspect(
     browser: Browser, folder: Path, what: Verdict, *, scheme: Scheme = "light", width: int = 1280
 ) -> dict[str, Any]:
     """Open the page of a verdict and return what it shows; it may ask for nothing and say
@@ -109,7 +109,7 @@ def test_the_page_can_be_read(browser: Browser, tmp_path: Path, scheme: Scheme, 
     """Every cell has words and a colour that tells slow from fast, all text stands out, and only
     tables scroll sideways.
     """
-    look = seen(browser, tmp_path, verdict(4), scheme=scheme, width=width)
+    look = inspect(browser, tmp_path, verdict(4), scheme=scheme, width=width)
     cells = {(cell["map"], cell["title"].split(":")[0]): cell for cell in look["cells"]}
     fast, slow, cut = "gpu01 → gpu02", "gpu01 → gpu03", "gpu04 → gpu03"
 
@@ -146,7 +146,7 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
         replace(cell, bandwidth=20e9 * share, latency=1e-5 / share, transport=name, level=level)
         for cell, share, (name, level) in zip(whole.cells, shares, kinds * 3, strict=False)
     )
-    look = seen(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
+    look = inspect(browser, tmp_path, replace(whole, cells=cells), scheme=scheme)
     colours = {
         name: {cell["back"] for cell in look["cells"] if cell["map"] == name}
         for name in ("Bandwidth", "Latency", "Transport")
@@ -163,14 +163,14 @@ def test_every_colour_carries_its_words(browser: Browser, tmp_path: Path, scheme
 def test_the_scheme_is_the_readers(browser: Browser, tmp_path: Path) -> None:
     """A reader who wants dark pages gets one."""
     assert (
-        seen(browser, tmp_path, verdict(2, bad=False))["page"]
-        != (seen(browser, tmp_path, verdict(2, bad=False), scheme="dark")["page"])
+        inspect(browser, tmp_path, verdict(2, bad=False))["page"]
+        != (inspect(browser, tmp_path, verdict(2, bad=False), scheme="dark")["page"])
     )
 
 
 def test_many_nodes(browser: Browser, tmp_path: Path) -> None:
     """64 nodes are three tables of 4032 cells, in which one scrolls."""
-    look = seen(browser, tmp_path, verdict(64))
+    look = inspect(browser, tmp_path, verdict(64))
 
     assert len(look["cells"]) == 3 * 64 * 63
     assert all(cell["text"] for cell in look["cells"])
@@ -198,7 +198,7 @@ def test_markup_in_names_is_no_markup(browser: Browser, tmp_path: Path) -> None:
     findings = tuple(
         replace(finding, text=name, evidence=name, fix=name) for finding in whole.findings
     )
-    look = seen(
+    look = inspect(
         browser,
         tmp_path,
         replace(whole, nodes=(name, *whole.nodes[1:]), cells=cells, findings=findings, why=name),

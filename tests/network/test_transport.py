@@ -19,7 +19,7 @@ from launcher.network.probe_command import Collective, RankReport, Report
 from tests.network.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
-KNOWN = expectations_read.load_expectations()
+EXPECTATIONS = expectations_read.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 
 
@@ -393,9 +393,11 @@ def test_auto_is_what_the_hardware_can_do(extra: str, gpu: str, rdma: bool, leve
     """
     nodes = NAMES if rdma else ()
 
-    assert required_level(three(extra), gpus=[gpu], rdma=nodes, expectations=KNOWN)[0] == level
+    assert (
+        required_level(three(extra), gpus=[gpu], rdma=nodes, expectations=EXPECTATIONS)[0] == level
+    )
     assert required_level(
-        three(extra), gpus=[gpu], rdma=nodes, expectations=KNOWN, requested="any"
+        three(extra), gpus=[gpu], rdma=nodes, expectations=EXPECTATIONS, requested="any"
     ) == (
         "any",
         "as asked",
@@ -408,7 +410,7 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
     """
     gpus = ["NVIDIA H100 80GB HBM3"]
     level = required_level(
-        three(RDMA), gpus=gpus, rdma=NAMES, expectations=KNOWN, distant_nodes=["n2", "n3"]
+        three(RDMA), gpus=gpus, rdma=NAMES, expectations=EXPECTATIONS, distant_nodes=["n2", "n3"]
     )
     assert level == (
         "rdma",
@@ -436,7 +438,7 @@ def test_auto_can_be_asked_against_the_inventory() -> None:
 
     assert (
         required_level(
-            inventory, gpus=["NVIDIA GB10"], rdma=NAMES, expectations=KNOWN, requested="auto"
+            inventory, gpus=["NVIDIA GB10"], rdma=NAMES, expectations=EXPECTATIONS, requested="auto"
         )[0]
         == "rdma"
     )

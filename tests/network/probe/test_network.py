@@ -24,7 +24,8 @@ import json, sys
 sys.path[:0] = sys.argv[1].split(':')
 import network
 stub, argv = sys.argv[2], sys.argv[3:]
-print(json.dumps(network.NodeProbe(network.parse_args(argv), (sys.executable, stub), argv, '').run()))
+probe = network.NodeProbe(network.parse_args(argv), (sys.executable, stub), argv, "")
+print(json.dumps(probe.run()))
 """
 # Tells what it is told to by `--nonce`, a Python expression list of events; then does what follows
 # the bar.

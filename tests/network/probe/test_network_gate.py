@@ -132,7 +132,10 @@ def start(program: list[str | Path], *args: str, **env: str) -> subprocess.Popen
 
 def judged(wrong: list[str]) -> list[str | Path]:
     """Return a program whose check measures nothing and judges so."""
-    return ["-c", f"import network_gate as gate; gate.check_network = lambda _: {wrong}; gate.main()"]
+    return [
+        "-c",
+        f"import network_gate as gate; gate.check_network = lambda _: {wrong}; gate.main()",
+    ]
 
 
 @pytest.mark.processes
@@ -221,5 +224,7 @@ def test_a_name_is_looked_up_at_each_attempt(
     monkeypatch.setattr(payload.start, "PAUSE", 0.0)
     assert payload.start.connect("pair-0.pair", 1, 5.0) == "connected"
     answers = iter([socket.gaierror(-2, "Name or service not known")] * 100_000)
-    with pytest.raises(payload.start.RendezvousError, match=r"pair-0\.pair:1 within 0 s: name or service"):
+    with pytest.raises(
+        payload.start.RendezvousError, match=r"pair-0\.pair:1 within 0 s: name or service"
+    ):
         payload.start.connect("pair-0.pair", 1, 0.1)

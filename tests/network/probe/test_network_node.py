@@ -12,7 +12,9 @@ pytestmark = pytest.mark.processes
 
 def test_an_address_of_another_node_is_no_rendezvous(payload: SimpleNamespace) -> None:
     """The head's address must be on the head."""
-    with pytest.raises(payload.node.PortUnusable, match=r"192\.0\.2\.1 is not an address of this node"):
+    with pytest.raises(
+        payload.node.PortUnusable, match=r"192\.0\.2\.1 is not an address of this node"
+    ):
         payload.node.reserve_port("192.0.2.1", 29577)
 
 

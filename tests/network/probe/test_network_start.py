@@ -264,7 +264,9 @@ def test_other_programs_are_refused(start_head: Callable[..., Head], own: str, l
 def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> None:
     """Its error has the reason, and its node is not connected."""
     head = start_head("b")
-    with pytest.raises(head.payload.start.RendezvousError, match="its certificate is not this run's"):
+    with pytest.raises(
+        head.payload.start.RendezvousError, match="its certificate is not this run's"
+    ):
         head.follow("b", certificate=FOREIGN)
     assert head.gathering.connected == set()
     head.has_torch.set()
@@ -313,7 +315,10 @@ def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: 
         changed = bytes([255 - block[offset]])
         return block[:offset] + changed + block[offset % len(block) + 1 :]
 
-    with Relay(head.port, alter) as relay, pytest.raises(head.payload.start.RendezvousError) as error:
+    with (
+        Relay(head.port, alter) as relay,
+        pytest.raises(head.payload.start.RendezvousError) as error,
+    ):
         ranks = Changing(head.payload)
         head.payload.start.follow(ranks, "127.0.0.1", relay.port, "word", "b", 5.0, 5.0, OURS)
 
