@@ -81,7 +81,7 @@ def has_rows(work: str, job: dict[str, Any]) -> bool:
     """
     out = str(job.get("out") or "")
     if not out.startswith("/"):
-        # written when the input has been counted
+        # written after the input was counted
         return os.path.exists(os.path.join(work, "manifest.json"))
     return is_marked(out, job) and any(
         LEDGER.fullmatch(name) for name in os.listdir(os.path.join(out, "ledger"))
@@ -110,7 +110,7 @@ def job_status(work: str) -> dict[str, object]:
 def read_json(work: str, name: str) -> dict[str, Any]:
     """Return a JSON file's object; empty if the file is missing or incomplete."""
     try:
-        # Not blocking: a pipe in its place would wait for ever.
+        # Non-blocking: a pipe in its place would block forever.
         descriptor = os.open(os.path.join(work, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8") as file:
             content = json.load(file)

@@ -227,7 +227,7 @@ def _match_files(root: Path, pattern: str) -> Iterator[Path]:
         if not hidden and _is_hidden(path.relative_to(root)):
             continue
         if path.is_dir():
-            # `**` names folders, too, and the files in them by themselves.
+            # `**` also matches folders, and their files on their own.
             if "**" not in pattern:
                 _refuse_link(path)
                 yield from _walk_files(path)

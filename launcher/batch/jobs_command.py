@@ -53,7 +53,7 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     """
     if call.lock_wait and not names:
         raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
-    ctx = call if names else replace(call, shows="none")  # without names, JSON is an answer
+    ctx = call if names else replace(call, shows="none")  # without names, JSON is the answer
     with (
         ctx.session(nodes=[call.inventory.head]) as session,
         call.locked(session, unless=not names) as locked,

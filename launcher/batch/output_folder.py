@@ -21,7 +21,7 @@ from launcher.batch.job_store import OutputFile
 from launcher.core.errors import RequestError, VlaunchError
 
 _MARK = ".vlaunch-batch.json"
-_SPARE = 2**30  # bytes that stay free on this machine
+_SPARE = 2**30  # bytes kept free on this machine
 _PARTS = ("rows", "errors")
 _OTHER_FOLDER_HINT = "name another folder (`write:`, or `--output`), or move it away"
 

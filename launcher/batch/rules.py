@@ -266,7 +266,7 @@ def _reads_output(source: Source, target: Source) -> bool:
     """Return True if `source` would read the files written to `to`."""
     if source.where != target.where:
         return False
-    # `**` goes through all folders below the part before it.
+    # `**` crosses all folders below the part before it.
     root, _, _ = source.text.partition("/**")
     if f"{target.text.rstrip('/')}/".startswith(f"{root.rstrip('/')}/"):
         return True

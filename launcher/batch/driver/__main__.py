@@ -25,7 +25,7 @@ MODES = {"engine": engine, "predict": predict, "data-parallel": ranks}
 PATIENCE = 5.0
 TICK = 1.0  # seconds between checks of the clock, the monitor and the signals
 STOPPED_STATUS = 128 + signal.SIGTERM
-WORKING, STOPPING = threading.Event(), threading.Event()  # of this process, for the signal handler
+WORKING, STOPPING = threading.Event(), threading.Event()  # state for the signal handler
 
 
 class StopRequested(Exception):

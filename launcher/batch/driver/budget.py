@@ -17,11 +17,11 @@ from .progress import Tracker
 from .ray_internals import Actor, query_actors
 
 INTERVAL = 2.0  # seconds between checks
-LOAD_TIMEOUT = 7200.0  # seconds for the first replica to load the model, once it has a place
-QUEUE_TIMEOUT = 7 * 86400.0  # seconds to wait for a place that others hold
-QUERY_TIMEOUT = 10  # seconds that a question to Ray may take
-LINES = 15  # of a dead replica's log that are shown
-# Ray's states of an actor that is up, and of one that is not yet
+LOAD_TIMEOUT = 7200.0  # seconds for the first replica to load the model, once it is placed
+QUEUE_TIMEOUT = 7 * 86400.0  # seconds to wait for resources that other jobs hold
+QUERY_TIMEOUT = 10  # seconds for a query to Ray
+LINES = 15  # lines shown of a dead replica's log
+# Ray's actor states: running, and starting
 UP_STATES = ("ALIVE",)
 STARTING_STATES = ("PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
 
@@ -37,7 +37,7 @@ class ReplicaCounts:
     placed: int = 0
     waiting: int = 0
     restarts: int = 0
-    # actor → node and pid, of those that are up
+    # running actor → node and pid
     processes: Mapping[str, tuple[str, int]] | None = None
     causes: tuple[str, ...] = ()
 
@@ -77,10 +77,10 @@ class Budget:
     total: int = 0  # restarts so far
     idle: int = 0  # restarts since a row was finished
     rows: int = 0
-    least: int = 1  # replicas that must be up before a row is handed out
+    least: int = 1  # replicas that must be up before the first row
     placed: float | None = None  # time since which `least` replicas are placed
     up: float | None = None  # time at which `least` replicas were ready
-    moved: float = 0.0  # when a row was last finished
+    moved: float = 0.0  # time of the last finished row
 
     def judge(self, now: float, rows: int, counts: ReplicaCounts) -> Failed | None:
         """Record an observation; return the failure that should end the job, if any."""
@@ -198,7 +198,7 @@ class ReplicaMonitor:
         self.shortage_query = PendingQuery(lambda: query_shortage(needs, replicas[0]))
         self.shortage, self.shortage_time = "", float("-inf")
         self.processes: dict[str, tuple[str, int]] = {}
-        self.gone: list[tuple[str, int]] = []  # processes of replicas that were up and are not
+        self.gone: list[tuple[str, int]] = []  # processes of replicas that died
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="budget", daemon=True)
 
@@ -284,7 +284,7 @@ def read_log_end(node: str, pid: int) -> list[str]:
         text = "".join(
             get_log(node_id=node, pid=pid, suffix=suffix, tail=10 * LINES, timeout=QUERY_TIMEOUT)
         )
-        # `:` begins Ray's own marks
+        # Ray's own markers start with `:`
         log_lines = [line for line in text.splitlines() if line and not line.startswith(":")]
         if raised := cause.find_exception(log_lines):
             return [f"{raised.process}: {raised.text}".removeprefix(": ")]

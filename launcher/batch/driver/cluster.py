@@ -24,7 +24,7 @@ def connect(*, logs: bool) -> None:
     if ray.is_initialized():
         return
     os.environ["RAY_SCHEDULER_EVENTS"] = "0"  # `budget` describes shortages
-    # it warns that SIGTERM is ours
+    # Ray warns about the driver's SIGTERM handler
     logging.getLogger(WORKER_LOGGER).setLevel(logging.ERROR)
     ray.init(
         address=os.environ.get("RAY_ADDRESS") or "auto",

@@ -24,7 +24,7 @@ INTERNAL_COLUMNS = frozenset(
 )
 # characters of an error row's reason, which may quote a whole prompt
 MAX_REASON = 2000
-FLOATS, FLOAT = "f", 4  # vectors are numbers of 32 bits, of four bytes each
+FLOATS, FLOAT = "f", 4  # vectors are float32
 KIND = b"vlaunch.kind"  # metadata key of a column: selects its converter
 
 
@@ -294,7 +294,7 @@ def error_lines(job: Job, rows: list[Row]) -> bytes:
         line = {**fields, "input": row.get("_raw") or ""}
         try:
             lines.append(json_line(line))
-        # half a surrogate pair, or an id that JSON has no form for
+        # half a surrogate pair, or an id without a JSON form
         except (TypeError, ValueError, RecursionError):
             safe = {
                 name: None if value is None else to_readable(value) for name, value in line.items()

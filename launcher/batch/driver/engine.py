@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 # vLLM's largest default for `max_num_seqs`, which depends on the device
 SEQUENCES = 1024
-# batches wait for their slowest row: twice the rows that an engine runs at once keep it full
+# batches wait for their slowest row: twice the engine's sequences keep it busy
 OVERLAP = 2
 ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
-PREPARED = ("_prompt", "_second", "_tokens")  # the columns of a row that is ready for a replica
+PREPARED = ("_prompt", "_second", "_tokens")  # columns of a prepared row
 # prompter and tokenizer by job digest, slow to create: Ray Data unpickles a stage for each task, in
 # long-lived processes
 TOOLS: dict[str, tuple[Any, Any]] = {}
@@ -100,7 +100,7 @@ def add_prepare_stage(data: Dataset, job: Job, batch: int, size: int, **claims: 
     data = data.map_batches(
         Prepare(thin), batch_size=None, batch_format="pyarrow", compute=pool, **claims
     )
-    # with the same claims Ray Data makes one stage of both
+    # with equal claims Ray Data fuses both stages
     data = data.repartition(target_num_rows_per_block=batch)
     set_claims(data, pool, **claims)
     return data
@@ -226,7 +226,7 @@ class Prepare:
     def tools(self) -> tuple[Any, Any]:
         """Return this process's prompter and, for chats, its tokenizer."""
         if self.job.digest not in TOOLS:
-            TOOLS.clear()  # a process of Ray's may have worked for another job
+            TOOLS.clear()  # a Ray process may have worked for another job
             chat = self.job.prompt is not None and self.job.prompt.chat
             TOOLS[self.job.digest] = (
                 prompts.Prompter(self.job),

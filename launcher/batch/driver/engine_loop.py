@@ -114,9 +114,7 @@ class EngineLoop:
     ) -> None:
         self.engine, self.params, self.render, self.end = engine, params, render, end
         self.incoming: queue.SimpleQueue[tuple[PendingCall, int, Any] | None] = queue.SimpleQueue()
-        self.active: dict[
-            str, tuple[PendingCall, int]
-        ] = {}  # requests that the engine has, by their ids
+        self.active: dict[str, tuple[PendingCall, int]] = {}  # the engine's requests by id
         self.request_count = 0
         self.call_lock, self.tokenizer = threading.Lock(), threading.Lock()
         self.add_lock: AbstractContextManager[Any] = self.tokenizer if tokenizing else nullcontext()

@@ -35,7 +35,7 @@ def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
             error_reason(problem),
             "change `sampling` as that says",
         ) from problem
-    # Else vLLM hands out every row at every token.
+    # Otherwise vLLM returns every row at every token.
     params.output_kind = RequestOutputKind.FINAL_ONLY
     # A deep copy per request is unnecessary: the parameters are never modified.
     params.skip_clone = True

@@ -46,7 +46,7 @@ class Failed(Exception):
     """A failure that ends the job: message, evidence lines and hint."""
 
     def __init__(self, message: str, evidence: str = "", hint: str = "") -> None:
-        # all three: exceptions travel between processes by their arguments
+        # all three: exceptions are pickled by their arguments
         super().__init__(message, evidence, hint)
         self.message, self.evidence, self.hint = message, evidence, hint
 

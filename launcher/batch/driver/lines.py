@@ -12,7 +12,7 @@ from .storage import Location
 
 EXCERPT_LENGTH = 4096  # characters of a row shown in an error row
 BLOCK = 1 << 20
-FAR_BLOCK = 8 << 20  # each read of an object store is a request of its own
+FAR_BLOCK = 8 << 20  # each read from an object store is a request
 BOM = b"\xef\xbb\xbf"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .storage import Location, brief_error
 
-BATCH = 8 << 20  # bytes of a batch, about
+BATCH = 8 << 20  # approximate bytes of a batch
 
 
 def row_groups(location: Location) -> tuple[list[int], list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ...agent import cause
 
-LINES = 20  # of a log, in a failure
+LINES = 20  # log lines in a failure
 SEARCHED_LINES = 400  # last lines of a log, searched for a known cause
 CRASH = (re.compile(r"(Fatal Python error: .*)"),)
 WORKER_DIED = (re.compile(r"(Worker proc \S+ died unexpectedly(?: \(exit code: -?\d+\))?)"),)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 ACTOR = "Replica"  # part of Ray's name for the actors of the inference stage
-IN_FLIGHT = 4  # batches on their way to one replica: the next ones are fetched while it works
+IN_FLIGHT = 4  # batches in flight per replica: the next ones are fetched while it works
 CARRIED = ("_row", "_error", "_stage", "_raw", "_keep")
 
 

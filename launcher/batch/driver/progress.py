@@ -21,11 +21,11 @@ from .job import Job, to_fields
 VERSION = 1
 WINDOW = 30.0  # seconds that rates are averaged over
 WARNINGS = 50
-TEXT, EVIDENCE = 1000, 8000  # characters that are written
-MAX_CHARS = 4000  # characters of a text that are read
-MAX_NUMBER = 1e18  # of counters and times
+TEXT, EVIDENCE = 1000, 8000  # most characters written
+MAX_CHARS = 4000  # most characters read
+MAX_NUMBER = 1e18  # limit of counters and times
 FINAL_STATES = ("done", "failed", "refused", "stopped")
-# of prompts, of answers, and of prompts as far as vLLM had them in its cache
+# tokens of prompts, of answers, and of prompts served from vLLM's cache
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
 CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -155,7 +155,7 @@ class Tracker(Progress):
         self.start_time = time.monotonic()
         self.done_before = self.errors_before = 0
         self.lost = lost_runs(self.path)
-        # when, rows of this run, output tokens
+        # time, rows of this run, output tokens
         self.window: deque[tuple[float, int, int]] = deque()
         self.first_result: float | None = None
         self.last_result: float | None = None
@@ -290,7 +290,7 @@ class Tracker(Progress):
         while not self.ended.wait(1.0):
             try:
                 self.write()
-            except Exception as error:  # the next second is another try
+            except Exception as error:  # retried in a second
                 sys.stderr.write(f"progress: {type(error).__name__}: {error}\n")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from .job import Job, Refused
 
-LARGEST = 64 * 2**20  # characters that a template may make of one row
-PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # methods of texts that take a width
+LARGEST = 64 * 2**20  # most characters of a rendered template
+PADDING = ("center", "expandtabs", "ljust", "rjust", "zfill")  # string methods with a width
 VALUE_LABELS = {
     type(None): "null",
     bool: "true or false",
@@ -154,7 +154,7 @@ class Template:
             raise PromptError("the template calls itself without end") from error
         except MemoryError as error:
             raise PromptError("the template needs more memory than there is") from error
-        except Exception as error:  # a filter on a value that it cannot take raises anything
+        except Exception as error:  # a filter may raise anything
             raise PromptError(f"the template fails on this row: {describe_error(error)}") from error
         return "".join(parts)
 

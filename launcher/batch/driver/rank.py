@@ -141,7 +141,7 @@ class Rank:
                 f"the prompt has {len(text)} characters, more than {limit} tokens can hold"
                 " (max_model_len)"
             )
-        # A chat template has put the special tokens there already.
+        # A chat template already includes the special tokens.
         ids = list(self.tokenizer.encode(text, add_special_tokens=not chat))
         if not ids:
             raise PromptError("the prompt is empty")
@@ -198,7 +198,7 @@ class Rank:
     def generate(self, token_ids: list[list[int]], params: SamplingParams) -> list[Any]:
         """Generate from prompts of token ids, in order."""
         outputs = list(self.llm.generate(token_prompts(token_ids), params, use_tqdm=False))
-        if len(outputs) != len(token_ids):  # answers could not be matched with prompts
+        if len(outputs) != len(token_ids):  # answers cannot be matched with prompts
             raise RuntimeError(
                 f"vLLM was given {len(token_ids)} prompts and returned {len(outputs)} answers"
             )

@@ -29,7 +29,7 @@ from .rank import Rank, RankProcess, RankSettings
 # seconds for the rank at fault to report before one that lost it is blamed
 GRACE = 10.0
 PORT_COUNT = 8  # vLLM uses several, starting at the given one
-END_TIMEOUT = 20.0  # seconds for the processes of all ranks to be gone
+END_TIMEOUT = 20.0  # seconds for the processes of all ranks to exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,7 @@ class RankPool:
             try:
                 for line in ray.get(ref, timeout=5):
                     self.progress.warn(line)
-            except Exception as problem:  # a node that is gone has no processes left
+            except Exception as problem:  # a dead node has no processes
                 self.progress.warn(
                     f"a node was not looked at for what its rank left behind:"
                     f" {describe_exception(problem)}"
@@ -375,7 +375,7 @@ def kill_group(group: int, seconds: float) -> list[str]:
             return []
         if time.monotonic() > end:
             return [f"processes of a rank are still there: {' '.join(map(str, remaining))}"]
-        time.sleep(0.05)  # they are not this process's children, so there is nothing to wait for
+        time.sleep(0.05)  # not this process's children: poll instead of waiting
     return []
 
 

@@ -28,9 +28,7 @@ from .source import count_rows, input_excerpt
 
 # byte limit of a rank's slice, which this process holds and sends
 SLICE_BYTES = 32 * 2**20
-QUEUED_SLICES = (
-    2  # slices that a rank of a dense model has: the next one is there when it finishes one
-)
+QUEUED_SLICES = 2  # slices queued on a rank of a dense model, so that it never waits
 # slices per rank between the first unfinished and the last submitted, held here
 MAX_AHEAD = 4
 # the keys that vLLM checks

@@ -15,16 +15,14 @@ USED = (
     # the job's id, this process's log files, and the actor table
     "ray._private.worker.global_worker",
     "ray._private.state.state.actor_table",
-    # the name of a logger
+    # a logger's name
     "ray._private.worker",
     # a resource of every head node (ray/_common/constants.py)
     "node:__internal_head__",
     # the last operator of a dataset: its claims have no documented setter
     "Dataset._logical_plan",
 )
-HEAD_RESOURCES = {
-    "node:__internal_head__": 0.001
-}  # the resources of something that must be on the head
+HEAD_RESOURCES = {"node:__internal_head__": 0.001}  # pins a task or an actor to the head
 WORKER_LOGGER = "ray._private.worker"
 
 

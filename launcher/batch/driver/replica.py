@@ -18,7 +18,7 @@ from .ray_internals import log_paths
 
 # vLLM's message for a dead process without an exit code yet (0.32, v1/engine/utils.py)
 UNKNOWN_EXIT = "Failed core proc(s): {}"
-NOT_STARTED = "vlaunch: the engine did not start"  # in the log, after all that was printed
+NOT_STARTED = "vlaunch: the engine did not start"  # marks the end of the output in the log
 LOG_LINES = 10_000  # lines of a log; at most its last 64 KiB are read
 CARRIED = ("_row", "_keep")
 # sampling parameters that vLLM tokenizes, or compiles to a grammar, per request

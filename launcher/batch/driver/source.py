@@ -20,17 +20,15 @@ from .rows import read_split
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-MAX_TASKS = 4_000  # read tasks of one job at most: planning costs about a millisecond for each
-# rows that one should have at least: a thousand splits with one row left each are not a thousand
-# tasks
+MAX_TASKS = 4_000  # most read tasks of a job: planning takes about a millisecond per task
+# least rows of a read task: a thousand splits with one pending row are not a thousand tasks
 TASK_ROWS = 2_000
-BLOCK_BYTES = 8 * 2**20  # and no more than this in one block
+BLOCK_BYTES = 8 * 2**20  # most bytes of a block
 # processes that read, cut or prepare a large job: each handles tens of thousands of rows a second,
 # and its start takes two seconds of a core, which loading engines need on a small node
 WORKERS = 2
-FEW_ROWS = 20_000  # rows that one process of each kind has soon done
-# CPUs that a task of ours claims: replicas may have claimed all there are, and would wait for its
-# rows for ever
+FEW_ROWS = 20_000  # rows that a single process handles quickly
+# CPUs that a read task claims: replicas may have claimed all, and would wait for its rows forever
 TASK_CPUS = 0
 
 # columns added by stages that are not text
@@ -177,7 +175,7 @@ def input_excerpt(data: bytes) -> str:
         return lines.excerpt(json.dumps(columns, ensure_ascii=False, default=str))
     except (TypeError, ValueError):  # a Parquet map with keys other than text
         return lines.excerpt(columns)
-    except RecursionError:  # it was read where more of the stack was left
+    except RecursionError:  # it was read with a less deep stack
         return "(nested too deep to be shown)"
 
 

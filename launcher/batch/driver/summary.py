@@ -54,7 +54,7 @@ def write_summary(
         json.dumps(summary, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace")
         + b"\n"
     )
-    if state == "done":  # first: when it fails, the run is not among those before it yet
+    if state == "done":  # first: if this fails, the run is not yet recorded
         open_location(job.out).child("summary.json").write_atomic(data)
     location.write_atomic(data)
     return summary

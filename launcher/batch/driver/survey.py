@@ -195,8 +195,8 @@ def cut_lines(location: Location) -> Iterator[Cut]:
     if lines.compression_codec(location.address):
         yield from whole_file_cut(location)
         return
-    start = position = cut_at = 0  # where the split begins, where we are, the last newline seen
-    counted = newlines = 0  # rows up to `cut_at`, newlines of this split
+    start = position = cut_at = 0  # start of the split, position, end of the last newline
+    counted = newlines = 0  # rows before `cut_at`, newlines in this split
     last = b"\n"
     for block in lines.read_blocks(location):
         last = block[-1:]
