@@ -27,7 +27,7 @@ def empty(cluster: Cluster, name: str) -> bool:
 
 
 def test_everything_goes_and_the_images_stay(up: Cluster) -> None:
-    """With one line that says so."""
+    """The result is a single line."""
     ran = up.run("down")
 
     assert (ran.code, ran.out) == (0, "")
@@ -101,9 +101,7 @@ def test_a_docker_that_does_not_answer_is_not_called_clean(up: Cluster) -> None:
 
 
 def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """Their folders outlive the cluster; whoever removes everything must know that they are
-    there.
-    """
+    """Their folders outlive the cluster, and the output names them."""
     cluster.write(f"{INVENTORY}hf_home: {tmp_path}/hf\n")
     folder = tmp_path / "hf" / "vlaunch" / "c" / "batch"
     (folder / "reviews").mkdir(parents=True)
@@ -139,7 +137,7 @@ def test_no_secret_is_needed(up: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_all_nodes_unreachable_is_a_single_error(up: Cluster) -> None:
-    """And nothing is asked."""
+    """No query is sent."""
     for name in ("gpu01", "gpu02"):
         up.missing[name] = ConnectError(name, "cannot be reached: timed out")
     ran = up.run("down")

@@ -69,7 +69,7 @@ def test_ranks_on_the_head_go_with_the_workers(world: World) -> None:
 
 
 def test_a_second_down_has_nothing_to_do_and_still_looks(world: World) -> None:
-    """Safe as often as wanted."""
+    """`down` is safe to repeat."""
     case.drain(plan(world), FakeTransport(world.answer))
     world.changes.clear()
     again = plan(world)
@@ -109,7 +109,7 @@ def test_remains_are_named(world: World) -> None:
 
 
 def test_a_node_that_cannot_be_queried_is_not_called_clean(world: World) -> None:
-    """Absence is proven, not assumed."""
+    """Absence is verified, not assumed."""
     handler = world.answer
 
     def lost(command):  # type: ignore[no-untyped-def]
@@ -173,8 +173,8 @@ def test_secrets_alone_are_removed_too(world: World) -> None:
 def test_only_what_vlaunch_wrote_is_removed(
     extra: str | None, code: int, remaining: list[str], load: Load, tmp_path: Path
 ) -> None:
-    """Run here: a file that somebody put there stays and is a failure; another cluster's directory
-    stays, and so does what engines compiled, but not a folder in which nothing is.
+    """A foreign file stays and is a failure; another cluster's directory stays, and so does a
+    compile cache, but not its empty folder. The script runs on this machine.
     """
     state = tmp_path / "state"
     inventory = load(f"state_dir: {state}")
@@ -207,7 +207,9 @@ def test_only_what_vlaunch_wrote_is_removed(
 
 
 def test_the_query_for_remains_detects_both(load: Load, tmp_path: Path) -> None:
-    """Run here with another program in docker's place; one that fails is not an empty answer."""
+    """The script runs on this machine with another program in place of docker; one that fails is
+    not an empty answer.
+    """
     inventory = load(
         f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"
     )
@@ -249,7 +251,7 @@ def test_secrets_in_memory_are_removed_wherever_they_lie(load: Load) -> None:
 
 
 def test_remains_in_memory_are_detected(load: Load, tmp_path: Path) -> None:
-    """Run here: all places are looked at, whatever the node said before."""
+    """The script checks all places, whatever the node reported before."""
     inventory = load(
         f"state_dir: {tmp_path}\ndocker: [fake]", "nodes: [{host: gpu01, ip: 10.0.0.1, gpus: 1}]"
     )
@@ -275,9 +277,7 @@ def test_remains_in_memory_are_detected(load: Load, tmp_path: Path) -> None:
 
 
 def test_a_directory_without_our_files_is_removed_too(load: Load) -> None:
-    """Docker makes the source of a bind mount that is not there; `down` must not leave it for
-    ever.
-    """
+    """Docker creates the missing source of a bind mount; `down` must remove it."""
     inventory = load()
     facts = {
         node.name: HostFacts(docker_version="28", has_directory=True) for node in inventory.nodes

@@ -1,4 +1,4 @@
-"""The gates of `up`, asked of simulated nodes: what each day of a cluster that comes up ends in."""
+"""The gates of `up` on simulated nodes, for each way in which a start can end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_wait_has_a_deadline_and_every_question_too(up: World) -> None:
 
 
 def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(up: World) -> None:
-    """Its own log says why, and only its log is asked for."""
+    """Only its own log is queried."""
     up.machines["gpu02"].joins = False
     up.machines[
         "gpu02"
@@ -188,7 +188,7 @@ def test_the_head_is_ready_when_its_port_listens(ray: str, load: Load) -> None:
 def test_an_agent_is_connected_when_the_head_has_reached_it(
     members: dict[str, float] | None, waits: list[str], up: World
 ) -> None:
-    """Lately; where the head says nothing, it is the head that is waited for."""
+    """The contact must be recent; without the head's report, the gate waits for the head."""
     up.said["servers"] = (
         "no answer" if members is None else {"servers": [], "members": members, "agent": 1.0}
     )

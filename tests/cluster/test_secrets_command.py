@@ -1,4 +1,4 @@
-"""`vlaunch secrets`: what is told of secrets, and new ones."""
+"""`vlaunch secrets`: the list of secrets, and their rotation."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_rotate_a_single_secret_keeps_the_token(keyed: Cluster, tmp_path: Path) 
 
 
 def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
-    """It says that the source is what has to change; nobody is asked."""
+    """The message names the source as the thing to change; there is no prompt."""
     ran = keyed.run("secrets", "rotate", "VLLM_API_KEY")
 
     assert (ran.code, keyed.world.changes) == (0, [])
@@ -318,7 +318,7 @@ def test_a_prompt_appears_once_and_only_if_the_value_is_needed(
 def test_a_prompt_without_a_terminal_is_reported_with_other_mistakes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told together with the others, before any node is reached."""
+    """All are reported together, before any node is reached."""
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     cluster.write(

@@ -83,7 +83,7 @@ def test_a_change_is_shown_before_it_is_applied(cluster: Cluster) -> None:
 def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
     inventory: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the reason; whatever runs there goes on."""
+    """The error has the reason; running containers stay."""
     answer = simulated.RAY_IMAGE.read_text(encoding="utf-8").replace('"0.32.0+cpu"', '"0.18.1"')
     older = cluster.path.parent / "older.json"
     older.write_text(answer, encoding="utf-8")
@@ -97,7 +97,7 @@ def test_an_image_with_an_older_vllm_is_refused_before_anything_is_changed(
 
 
 def test_json_is_the_same_events_on_standard_output(cluster: Cluster) -> None:
-    """One object a line; nothing else is there."""
+    """Each line is an object."""
     ran = cluster.run("up", "--json")
 
     assert (ran.code, ran.err) == (0, "")
@@ -128,7 +128,7 @@ def test_two_dry_runs_of_a_first_up_are_the_same(cluster: Cluster) -> None:
 
 
 def test_a_dry_run_with_the_image_missing_says_what_it_cannot_know(cluster: Cluster) -> None:
-    """The pull comes first; what is built depends on what the image says."""
+    """The pull comes first; the build depends on the probe of the image."""
     cluster.world.machines["gpu02"].images.clear()
     ran = cluster.run("up", "--dry-run")
 
@@ -186,7 +186,7 @@ def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
 def test_a_failing_step_has_cause_and_fix_and_a_second_up_repairs_it(
     cluster: Cluster,
 ) -> None:
-    """Nothing that is left half-started is in its way."""
+    """Partly started containers do not block it."""
     cluster.world.fail["gpu02", "run"] = Answer(
         node="gpu02", code=125, err='could not select device driver "" with capabilities: [[gpu]]'
     )
@@ -263,7 +263,7 @@ def test_ctrl_c_in_a_wait_ends_with_130_and_no_traceback(
 
 
 def test_a_node_that_answers_nonsense_is_a_typed_error(cluster: Cluster) -> None:
-    """With what it said."""
+    """The error quotes the answer."""
     cluster.world.machines["gpu02"].home = "x\n@@vlaunch containers\nnot JSON"
     ran = cluster.run("up")
 

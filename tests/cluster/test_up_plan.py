@@ -56,8 +56,8 @@ def world(load: Load) -> World:
 
 
 def test_a_first_up_writes_files_then_starts_the_head_then_the_workers(load: Load) -> None:
-    """The head is listening before a worker knocks, and the cluster is counted before anybody says
-    that it is up.
+    """The head listens before a worker connects, and the nodes are counted before the cluster
+    counts as up.
     """
     world = World(three(load))
     up = plan(world.inventory, world)
@@ -105,7 +105,7 @@ def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None
 
 
 def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> None:
-    """A restart of its container would end its servers: `up` replaces its files, and says so."""
+    """A restart of its container would stop its servers: `up` only replaces its files, with a note."""
     for node in ("n2", "n3"):
         machine = world.machines[node]
         path = next(path for path in machine.files if path.endswith("payload/agent.pyz"))
@@ -164,7 +164,7 @@ def test_how_often_a_container_has_restarted_before_is_no_reason_to_give_up(
 
 
 def test_a_changed_worker_restarts_alone(load: Load, world: World) -> None:
-    """And the difference is said in words."""
+    """A note describes the difference."""
     changed = three(load, "", "", "env: {A: '1'}")
     up = plan(changed, world)
 
@@ -175,7 +175,7 @@ def test_a_changed_worker_restarts_alone(load: Load, world: World) -> None:
 
 
 def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
-    """Its workers' session ends with it, and they are told why."""
+    """The workers' session ends with the head's, and a note gives the reason."""
     up = plan(three(load, "", "env: {A: '1'}"), world)
 
     assert started(up) == ["n1", "n2", "n3"]
@@ -263,7 +263,7 @@ def test_files_that_differ_are_written_without_a_restart(load: Load, world: Worl
 
 
 def test_the_end_of_servers_and_jobs_is_noted(load: Load, world: World) -> None:
-    """A person may have a batch job in there; a server starts again."""
+    """A batch job stops with its container; a server starts again."""
     world.stop("n2")
     remark = "starts again in the new ones; a batch job ends with them"
 
@@ -318,7 +318,7 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
 def test_the_preflight_knows_the_model_that_the_inventory_names(
     load: Load, serve: str, remark: str
 ) -> None:
-    """Its size is another matter: nobody has asked for its files."""
+    """Its size is unknown without a query of its files."""
     world = World(three(load, serve))
     facts = probe_nodes(world.inventory, FakeTransport(world.answer), [world.inventory.image])
     preflight = plan_image(Site(world.inventory, facts)).stages[0]
@@ -328,7 +328,7 @@ def test_the_preflight_knows_the_model_that_the_inventory_names(
 
 
 def test_a_derived_image_is_built_only_where_it_is_missing(load: Load, tmp_path: Path) -> None:
-    """And its versions are asked there."""
+    """Its versions are checked on the same nodes."""
     world = World(three(load))
     context = tmp_path / "context.tar"
     case.bring_up(world.inventory, world, SECRETS, context)

@@ -239,9 +239,7 @@ def test_other_parts_of_ray_are_resolved_again(
 def test_an_image_with_ray_gets_what_batches_need_for_its_own_ray(
     shelf: Shelf, cache: Path
 ) -> None:
-    """`ray[data]` of the Ray that is there, which may ask for another pyarrow than a newer Ray
-    does.
-    """
+    """`ray[data]` of the image's own Ray may require another pyarrow than a newer Ray."""
     shelf.ray('pyarrow>=9,<20; extra == "data"', 'unwanted; extra == "llm"', version="2.56.1")
     shelf.ray('pyarrow>=20; extra == "data"')
     for version in ("19.0", "24.0"):
@@ -333,7 +331,7 @@ def test_an_unreadable_glibc_version_is_shown(cache: Path) -> None:
 
 @pytest.mark.processes
 def test_what_a_killed_run_leaves_is_removed_a_day_later(shelf: Shelf, cache: Path) -> None:
-    """Not before: another run may be at work there."""
+    """A younger folder may belong to another run."""
     shelf.ray()
     for name in ("old", "young"):
         (cache / f".resolving-{name}").mkdir(parents=True)
@@ -375,7 +373,7 @@ def test_a_damaged_wheel_is_replaced(build: Build, tmp_path: Path) -> None:
 
 
 def test_no_index(build: Build, shelf: Shelf, tmp_path: Path) -> None:
-    """The hint describes the way without an index; no file is left in the cache."""
+    """The hint describes the steps without an index; no file stays in the cache."""
     shelf.clear()
     with pytest.raises(VlaunchError, match="cannot download py-spy") as error:
         fetch_py_spy(build, tmp_path / "cache")

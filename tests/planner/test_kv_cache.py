@@ -37,7 +37,7 @@ _CASES = [
 
 
 def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **settings: Any) -> KvCache:
-    """Return a model's cache; requests are of 8,192 tokens unless said."""
+    """Return a model's cache; requests have 8,192 tokens by default."""
     model = parse_architecture(config)
     request = CacheRequest(**{"length": 8192, "in_flight": 4096, **settings})
     return build_cache(model, request, stages or (len(model.layers),))
@@ -131,7 +131,7 @@ def test_no_layer_with_a_cache_needs_none() -> None:
 
 
 def test_an_unknown_dtype_is_refused() -> None:
-    """Layouts that are not known here are not guessed."""
+    """Unknown layouts are not guessed."""
     with pytest.raises(RequestError, match="turboquant_k8v4"):
         cache(models.LLAMA_8B, dtype="turboquant_k8v4")
 

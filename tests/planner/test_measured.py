@@ -90,7 +90,7 @@ def test_a_higher_utilization_enlarges_the_cache() -> None:
     ],
 )
 def test_what_changes_working_memory_is_an_estimate(flags: EngineFlags) -> None:
-    """Nobody has seen it."""
+    """No measurement covers it."""
     planned = judged(START, flags)
     assert planned.estimate.measured_at is None
 

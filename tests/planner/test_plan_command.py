@@ -80,7 +80,7 @@ def test_nodes_are_queried(cluster: Cluster) -> None:
 
 
 def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> None:
-    """Its nodes are named, none is asked, and the GPU's model is the user's word."""
+    """The inventory gives the nodes, the flag the GPU model; no node is queried."""
     ran = cluster.run(*big(config, "--offline", "--gpu", "H100", "--context", "8K"))
     assert ran.code == 0, ran.err
     assert "gpu[01-02]: 8 × H100" in ran.out

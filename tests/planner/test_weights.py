@@ -67,7 +67,7 @@ def test_experts_of_gpt_oss_are_padded_for_the_kernel(
 def test_weights_are_counted_by_their_precision(
     quantization: dict[str, str] | None, per_parameter: float
 ) -> None:
-    """Of several at once nobody can tell."""
+    """With several precisions, the size is unknown."""
     config = {"quantization_config": quantization} if quantization else {}
     model = parse_architecture({**models.LLAMA_8B, **config})
     tables = 2 * model.vocabulary * model.hidden * 2

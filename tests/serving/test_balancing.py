@@ -24,7 +24,7 @@ def make_request(
 
 
 def catch_error(candidate: ServeRequest) -> RequestError:
-    """Return what is said against a request."""
+    """Return the error for a request."""
     with pytest.raises(RequestError) as caught:
         balancing.check_balancing(candidate, INVENTORY)
     return caught.value
@@ -64,7 +64,7 @@ def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
     ],
 )
 def test_what_cannot_be_had(candidate: ServeRequest, text: str, hint: str) -> None:
-    """With the way that works."""
+    """The hint has a mode that works."""
     error = catch_error(candidate)
 
     assert (text in error.message, hint in error.hint) == (True, True), error.args
@@ -77,7 +77,7 @@ def test_replicas_that_would_share_a_node_can_be_separated() -> None:
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    """Each with its way out."""
+    """Each has its hint."""
     error = catch_error(make_request(HYBRID, EXTERNAL, backend="ray", host="10.0.0.1"))
 
     assert error.message == "this load balancing cannot be had"

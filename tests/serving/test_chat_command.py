@@ -1,4 +1,4 @@
-"""`vlaunch chat`: what is asked, of which node, and what is printed."""
+"""`vlaunch chat`: its queries, their nodes, and the output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_models_text_and_nothing_else(serving: Cluster) -> None:
 
 
 def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -> None:
-    """Its end tells the head that nobody waits any more, so that the GPUs do not go on."""
+    """Its end tells the head to cancel the request, so that the GPUs stop."""
     serving.run("chat", "two\nlines")
     (command,) = serving.followed
 
@@ -44,7 +44,9 @@ def test_the_messages_are_a_line_of_an_input_that_stays_open(serving: Cluster) -
 
 
 def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) -> None:
-    """By its name where there are several; in that node's container, at its own port."""
+    """With several servers it is chosen by name; the query runs in that node's container, at its
+    port.
+    """
     supervision.store_server(
         serving.world,
         supervision.make_spec("embed", node="gpu02", backend="mp", port=8001, host="10.0.0.12"),
@@ -66,7 +68,7 @@ def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) ->
     ],
 )
 def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: str) -> None:
-    """Nobody is asked."""
+    """No query is sent."""
     supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     ran = serving.run("chat", *args, "hi")
 
@@ -109,7 +111,7 @@ def test_a_server_on_a_node_that_is_down(serving: Cluster) -> None:
 def test_of_several_endpoints_the_first_that_lives_is_queried(
     serving: Cluster, healthy: list[str], down: str, queried: str
 ) -> None:
-    """One that cannot be reached keeps nobody from the others."""
+    """An unreachable endpoint does not block the others."""
     processes = tuple(
         ProcessSpec(node=node, argv=("vllm", "serve"), replicas=(at, 1))
         for at, node in enumerate(("gpu01", "gpu02"))
@@ -166,7 +168,7 @@ def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
 
 
 def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
-    """Is not asked with a line that could not work."""
+    """The hint has no curl line that could not work."""
     serving.server_log = [json.dumps({**REFUSED, "task": "health"})]
     ran = serving.run("chat", "hi")
 

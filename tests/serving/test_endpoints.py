@@ -63,7 +63,7 @@ LATE = EndpointHealth(verdict="busy", reason="our own completion has waited for 
 
 
 def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
-    """With the time of its last answer; addresses are told as names."""
+    """It has the duration of its last answer; node names replace addresses."""
     judged = {"gpu01": ANSWERS, "gpu02": replace(LATE, reason="10.0.0.12 is late")}
     server = serve(world, supervision.make_record(verdict="busy", endpoints=judged), wanted=PAIR)
 
@@ -88,7 +88,7 @@ def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:
 def test_an_endpoint_without_a_verdict_has_the_servers_state(
     world: World, how: dict[str, Any], state: str
 ) -> None:
-    """A word that no keeper of this version says is no verdict."""
+    """An unknown word of another version is no verdict."""
     server = serve(world, supervision.make_record(**how), wanted=PAIR)
 
     assert [endpoint.state for endpoint in server.endpoints] == [state] * 2
@@ -125,7 +125,7 @@ def test_what_all_endpoints_hold_is_added_up(world: World) -> None:
     ],
 )
 def test_where_clients_go(bind: str, url: str) -> None:
-    """To the head's address between the nodes, or to the one address that was asked for."""
+    """The URL has the head's address between the nodes, or the bound one."""
     assert endpoints.endpoint_url(INVENTORY, bind, 8000) == url
     assert endpoints.endpoint_url(INVENTORY, bind, 8000, "n2") == url.replace(
         "10.0.0.1", "10.0.0.2"

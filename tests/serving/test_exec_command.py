@@ -135,7 +135,7 @@ def test_nothing_to_run_is_a_usage_error(cluster: Cluster) -> None:
 
 
 def test_a_node_that_is_not_queried_may_be_down(cluster: Cluster, say: dict[str, Answer]) -> None:
-    """`exec --head -- ray status` is how one looks at a cluster with a dead worker."""
+    """`exec --head -- ray status` inspects a cluster with a dead worker."""
     cluster.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
 
     assert cluster.run("exec", "--head", "--", "ray", "status").code == 0
@@ -180,7 +180,7 @@ def test_answers_of_other_nodes_are_printed(
 def test_what_a_command_says_of_containers_is_its_own_answer(
     cluster: Cluster, containers: dict[str, Answer], answer: Answer
 ) -> None:
-    """Only Docker's own word that this node's container is not there means that nothing has run."""
+    """Only Docker's own error about this node's container means that nothing ran."""
     containers["vlaunch-c-gpu01"] = answer
     ran = cluster.run("exec", "--head", "--", "true")
 

@@ -30,8 +30,8 @@ RANKS = {"gpu01": ["PP0"], "gpu02": ["PP1"]}
 
 
 def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int = 0) -> str:
-    """Return what a server says that has generated so many tokens, and whose first tokens came
-    within 50 ms, or 100 ms, so often.
+    """Return the `/metrics` text of a server with so many generated tokens; `ttft` counts first
+    tokens within 50 ms and 100 ms.
     """
     return (
         f'vllm:num_requests_running{{engine="0"}} {running}\n'
@@ -45,7 +45,7 @@ def text(*, tokens: float = 53.0, ttft: tuple[int, int] = (7, 7), running: int =
 
 
 def reports(*texts: str, **extra: Any) -> dict[str, Any]:
-    """Return what nodes answer whose API says such texts, the head's first."""
+    """Return the nodes' answers with these texts, the head's first."""
     return {
         node: {"apis": {API: {"status": 200, "text": text, "error": ""}}, **extra}
         for node, text in zip(("gpu01", "gpu02"), texts, strict=False)
@@ -53,7 +53,7 @@ def reports(*texts: str, **extra: Any) -> dict[str, Any]:
 
 
 class Sampling:
-    """Looks at one server, two seconds apart."""
+    """Samples of one server, two seconds apart."""
 
     def __init__(self, site: Site, spec: Desired | None = None, **how: Any) -> None:
         self.counting, self.now = MetricsCollector(site), 100.0
@@ -61,7 +61,7 @@ class Sampling:
         self.record = supervision.make_record(**how)
 
     def take(self, answers: dict[str, Any], *, every: float = 2.0, **extra: Any) -> ServerMetrics:
-        """Look once more."""
+        """Take another sample."""
         self.now += every
         state = servers.parse_servers(
             supervision.head_report(supervision.server_row(self.spec, self.record, **extra))
@@ -77,7 +77,7 @@ def site(load: Load) -> Site:
 
 
 def test_rates_start_with_the_second_sample(site: Site) -> None:
-    """Per second, between two looks."""
+    """They are per second between two samples."""
     sampling = Sampling(site)
     first = sampling.take(reports(text(tokens=53)))
     second = sampling.take(reports(text(tokens=153, running=3)))
@@ -105,7 +105,7 @@ def test_latencies_are_of_the_last_minute(site: Site) -> None:
 
 
 def test_latencies_cover_a_minute_at_most(site: Site) -> None:
-    """However often somebody looks."""
+    """The sampling rate does not matter."""
     sampling = Sampling(site)
     for count in range(100):
         last = sampling.take(reports(text(ttft=(count, count))))
@@ -183,7 +183,7 @@ def test_reasons_for_missing_figures(site: Site, answers: dict[str, Any], troubl
 
 
 def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
-    """Its state says why."""
+    """Its state has the reason."""
     sampling = Sampling(site, state="pausing", doing="waiting before the next start")
     server = sampling.take({})
 
@@ -192,7 +192,7 @@ def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
 
 
 def test_every_rank_has_its_agents_state(site: Site) -> None:
-    """Alive, dead, or unknown where nobody can say."""
+    """Alive, dead or unknown."""
     sampling = Sampling(site, ranks=RANKS, alive=ALIVE)
     server = sampling.take(reports(text()))
     assert server.ranks == (
@@ -266,7 +266,7 @@ def test_every_node_is_queried_once(site: Site) -> None:
 
 
 def test_json_has_no_history(site: Site) -> None:
-    """A line is one look."""
+    """A line is a single sample."""
     sampling = Sampling(site)
     server = sampling.take(reports(text()))
     (data,) = MetricsSample(cluster="c", servers=(server,)).as_json()["servers"]

@@ -1,4 +1,4 @@
-"""`vlaunch metrics`: two looks in a pipe, look after look in a terminal."""
+"""`vlaunch metrics`: two samples in a pipe, continuous ones in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulated import query
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow one another at once; after six of them somebody presses Ctrl-C."""
+    """Samples follow at once; after six of them Ctrl-C is simulated."""
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -47,7 +47,7 @@ def counting(cluster: Cluster, *ports: int, running: int = 3, **extra: Any) -> N
 
 
 def test_a_pipe_gets_a_single_sample(serving: Cluster) -> None:
-    """Of two, so that there are rates; nothing is changed."""
+    """Rates need a second one; nothing is changed."""
     ran = serving.run("metrics")
 
     assert (ran.code, ran.err, serving.world.changes) == (0, "", [])
@@ -66,7 +66,7 @@ def test_json_is_an_object(serving: Cluster) -> None:
 
 
 def test_json_continues_with_watch(serving: Cluster) -> None:
-    """A line a look, until Ctrl-C."""
+    """Each sample is a line, until Ctrl-C."""
     ran = serving.run("metrics", "--json", "--watch", "--every", "1")
 
     assert ran.code == 130
@@ -74,7 +74,7 @@ def test_json_continues_with_watch(serving: Cluster) -> None:
 
 
 def test_it_is_drawn_until_ctrl_c(serving: Cluster) -> None:
-    """In a pipe, too, when it is asked for."""
+    """In a pipe, too, with `--watch`."""
     ran = serving.run("metrics", "--watch")
 
     assert ran.code == 130
@@ -82,7 +82,7 @@ def test_it_is_drawn_until_ctrl_c(serving: Cluster) -> None:
 
 
 def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None:
-    """One question each, a look."""
+    """Each gets one query per sample."""
     supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving, 8000, 8001)
     serving.commands.clear()
@@ -95,7 +95,7 @@ def test_only_the_head_and_nodes_with_apis_are_reached(serving: Cluster) -> None
 
 
 def test_a_server_of_several(serving: Cluster) -> None:
-    """By its name; one that is not there is an error."""
+    """It is chosen by name; an unknown name is an error."""
     supervision.store_server(serving.world, supervision.make_spec("embed", port=8001))
     counting(serving, 8000, 8001)
 
@@ -106,7 +106,7 @@ def test_a_server_of_several(serving: Cluster) -> None:
 
 
 def test_no_server_at_all(up: Cluster) -> None:
-    """Nothing to look at."""
+    """Without servers, the command fails."""
     ran = up.run("metrics")
 
     assert ran.code == 2
@@ -114,7 +114,7 @@ def test_no_server_at_all(up: Cluster) -> None:
 
 
 def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
-    """Its figures are unknown; the head's are there."""
+    """Its figures are unknown; the head's are shown."""
     supervision.store_server(serving.world, supervision.make_spec("far", node="gpu02", port=8001))
     counting(serving)
     serving.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
@@ -126,7 +126,7 @@ def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
 
 
 def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
-    """Of an earlier vlaunch: what to do is said."""
+    """An earlier version of the head gives a hint."""
     serving.world.said["counts"] = {"error": "invalid choice: 'metrics'"}
     ran = serving.run("metrics")
 
@@ -136,7 +136,7 @@ def test_a_head_that_does_not_know_the_question(serving: Cluster) -> None:
 
 
 def test_the_server_ends_meanwhile(serving: Cluster) -> None:
-    """The looks go on, for there may be another one soon."""
+    """Sampling goes on: another server may start."""
     serving.world.said["counts"] = {"apis": {}, **supervision.head_report()}
     ran = serving.run("metrics")
 

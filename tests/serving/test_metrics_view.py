@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def figures(count: int) -> Figures:
-    """Return the figures of one of many looks at a server that has more and more to do."""
+    """Return the figures of one of many samples of a server with a growing load."""
     return Figures(
         running=min(count, 8),
         waiting=max(0, count - 8) * 12,
@@ -73,7 +73,7 @@ NEW = replace(BUSY, name="new", history=(figures(0),), figures=figures(0), ranks
 def drawn(
     width: int, look: MetricsSample, *, encoding: str = "utf-8", colours: bool = False
 ) -> str:
-    """Render a look as a console of this width shows it."""
+    """Render a sample as a console of this width shows it."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
     console = Console(
@@ -115,7 +115,7 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_server_and_a_head_that_is_silent() -> None:
-    """Both are said."""
+    """Both are reported."""
     assert "server: none" in drawn(80, MetricsSample(cluster="c"))
     assert "gpu01: timed out" in drawn(80, MetricsSample(cluster="c", trouble="gpu01: timed out"))
 

@@ -1,4 +1,4 @@
-"""`vlaunch serve` and the network: proven before the start, confirmed after it, or no server."""
+"""`vlaunch serve` and the network: checked before the start, confirmed after it, or no server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ready(cluster: Cluster) -> Cluster:
 
 
 def answering(cluster: Cluster, via: str = TCP) -> Cluster:
-    """Let a server answer as soon as it is asked for; its ranks' logs tell of this link."""
+    """Let a server answer at once; its ranks' logs contain this link."""
     world = cluster.world
     first = {"model": "org/m", "text": "Hi", "fingerprint": "f", "seconds": 0.1, "replicas": []}
     ready = {"state": "ready", "verdict": "answering", "first_answer": first}
@@ -55,7 +55,7 @@ def answering(cluster: Cluster, via: str = TCP) -> Cluster:
 
 
 def measured(cluster: Cluster) -> list[tuple[str, ...]]:
-    """Return the network probes that were sent since the last look, and forget them."""
+    """Return the network probes since the last call, and clear them."""
     calls = [
         command.argv for command in cluster.commands if "/opt/vlaunch/network.pyz" in command.argv
     ]
@@ -64,7 +64,7 @@ def measured(cluster: Cluster) -> list[tuple[str, ...]]:
 
 
 def network_row(ran: Ran) -> str:
-    """Return what the summary says of the network."""
+    """Return the network row of the summary."""
     return next(
         (
             row.partition(" ")[2].strip()
@@ -76,7 +76,7 @@ def network_row(ran: Ran) -> str:
 
 
 def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
-    """Measured, kept, then asked for; the summary has what the ranks themselves wrote."""
+    """It is measured and recorded before the spec is written; the summary has the ranks' own logs."""
     ran = ready.run(*SERVE)
 
     assert ran.code == 0, ran.err
@@ -174,8 +174,8 @@ def test_skipping_does_not_borrow_an_older_verdict(ready: Cluster) -> None:
 
 @pytest.mark.parametrize(("allow", "code"), [(False, 1), (True, 0)])
 def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, code: int) -> None:
-    """Proven by the check, and yet the engine's ranks use TCP: the server is stopped, unless that
-    is allowed.
+    """The check passes, yet the engine's ranks use TCP: the server is stopped, unless that is
+    allowed.
     """
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
@@ -191,7 +191,7 @@ def test_ranks_below_the_level_end_the_server(cluster: Cluster, allow: bool, cod
 
 
 def test_a_server_that_ran_before_is_not_stopped(cluster: Cluster) -> None:
-    """Watching a server again tells what is wrong; ending it is somebody's decision."""
+    """Watching a server again only warns; stopping it is the operator's decision."""
     cluster.write(ROCE + INVENTORY)
     assert cluster.run("up").code == 0
     cluster.world.links["gpu01", "gpu02"] = RDMA
@@ -281,7 +281,7 @@ def test_what_logs_and_records_say_cannot_draw_on_the_terminal(ready: Cluster) -
 
 
 def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
-    """The summary has what was proven before."""
+    """The summary has the earlier result."""
     assert cluster.run("up").code == 0
     cluster.write("accelerator: cpu\n" + INVENTORY)
     answering(cluster)
@@ -293,7 +293,7 @@ def test_ranks_of_cpus_have_no_log_of_nccl(cluster: Cluster) -> None:
 
 
 def test_a_single_node_has_no_gate(cluster: Cluster) -> None:
-    """There is nothing between nodes."""
+    """It has no network between nodes."""
     cluster.write(
         "cluster: c\nimage: vllm/vllm-openai:v0.32.0\nnodes: [{host: gpu01, ip: 10.0.0.11, gpus:"
         " 8}]\n"
@@ -387,8 +387,8 @@ def replicated(cluster: Cluster, config: Any) -> Cluster:
 
 
 def test_replicas_of_a_dense_model_need_no_proof(ready: Cluster) -> None:
-    """They are engines of their own: nothing is measured, no log is asked for links, and why is
-    said.
+    """They are independent engines: nothing is measured, no log is queried, and a note has the
+    reason.
     """
     ran = replicated(ready, CONFIG).run(*SERVE, "--data-parallel-size", "2")
 
@@ -423,8 +423,8 @@ def test_skipping_where_nothing_is_to_prove_is_no_warning(ready: Cluster) -> Non
 def test_replicas_that_exchange_tokens_need_a_proof(
     ready: Cluster, backend: str, config: Any, args: list[str], message: str
 ) -> None:
-    """Every layer of a mixture of experts crosses the nodes: measured with collectives, and why is
-    said.
+    """Every layer of a mixture of experts crosses the nodes: collectives are measured, and a note
+    has the reason.
     """
     start = (*SERVE, "--dp", "2", "--backend", backend, "--no-wait", *args)
     ran = replicated(ready, config).run(*start)
@@ -436,7 +436,7 @@ def test_replicas_that_exchange_tokens_need_a_proof(
 
 
 def test_replicas_do_not_rely_on_a_verdict_without_collectives(ready: Cluster) -> None:
-    """A split that sends from stage to stage was proven with less."""
+    """A check for pipeline stages covers less."""
     replicated(ready, MOE)
     assert ready.run("check-nccl").code == 0
     record = json.loads(ready.world.machines["gpu01"].files["network.json"])

@@ -58,5 +58,5 @@ def test_what_is_no_such_text(text: str) -> None:
 def test_a_quantile_is_prometheus_own(
     share: float, buckets: dict[float, float], value: float | None
 ) -> None:
-    """Evenly spread inside a bucket; beyond the last bound that is a number nobody knows more."""
+    """Observations are evenly spread inside a bucket; the last finite bound is the maximum."""
     assert prometheus.quantile(share, buckets) == (None if value is None else pytest.approx(value))

@@ -12,7 +12,7 @@ from tests.tools.answered import INVENTORY, answer, history_entry
 
 
 def test_the_newest_other_server_is_chosen() -> None:
-    """Not the one that is wanted now, whether it has answered or not."""
+    """The present one is skipped, whether it has answered or not."""
     revisions, current_id = history.parse_history(
         answer([history_entry("a"), history_entry("b")], {"id": "a"})
     )
@@ -54,7 +54,7 @@ def test_another_image_is_refused() -> None:
     ],
 )
 def test_a_single_server_need_not_be_named(files: tuple[str, ...], name: str | None) -> None:
-    """It is the one that is wanted, or else the one that has answered; several are listed."""
+    """It is the one with a spec, or else with a history; several are listed."""
     paths = [*(f"server/{file}.json" for file in files), "network.json", "server/x/y/desired.json"]
     facts = HostFacts(files=dict.fromkeys(paths, "0"))
     if name is not None:

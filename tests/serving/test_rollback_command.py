@@ -1,6 +1,4 @@
-"""`vlaunch rollback`, and `serve --or-rollback`: what is started, and what is said when there is
-nothing to return to.
-"""
+"""`vlaunch rollback`, and `serve --or-rollback`: the choice of the server, and the errors."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def fails(
 
 
 def record_answer(cluster: Cluster, name: str = "default") -> None:
-    """Write down that what is wanted has answered, as the keeper does: newest first."""
+    """Add the present spec to the history of answers, the newest first, as the supervisor does."""
     files = cluster.world.machines["gpu01"].files
     before = json.loads(files.get(f"server/{name}/history.json", b"[]"))
     answered = {"at": 1.0, "desired": json.loads(files[f"server/{name}/desired.json"])}
@@ -134,7 +132,7 @@ def test_a_server_beside_it_stays(served: Cluster) -> None:
 
 
 def test_a_server_that_was_stopped_comes_back(served: Cluster) -> None:
-    """Nothing is wanted, so the last one that answered is the one before."""
+    """Without a spec, the previous server is the last one that answered."""
     served.unwant()
 
     assert served.run("rollback", "--skip-network-check").code == 0
@@ -192,7 +190,7 @@ def test_a_failure_names_the_previous_server(
 
 
 def test_nothing_to_return_to(served: Cluster) -> None:
-    """Said before anything is touched."""
+    """The error comes before any change."""
     before = len(served.world.changes)
     ran = served.run("rollback")
 
@@ -202,7 +200,7 @@ def test_nothing_to_return_to(served: Cluster) -> None:
 
 
 def test_a_server_that_does_not_answer_is_replaced_by_the_previous(served: Cluster) -> None:
-    """The exit code is that of a failure, and the failure is told."""
+    """The exit code is a failure's, and the error is reported."""
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
     assert (ran.code, ran.out) == (1, "")
@@ -239,7 +237,7 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
 def test_a_server_before_that_does_not_answer_either(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both failures are told; what to do is about the one that was started last."""
+    """Both errors are reported; the hint is about the last start."""
     answers(monkeypatch, "org/broken", "org/old")
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
@@ -264,7 +262,7 @@ def test_a_server_before_that_does_not_answer_either(
 def test_what_is_no_failure_is_not_rolled_back(
     served: Cluster, monkeypatch: pytest.MonkeyPatch, error: ServerError
 ) -> None:
-    """Somebody has stopped it, or nobody knows how it is: both are told, and nothing is started or
+    """After an operator's stop, or in an unknown state, both are reported and nothing is started or
     stopped.
     """
     fails(monkeypatch, error)
@@ -301,7 +299,7 @@ def replaced(cluster: Cluster) -> None:
 def test_a_failure_after_an_operators_stop(
     served: Cluster, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
-    """A dying engine looks like a broken one to whoever watches; with the lock held it is known."""
+    """To a watcher, an engine being stopped looks broken; under the lock its state is certain."""
 
     def ended() -> None:
         served.world.observed["default"] = {"state": "failed"}

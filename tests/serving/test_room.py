@@ -64,7 +64,7 @@ def test_preflight() -> None:
 def test_a_cluster_that_is_not_up(
     backend: str, own: Any, members: dict[str, float], text: str, fix: str
 ) -> None:
-    """No container is made here; who has none that a keeper can use is named."""
+    """`serve` creates no container; nodes without a usable one are named."""
     snapshot = make_snapshot(members=members)
     facts = {
         **snapshot.site.facts,
@@ -102,7 +102,7 @@ def test_a_server_on_a_lost_gpu_is_refused() -> None:
 
 @pytest.mark.parametrize("inventory", [INVENTORY, BARE])
 def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
-    """With what ends it, and the way around."""
+    """The hint has the command that stops it, and an alternative."""
     (finding,) = judge_gate(
         plan_start(
             make_snapshot(server_row(chat(tp=6))),
@@ -143,7 +143,7 @@ def test_ranks_that_ray_has_put_elsewhere() -> None:
 
 
 def test_gpus_used_by_ray_block_mp() -> None:
-    """On the node where it is; what a server of ours has there is counted once."""
+    """Each node is judged by itself; a server's own GPUs count once."""
     snapshot = make_snapshot(
         server_row(chat()), groups=table(group(4, ip="10.0.0.1"), group(1, ip="10.0.0.2"))
     )
@@ -186,9 +186,7 @@ def test_a_server_is_not_replaced_without_enough_gpus(
 
 
 def test_mp_is_refused_while_ray_does_not_say_what_it_holds() -> None:
-    """A dashboard that hangs has not said that the GPUs are free; without Ray there is none to
-    ask.
-    """
+    """A dashboard that hangs does not report free GPUs; without Ray there is none."""
     snapshot = make_snapshot(error="timed out")
     snapshot = replace(
         snapshot, payload={key: value for key, value in snapshot.payload.items() if key != "jobs"}
@@ -215,9 +213,7 @@ def test_the_user_of_the_port_is_named() -> None:
 
 
 def test_every_endpoint_needs_its_port() -> None:
-    """On every node that has one; one that holds it there has it, whichever of its endpoints that
-    is.
-    """
+    """Each node with an endpoint needs it; any endpoint of another server may use it."""
     apart: dict[str, Any] = {"tp": 4, "pp": None, "dp": 2, "gpus": 4, "args": ("-dph",)}
     snapshot = make_snapshot(server_row(chat(nodes=("n2",))))
     (finding,) = judge_gate(plan_start(snapshot, request("mp", **apart)), "room")
@@ -229,7 +225,7 @@ def test_every_endpoint_needs_its_port() -> None:
 
 
 def test_a_port_that_makes_room_is_free() -> None:
-    """Its listener ends with the server that is replaced; any other one is in the way."""
+    """Its listener stops with the replaced server; any other one blocks the start."""
     snapshot = make_snapshot(server_row(request(model="org/other")))
     facts = {
         **snapshot.site.facts,

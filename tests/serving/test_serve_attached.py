@@ -21,10 +21,7 @@ def served(cluster: Cluster) -> Cluster:
 
 
 def test_the_same_command_is_watched_silently(served: Cluster) -> None:
-    """Nothing differs, so nothing is said of it; nor is anything replaced.
-
-    How long to wait now is no difference.
-    """
+    """Nothing differs, so there is no note and no replacement. Another timeout is no difference."""
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--replace", "--timeout", "60")
 
     assert (ran.code, served.world.verbs()) == (0, [])
@@ -33,9 +30,7 @@ def test_the_same_command_is_watched_silently(served: Cluster) -> None:
 
 
 def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster) -> None:
-    """The flag is refused; with `--replace` it is had, and then the plain command says which it
-    is.
-    """
+    """The flag is refused; with `--replace` it applies, and the plain command then has a note."""
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise")
 
     assert (ran.code, served.world.verbs()) == (2, [])
@@ -52,7 +47,7 @@ def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster
 
 
 def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) -> None:
-    """The server is watched as it is, and that is told."""
+    """The server is watched as it is, with a note."""
     served.write(served.path.read_text() + "serve: {supervise: false}\n")
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2")
 
@@ -61,7 +56,7 @@ def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) ->
 
 
 def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
-    """And a port of its own; who holds what is said."""
+    """And its own port; the error names the user of the port."""
     other = (*SERVE[:-1], "org/other", "--tp", "4", "--pp", "1")
     refused = served.run(*other)
     second = served.run(*other, "--name", "chat")
@@ -78,7 +73,7 @@ def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
 
 
 def test_a_server_that_has_failed_makes_room(served: Cluster) -> None:
-    """Nobody need be told to replace what does not run."""
+    """A failed server needs no `--replace`."""
     served.world.observed["default"] = {"state": "failed"}
 
     assert served.run(*SERVE[:-1], "org/other").code == 0

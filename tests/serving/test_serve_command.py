@@ -106,9 +106,7 @@ def test_a_server_is_supervised(
     supervised: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Unless the command line or the inventory says otherwise; how patiently, the inventory
-    says.
-    """
+    """Unless the command line or the inventory disables it; the inventory sets the limits."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
     code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *args])
@@ -135,7 +133,7 @@ def test_a_start_has_its_time(
     seconds: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Half an hour, or what the inventory says; the flag wins."""
+    """Half an hour, or the inventory's value; the flag comes first."""
     path = Path(inventory)
     path.write_text(INVENTORY.replace("serve: {", f"serve: {{{file}"), encoding="utf-8")
     code = run_command(["serve", "-i", inventory, "--dry-run", "--offline", *args])

@@ -76,9 +76,7 @@ def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
 
 @pytest.mark.parametrize("by", ["flag", "inventory"])
 def test_the_plan_chooses(llama: Cluster, by: str) -> None:
-    """With `--plan auto`, or where the inventory says so; the same words then mean the server that
-    runs.
-    """
+    """With `--plan auto`, or by the inventory; the same command then finds the running server."""
     flag = ("--plan", "auto") if by == "flag" else ()
     if by == "inventory":
         llama.write(llama.path.read_text() + "serve: {plan: auto}\n")
@@ -136,7 +134,7 @@ def test_too_many_sequences_for_recurrent_states_are_warned_of(llama: Cluster) -
 
 
 def test_an_unknown_model_is_not_planned(llama: Cluster) -> None:
-    """Nothing is said of it; a plan that is asked for is refused."""
+    """There is no note; an explicit plan is refused."""
     for machine in llama.world.machines.values():
         machine.config = None
     ran = llama.run(*SERVE, *LENGTH)
@@ -163,7 +161,7 @@ def test_conflicting_options(cluster: Cluster, args: tuple[str, ...], message: s
 
 
 def test_the_next_plan_knows_the_measured_capacity(llama: Cluster) -> None:
-    """By what the keeper wrote down: `serve` and `plan` say the very figure."""
+    """`serve` and `plan` print the very figure in the history."""
     assert llama.run(*SERVE, "--tp", "8", "--pp", "2", *LENGTH).code == 0
     original = read_spec(llama)
     llama.unwant()

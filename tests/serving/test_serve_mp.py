@@ -19,7 +19,7 @@ from tests.simulated import query
 def test_only_the_ports_of_this_server_matter(
     cluster: Cluster, listening: tuple[int, ...], code: int
 ) -> None:
-    """The port that was asked for is looked at, and Ray's are not."""
+    """The requested port is checked, Ray's are not."""
     assert cluster.run("up").code == 0
     cluster.world.machines["gpu01"].listening = listening
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--port", "8001", "--no-wait")
@@ -52,8 +52,8 @@ def test_an_open_endpoint_is_reported(
 
 
 def test_every_endpoint_is_reported(cluster: Cluster) -> None:
-    """On a line each, of a server with an API on each node; what cannot be had is refused before a
-    node is asked.
+    """A server with an API on each node has a line for each; an impossible mode is refused before
+    any query.
     """
     assert cluster.run("up").code == 0
     cluster.commands.clear()
@@ -70,9 +70,7 @@ def test_every_endpoint_is_reported(cluster: Cluster) -> None:
 
 
 def test_a_cluster_without_ray(cluster: Cluster) -> None:
-    """Its servers are of this backend without a word, take GPUs by their numbers, and Ray is asked
-    nothing.
-    """
+    """Its servers use this backend by default and GPUs by their numbers; Ray is not queried."""
     cluster.write(f"ray: none\n{INVENTORY}")
     assert cluster.run("up").code == 0
     cluster.commands.clear()

@@ -102,8 +102,8 @@ FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not
     ],
 )
 def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, message: str) -> None:
-    """It is watched as it is, and what differs is told; `--replace` starts it anew, which it does
-    not when nothing differs.
+    """It is watched as it is, with a note on the difference; `--replace` restarts it only if
+    something differs.
     """
     snapshot = make_snapshot(server_row(make_spec(request(), policy=runs)))
     start = plan_start(snapshot, request(), policy=policy)
@@ -118,9 +118,7 @@ def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, messa
 
 
 def test_a_flag_that_the_running_server_contradicts() -> None:
-    """`--no-supervise` is not forgotten silently; it is no contradiction where nobody
-    supervises.
-    """
+    """`--no-supervise` is not ignored silently; an unsupervised server is no contradiction."""
     bare = Policy(restarts=0)
     with pytest.raises(
         RequestError, match=r"org/m runs already \(server `default`\), and it is supervised"
@@ -165,14 +163,14 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("state", ["failed", "gave-up"])
 def test_a_server_that_is_over_makes_room(state: str) -> None:
-    """Nobody has to be told to replace what is dead."""
+    """A dead server needs no `--replace`."""
     start = plan_start(make_snapshot(server_row(request(model="org/other"), state)), request())
 
     assert (start.attached, len(start.plan.steps)) == (False, 1)
 
 
 def test_a_stopping_server_is_not_attached_to() -> None:
-    """Somebody wants it no more; the keeper ends it before it starts the next one."""
+    """It has no spec any more; the supervisor stops it before it starts the next one."""
     stopping = {**server_row(request(), "stopping"), "desired": None}
 
     assert not plan_start(make_snapshot(stopping), request()).attached
@@ -210,7 +208,7 @@ def test_the_note_and_the_model_gate_of_mp_name_the_nodes_that_get_ranks() -> No
 
 
 def test_the_model_is_queried_in_the_running_containers() -> None:
-    """They have the mounts; where none runs, nobody is asked."""
+    """They have the mounts; without one, there is no query."""
     snapshot = make_snapshot()
     stopped = {**snapshot.site.facts, "n2": HostFacts(images=snapshot.site.facts["n2"].images)}
 
