@@ -25,11 +25,7 @@ def _engine_args(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -
 
 
 ENGINE_ARGS = click.argument(
-    "args",
-    metavar="[-- VLLM ARGS]",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    callback=_engine_args,
+    "args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED, callback=_engine_args
 )
 
 PATH = click.Argument(["path"], metavar="[INVENTORY]", required=False)

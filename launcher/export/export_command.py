@@ -33,11 +33,7 @@ def export() -> None:
 
 
 @command(
-    "firewall",
-    under=export,
-    path=True,
-    shows="none",
-    short_help="the packet filter for the nodes",
+    "firewall", under=export, path=True, shows="none", short_help="the packet filter for the nodes"
 )
 @click.option(
     "--format",

@@ -157,11 +157,7 @@ def _render_matrix(verdict: Verdict) -> Table:
     from rich.table import Table
 
     table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 1, 0),
-        collapse_padding=True,
+        box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0), collapse_padding=True
     )
     table.add_column("FROM ↓ TO →", no_wrap=True, style="bold")
     for name in verdict.nodes:

@@ -176,7 +176,7 @@ def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it prints, and if it prints nothing."""
-    monkeypatch.setattr("launcher.app.locked._ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr("launcher.app.locked._ANSWER", 0.05)
     up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
     ran = up.run("up")
 

@@ -146,11 +146,7 @@ class NodeProbe:
     """All ranks of this node, from start to report."""
 
     def __init__(
-        self,
-        args: argparse.Namespace,
-        program: tuple[str, ...],
-        argv: list[str],
-        certificate: str,
+        self, args: argparse.Namespace, program: tuple[str, ...], argv: list[str], certificate: str
     ) -> None:
         self.args, self.program, self.argv = args, program, argv
         self.certificate = certificate  # of the run; empty in exported pods
