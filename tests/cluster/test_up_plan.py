@@ -105,7 +105,9 @@ def test_a_second_up_has_no_steps_and_no_notes(load: Load, world: World) -> None
 
 
 def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> None:
-    """A restart of its container would stop its servers: `up` only replaces its files, with a note."""
+    """A restart of its container would stop its servers: `up` only replaces its files, and notes
+    it.
+    """
     for node in ("n2", "n3"):
         machine = world.machines[node]
         path = next(path for path in machine.files if path.endswith("payload/agent.pyz"))

@@ -231,7 +231,7 @@ def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
     assert server.figures is not None
 
 
-def test_what_the_keeper_knows(site: Site) -> None:
+def test_what_the_supervisor_records(site: Site) -> None:
     """Its canary, restarts and faults."""
     record = {"answered": supervision.AT - 1, "seconds": 0.08, "asking": 0.0, "fault_count": 2}
     server = Sampling(site, **record, restarts=[1.0], restarts_left=2).take(reports(text()))

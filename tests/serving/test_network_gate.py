@@ -76,7 +76,7 @@ def network_row(ran: Ran) -> str:
 
 
 def test_the_network_is_proven_before_the_start(ready: Cluster) -> None:
-    """It is measured and recorded before the spec is written; the summary has the ranks' own logs."""
+    """It is measured and recorded before the spec is written; the summary has the ranks' logs."""
     ran = ready.run(*SERVE)
 
     assert ran.code == 0, ran.err

@@ -6,7 +6,7 @@ from tests.served import request
 
 
 def test_places_make_another_server() -> None:
-    """So does what it is told to keep to, though it would be placed there anyway."""
+    """So do limits of nodes and GPUs, even without an effect on the placement."""
     digests = {
         request("mp", **overrides).digest
         for overrides in ({}, {"nodes": ("n1", "n2")}, {"gpus": 8})
@@ -16,7 +16,7 @@ def test_places_make_another_server() -> None:
 
 
 def test_variables_make_another_server() -> None:
-    """They are asked for again by a later run; without any, nothing is different."""
+    """A later run sets them again; no variables at all keep the identity."""
     plain, with_env = request("mp"), request("mp", env={"B": "1", "A": "2"})
 
     assert plain.digest == request("mp", env={}).digest

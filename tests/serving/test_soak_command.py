@@ -1,4 +1,4 @@
-"""`vlaunch soak`: the choice of the server and of the way to it, and the output."""
+"""`vlaunch soak`: the choice of the server and of the route to it, and the output."""
 
 from __future__ import annotations
 

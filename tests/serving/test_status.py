@@ -58,8 +58,8 @@ def test_certificates_that_end_soon_are_reported(
 
 
 def test_a_node_that_ray_has_not_missed_yet_is_dead(world: World) -> None:
-    """Its raylet's port is closed, whatever Ray's table says for some seconds more; the head is
-    asked to knock.
+    """Its raylet's port is closed, though Ray's table lists it for some seconds; the head probes
+    it.
     """
     commands = status.query_head(
         Site(
@@ -97,7 +97,7 @@ def test_the_endpoint_is_where_the_server_listens(world: World) -> None:
 
 
 def test_an_empty_cluster_is_absent_and_not_whole(load: Load) -> None:
-    """And nobody is asked about a server."""
+    """No server is queried."""
     world = World(load())
     report = look(world)
 
@@ -137,7 +137,7 @@ def test_a_container_that_has_ended_is_detected(world: World) -> None:
 
 
 def test_a_container_with_every_right_is_named(world: World) -> None:
-    """As it runs, whatever the inventory says of it by now."""
+    """The running container counts, not the present inventory."""
     world.container("gpu02")["HostConfig"]["Privileged"] = True
     report = look(world)
 
@@ -186,7 +186,7 @@ def test_a_docker_that_does_not_answer_is_trouble(world: World) -> None:
 
 @pytest.mark.parametrize("members", [{"gpu02": 75.0}, {"gpu02": None}])
 def test_a_node_with_a_lost_agent_is_not_whole(world: World, members: dict[str, float]) -> None:
-    """No server can be started there, though its container runs."""
+    """No server can start on it, though its container runs."""
     world.said["jobs"]["members"] |= members
     report = look(world)
 
@@ -194,7 +194,7 @@ def test_a_node_with_a_lost_agent_is_not_whole(world: World, members: dict[str, 
 
 
 def test_without_ray_agents_make_a_cluster(load: Load) -> None:
-    """Nothing is asked about Ray, and no node lacks it."""
+    """Ray is not queried, and no node lacks it."""
     world = World(load("ray: none"))
     case.bring_up(world.inventory, world, SECRETS)
     world.said["servers"] = supervision.head_report()
@@ -226,8 +226,8 @@ def test_a_server_without_a_spec_is_listed_until_it_is_gone(world: World) -> Non
 ANSWER = {"model": "m", "fingerprint": "vllm-0.32.0-pp2-x"}
 
 
-def test_a_server_is_as_its_keeper_says(world: World) -> None:
-    """With what it said about itself; the keeper's doubts stand beside it."""
+def test_a_server_has_its_supervisors_state(world: World) -> None:
+    """The supervisor's warnings are shown with it."""
     how = supervision.make_record(
         warning="2 canaries were refused",
         first_answer=ANSWER,
@@ -281,7 +281,7 @@ def test_what_makes_a_cluster_not_whole(world: World, verdict: str, whole: bool)
 
 
 def test_a_server_without_a_record(world: World) -> None:
-    """It was asked for a moment ago."""
+    """Its spec is new."""
     server = serve(world, None)
 
     assert (server.state, server.detail) == (
@@ -357,7 +357,7 @@ def test_ranks_are_shown_on_their_nodes(world: World) -> None:
 
 
 def test_ranks_that_ray_does_not_know_are_shown_too(world: World) -> None:
-    """Those of the `mp` backend, by their server's name where there are several."""
+    """Ranks of the `mp` backend, with their server's name if there are several."""
     ranks = {"gpu01": ["TP0 PP0"], "gpu02": ["TP0 PP1"]}
     mine = supervision.server_row(
         supervision.make_spec("a", backend="mp"), supervision.make_record("a", ranks=ranks)
@@ -440,8 +440,8 @@ def proof(world: World, **overrides: Any) -> None:
 def test_the_network_is_proven_for_containers_whatever_serves_in_them(
     world: World, backend: str
 ) -> None:
-    """Until one is another; what a server's own logs said of it stands beside it while that server
-    is the same.
+    """A new container ends it; the result of a server's own logs is shown while that server is the
+    same.
     """
     proof(world, servers={"default": {"id": "id-default", "said": "NET/IB, 4 links"}})
     jobs(

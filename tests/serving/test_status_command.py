@@ -35,7 +35,7 @@ def test_a_whole_cluster_is_a_table_and_exit_code_0(up: Cluster) -> None:
 
 
 def test_an_empty_cluster_is_exit_code_1(cluster: Cluster) -> None:
-    """Told, not an error."""
+    """The state is reported without an error."""
     ran = cluster.run("status")
 
     assert (ran.code, ran.err) == (1, "")
@@ -122,7 +122,7 @@ def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:
 
 
 def test_a_node_that_cannot_be_reached_is_in_the_table(up: Cluster) -> None:
-    """The others are looked at all the same."""
+    """The other nodes are still queried."""
     up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     ran = up.run("status")
 
@@ -144,7 +144,7 @@ def test_a_table_in_a_pipe_is_not_folded(up: Cluster) -> None:
 def test_watching_as_json_looks_again_until_ctrl_c(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One object a look."""
+    """Each query prints an object."""
     naps = iter([None, KeyboardInterrupt()])
 
     def sleep(_: float) -> None:
@@ -162,7 +162,7 @@ def test_watching_as_json_looks_again_until_ctrl_c(
 def test_watching_tries_a_missing_node_again(
     flags: list[str], up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be on its way up."""
+    """It may be booting."""
     up.missing["gpu02"] = ConnectError("gpu02", "cannot be reached: timed out")
     looks = []
 

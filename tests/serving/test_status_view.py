@@ -324,7 +324,7 @@ def test_what_nodes_say_cannot_draw_on_the_terminal() -> None:
 
 
 def test_an_empty_or_blank_trouble_is_no_error() -> None:
-    """Whatever the words were, there is a table."""
+    """Any text renders as a table."""
     node = NodeStatus(node="a", role="head", ip="10.0.0.1", container="unknown", trouble="\n")
 
     assert "unknown" in drawn(80, nodes=(node,))

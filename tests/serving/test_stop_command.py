@@ -1,6 +1,4 @@
-"""`vlaunch stop`: which servers end, what is waited for, and what is forgotten where nobody
-answers.
-"""
+"""`vlaunch stop`: the servers it stops, the waits, and the removal of records."""
 
 from __future__ import annotations
 
@@ -56,7 +54,9 @@ def test_all_of_them(served: Cluster) -> None:
 
 
 def test_a_name_that_nothing_has(served: Cluster) -> None:
-    """Neither a server nor a batch job; what there is is told, and nothing is stopped."""
+    """It is neither a server nor a batch job; the error lists the existing ones, and nothing is
+    stopped.
+    """
     ran = served.run("stop", "chta")
 
     assert (ran.code, len(names(served))) == (2, 2)
@@ -97,7 +97,9 @@ def test_a_server_that_is_over_is_forgotten(served: Cluster, state: str, message
 
 
 def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: Cluster) -> None:
-    """They would come back with it; what goes on elsewhere, and what ends it, is said."""
+    """They would come back with it; the output names processes on other nodes, and the command that
+    stops them.
+    """
     served.world.stop("gpu01")
     ran = served.run("stop", "chat")
 
@@ -126,7 +128,7 @@ def test_servers_in_an_unknown_state(served: Cluster) -> None:
 
 
 def test_a_dry_run_stops_nothing(served: Cluster) -> None:
-    """It says what would be sent."""
+    """It prints the script."""
     ran = served.run("stop", "chat", "--dry-run")
 
     assert (ran.code, len(names(served)), served.world.verbs()) == (0, 2, [])
@@ -146,7 +148,7 @@ def test_a_file_that_cannot_be_removed_is_no_success(served: Cluster) -> None:
 
 
 def test_a_batch_job_beside_it_goes_on(served: Cluster) -> None:
-    """It is told, with how to end it."""
+    """A note has the command that stops it."""
     batch = {"submission_id": "b-1", "status": "RUNNING", "metadata": {"vlaunch.batch": "b"}}
     served.world.jobs.append(batch)
     ran = served.run("stop", "chat")

@@ -47,9 +47,7 @@ def judged(
 
 
 def test_a_server_loses_its_spec() -> None:
-    """A file on the head's own disk goes; then the keeper's word, its port and Ray are waited
-    for.
-    """
+    """The file on the head's disk goes; then the supervisor, the port and Ray are waited for."""
     listed = servers.parse_servers({"servers": [server_row(request())]}).servers
     (stage,) = plan_stop(make_snapshot().site, listed, 15).stages
     (step,), (gate,) = stage.steps, stage.gates
@@ -88,7 +86,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
 
 
 def test_the_port_of_every_endpoint_is_waited_for() -> None:
-    """Asked from the head, each at its node's address."""
+    """The head probes each one at its node's address."""
     gate = stopped(server_row(request("mp", dp=2, pp=None, args=("-dph",))))
     probes = [
         command for command in gate.queries if "python3" in command.argv and "-c" in command.argv

@@ -1,4 +1,4 @@
-"""`vlaunch tunnel`: the API here, through the connection that is there anyway."""
+"""`vlaunch tunnel`: the API on this machine, through the existing connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_port_of_the_head_is_forwarded(
 
 
 def test_the_server_that_runs_is_used(cluster: Cluster) -> None:
-    """It may listen elsewhere than the inventory says; the dashboard stays where it is."""
+    """It may listen elsewhere than in the inventory; the dashboard does not move."""
     assert cluster.run("up").code == 0
     supervision.store_server(cluster.world, supervision.make_spec(host="10.0.0.11", port=9000))
     # A tunnel needs the head alone.

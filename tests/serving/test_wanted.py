@@ -1,4 +1,4 @@
-"""A server as the head is told to keep it: its processes, their GPUs, and where they meet."""
+"""The spec of a server: its processes, their GPUs, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.served import (
 
 
 def test_a_ray_server() -> None:
-    """One process on the head, with all that the keeper and a rollback need."""
+    """One process on the head, with everything that the supervisor and a rollback need."""
     candidate = request(args=("--gpu-memory-utilization=0.5",))
     spec = make_spec(candidate, snapshot=make_snapshot(), policy=Policy(start_timeout=7200.0))
     (process,) = spec.processes
@@ -100,8 +100,8 @@ def test_variables_of_a_request() -> None:
 
 
 def test_an_mp_server() -> None:
-    """One process a node with its rank, and no API but on the first; with Ray, its GPUs are set
-    aside there.
+    """One process per node with its rank, and an API only on the first; with Ray, its GPUs are
+    reserved.
     """
     spec = make_spec(request("mp"))
     first, two = (process.argv for process in spec.processes)
@@ -117,7 +117,7 @@ def test_an_mp_server() -> None:
 
 
 def test_a_server_on_cpus() -> None:
-    """No variable hides GPUs, nobody looks at their memory, and NCCL has no log."""
+    """No variable hides GPUs, their memory is not checked, and NCCL has no log."""
     cpu = replace(INVENTORY, accelerator="cpu")
     spec = make_spec(request(inventory=cpu), cpu)
 
@@ -213,7 +213,7 @@ def test_replicas_in_ray(gpus: tuple[int, ...], dp: int, local: str, strategy: s
 
 
 def test_ray_assigns_gpu_numbers_itself() -> None:
-    """The keeper learns them from Ray; all GPUs of a node need no numbers."""
+    """The supervisor gets them from Ray; all GPUs of a node need no numbers."""
     assert [process.gpus for process in make_spec(chat()).processes] == [None]
     assert [
         ray.partial

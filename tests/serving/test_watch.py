@@ -1,6 +1,4 @@
-"""Watching a server: phases from recorded logs, readiness only by a completion, and every way in
-which none comes.
-"""
+"""Watching a server: phases from recorded logs, readiness by a completion, and every failure."""
 
 from __future__ import annotations
 
@@ -59,8 +57,8 @@ def log(name: str) -> str:
 
 @dataclass
 class World:
-    """A head and a node with an API that return `looks` one after the other, the last one
-    repeatedly; sleeping advances the time.
+    """A head and a node with an API that return `looks` in turn, the last one repeatedly; sleeping
+    advances the time.
     """
 
     looks: list[dict[str, Any]]
@@ -126,7 +124,7 @@ def look(
     anew: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return the answers at one look; `fields` are of the supervisor's record."""
+    """Return the answers to one query; `fields` are of the supervisor's record."""
     api = {"log": text, "offset": len(text.encode()), "anew": anew, "listening": listening}
     record = {
         "state": state,
@@ -141,7 +139,7 @@ def look(
 def failed(
     what: str = "vLLM ended with exit code 1", state: str = "failed", **fault: Any
 ) -> dict[str, Any]:
-    """Return a look at a server of which its keeper will not start the engine again."""
+    """Return the answers for a server whose supervisor has given up."""
     return look(state=state, faults=[{"at": 1.0, "what": what, **fault}])
 
 
@@ -155,7 +153,7 @@ READY: dict[str, Any] = {
 
 
 def refusal(status: int, error: str, times: int = 3, **fields: Any) -> dict[str, Any]:
-    """Return a look at a server that starts, and refuses the supervisor's first request."""
+    """Return the answers for a starting server that refuses the supervisor's first request."""
     first = {"status": status, "error": error, "times": times, **fields}
     return look(listening=True, first_answer=first)
 
@@ -216,7 +214,7 @@ def in_pieces(text: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_start_is_reported_in_phases() -> None:
-    """Each phase is told once, in order, when it is over; the end is a completion."""
+    """Each phase is reported once, in order, at its end; the last step is a completion."""
     _, events, served = follow(look(), *in_pieces(log("serve_ray_pp2_ok"), 40), look(**READY))
     done = [event.text for event in events if event.kind == "step"]
 
@@ -243,7 +241,7 @@ def waits(events: list[Event]) -> list[str]:
     ],
 )
 def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
-    """In its keeper's words, with the names of nodes."""
+    """The text is the supervisor's, with node names."""
     _, events, _ = follow(look(state="waiting", doing=doing), look(), look(**READY))
 
     assert waits(events)[0] == message
@@ -258,7 +256,7 @@ def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
 
 
 def test_a_server_without_a_supervisor_yet() -> None:
-    """The keeper has not read the file, or what it says is of the server before."""
+    """The supervisor has not read the spec, or its record is of the previous server."""
     before = look(state="ready", asked=6.0)
     _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
 
@@ -289,8 +287,8 @@ def test_a_server_that_recovers_is_waited_for() -> None:
     assert not [event for event in events if event.kind == "warning"]
 
 
-def test_a_keeper_that_gave_up() -> None:
-    """The engine's own first error comes first, then what its keeper saw."""
+def test_a_supervisor_that_gave_up() -> None:
+    """The engine's own first error comes first, then the supervisor's evidence."""
     over = failed(
         "no restart is left of 3 in an hour",
         "gave-up",
@@ -340,7 +338,7 @@ def test_ranks_without_names() -> None:
 
 
 def test_an_api_on_another_node_than_the_head() -> None:
-    """The head says how it is, its own node has the log, the API and the address."""
+    """The head has its state; its own node has the log, the API and the address."""
     _, events, served = follow(
         *in_pieces(log("serve_mp_pp2_node0_ok"), 9),
         look(**READY),
@@ -372,14 +370,14 @@ def test_a_server_that_no_longer_answers(state: str) -> None:
 
 
 def test_a_stale_record_of_the_agent() -> None:
-    """It says nothing about the server, not even that it is dead."""
+    """It does not tell whether the server is dead."""
     stale = look(**READY)
     with pytest.raises(UnwatchedError, match="the head's agent has not looked for 99 s"):
         follow({**stale, "head": {**stale["head"], "looked": 99.0}})
 
 
 def test_attaching_reports_no_phases_of_the_past() -> None:
-    """The log of a server that has been up for long is read, but not told again."""
+    """The old log of a running server is read, but not reported."""
     _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
     assert [event.text for event in events if event.kind == "step"] == [
@@ -444,7 +442,7 @@ def test_a_wrong_argument_is_reported_once_and_first(
 
 
 def test_an_unknown_failure_leads_to_the_doctor() -> None:
-    """Its exception is told, and what looks at all nodes is named."""
+    """The error has its exception, and the hint a command for all nodes."""
     text = log("fail_validation").replace("not supported/useful for dense models", "of a new kind")
     with pytest.raises(ServerError) as raised:
         follow(*in_pieces(text, 5), failed())
@@ -454,9 +452,7 @@ def test_an_unknown_failure_leads_to_the_doctor() -> None:
 
 
 def test_a_fatal_line_is_reported_at_once() -> None:
-    """It is told with the look that saw it; a server that does not end by itself then is given up
-    after a few seconds.
-    """
+    """It is reported with its query; a server that does not exit fails after a few seconds."""
     with pytest.raises(
         ServerError, match="cannot go on: the model and its KV cache do not fit"
     ) as raised:
@@ -473,8 +469,8 @@ FATAL = "ERROR RuntimeError: No available memory for the cache blocks\n"
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_completion_outdoes_a_fatal_line(attached: bool) -> None:
-    """A line is read in the wrong way more easily than an answer: who answers serves, also when
-    watched again from byte 0.
+    """An answer is more reliable than a line: a server that answers is ready, also when its log is
+    read again from byte 0.
     """
     _, events, _ = follow(look(FATAL, **READY), attached=attached)
 
@@ -525,7 +521,7 @@ def test_an_engine_that_leaves_no_log() -> None:
     [({"desired": None}, "an operator removed it"), ({"name": "other"}, "an operator removed it")],
 )
 def test_a_server_that_an_operator_stops(head: dict[str, Any], message: str) -> None:
-    """`vlaunch stop` elsewhere ends the watching here, and says so."""
+    """`vlaunch stop` elsewhere ends the watch, and the error names it."""
     dying = (
         "*** SIGTERM received at time=1 on cpu 1 ***\nvllm.v1.engine.exceptions.EngineDeadError:"
         " EngineCore\n"
@@ -541,7 +537,7 @@ def test_a_server_that_an_operator_stops(head: dict[str, Any], message: str) -> 
 
 
 def test_a_server_that_an_operator_replaces() -> None:
-    """Under its name, or started anew: what runs now is not what is watched."""
+    """Another server of its name, or a new start of it, is not the watched one."""
     other = {**make_spec().as_json(), "asked": 8.0, "model": "n"}
     with pytest.raises(StoppedError) as stopped:
         follow(look(), {**look(), "head": {"desired": other}})
@@ -596,7 +592,7 @@ def test_refusals_of_a_dead_engine_do_not_count() -> None:
     ],
 )
 def test_the_deadline_says_where_it_stands(stands: dict[str, Any], message: str) -> None:
-    """The wait ends, the server goes on, and both are said."""
+    """The wait ends, the server keeps running, and the error has both."""
     with pytest.raises(DeadlineError, match=f"within 20s; it is still {message}") as late:
         follow(stands, {**stands, "api": look()["api"]}, timeout=20)
 
@@ -612,9 +608,7 @@ def test_the_deadline_says_where_it_stands(stands: dict[str, Any], message: str)
     ],
 )
 def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
-    """A few looks may fail; many in a row end the watching, and the server is not said to be
-    dead.
-    """
+    """Some queries may fail; many in a row end the watch without calling the server dead."""
     mute = {**look(), "head": trouble}
     follow(look(), mute, mute, look(**READY))
     with pytest.raises(UnwatchedError, match="server `default` cannot be watched any more") as lost:
@@ -625,7 +619,7 @@ def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
 
 
 def test_a_restarting_container_is_waited_for() -> None:
-    """While its keeper is heard, the server is known to go on."""
+    """While the supervisor answers, the server counts as running."""
     mute = {**look(), "api": Answer(node="", code=1, err="container is restarting")}
     world, _, _ = follow(look(), *[mute] * 60, look(**READY), backend="mp", nodes=("n2",))
 
@@ -633,7 +627,7 @@ def test_a_restarting_container_is_waited_for() -> None:
 
 
 def test_stopping_to_watch_queries_nothing() -> None:
-    """Closing the watch sends nothing: the server is not told."""
+    """Closing the watch sends nothing to the server."""
     world = World([look()], make_spec())
     transport = FakeTransport(world.answer)
     generator = watch_start(
@@ -661,7 +655,7 @@ EMBEDDED = {
 
 
 def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
-    """The embedding is named; there are no tokens and no fingerprint."""
+    """The embedding is named; there are neither tokens nor a fingerprint."""
     _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
 
     assert [event.text for event in events if event.state == "ok"][-1] == (
