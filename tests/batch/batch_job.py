@@ -1,6 +1,4 @@
-"""A batch job on simulated nodes: its files, and a driver that does what the real one leaves
-behind.
-"""
+"""A batch job on simulated nodes: its files, and a fake driver with the real one's traces."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class Batch:
     per_file: int = 4
 
     def run(self, *argv: str) -> Ran:
-        """Run `vlaunch batch job.yaml` with more words."""
+        """Run `vlaunch batch job.yaml` with more arguments."""
         return self.cluster.run("batch", "job.yaml", *argv)
 
     @property
@@ -50,7 +48,7 @@ class Batch:
         return done
 
     def gathered(self) -> dict[str, bytes]:
-        """The files that this machine has of the output."""
+        """Local files of the output."""
         out = self.folder / "out"
         return {
             str(path.relative_to(out)): path.read_bytes()
@@ -59,7 +57,7 @@ class Batch:
         }
 
     def answers(self) -> list[dict[str, Any]]:
-        """The rows that were answered, in the order of their numbers."""
+        """Answered rows in order of their numbers."""
         lines = [
             line
             for path in (self.folder / "out/rows").iterdir()
@@ -145,9 +143,7 @@ class Batch:
 
 
 def bring_up(cluster: Cluster) -> Batch:
-    """Bring a cluster up whose head keeps its jobs in a folder of the test's, and write a job of
-    ten rows.
-    """
+    """Start a cluster whose head stores jobs in a test folder, and write a job of ten rows."""
     folder = cluster.path.parent
     (folder / "hf").mkdir()
     cluster.write(f"{INVENTORY}hf_home: {folder}/hf\n")

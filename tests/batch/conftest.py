@@ -53,9 +53,7 @@ def load_text(folder: Path) -> Load:
 
 @pytest.fixture
 def mistakes(load_text: Load, folder: Path) -> Mistakes:
-    """The mistakes of a job that `load_text` would load, each as `LINE: path: text`; none is an
-    empty list.
-    """
+    """Return the mistakes of a job that `load_text` would load, as `LINE: path: text`."""
 
     def find(extra: str = "", **options: str | None) -> list[str]:
         try:

@@ -331,7 +331,7 @@ def test_a_job_is_removed_with_what_it_wrote_and_nothing_else(tmp_path: Path, wo
 
 @pytest.fixture
 def dashboard() -> Iterator[int]:
-    """Ray's job API, which knows one job."""
+    """Fake of Ray's job API with a single job."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -30,7 +30,7 @@ def _whole() -> str:
 
 
 def test_every_kind_of_job_has_an_example() -> None:
-    """Somebody starts from each."""
+    """As a starting point."""
     expected = {
         "reference",
         "chat",

@@ -81,7 +81,7 @@ def test_allowed_folders_are_led_into(load_text: Load, folder: Path) -> None:
 
 
 def test_a_loop_of_links_is_reported(folder: Path) -> None:
-    """Instead of followed for ever."""
+    """Instead of being followed forever."""
     (folder / "a").symlink_to(folder / "b")
     (folder / "b").symlink_to(folder / "a")
 

@@ -92,7 +92,7 @@ def test_prompts_belong_to_the_identity(load_text: Load, inventory: Inventory) -
 def test_the_driver_reads_what_is_written(
     load_text: Load, inventory: Inventory, tmp_path: Path, extra: str, model: str | None
 ) -> None:
-    """Both sides mean the same by each word."""
+    """Launcher and driver agree on every key."""
     payload = {**_described(load_text(extra, model=model), inventory), "retry_errors": True}
     (tmp_path / "job.json").write_text(json.dumps(payload))
 
@@ -245,7 +245,7 @@ def test_a_job_of_too_many_files_is_refused(
 
 
 def test_an_input_of_any_name_counts(load_text: Load, inventory: Inventory, folder: Path) -> None:
-    """Also one whose name is a word of ours."""
+    """Also one named like a key of the identity."""
     (folder / "data" / "order").write_text('{"text": "a"}\n')
     text = "read: {paths: data/order, format: jsonl}"
     before = _digest(load_text(read=text), inventory)

@@ -125,7 +125,7 @@ def test_a_list_of_files_that_makes_no_sense(files: Any) -> None:
 
 
 def test_output_files() -> None:
-    """With the size and the sum that they must have."""
+    """With their expected sizes and checksums."""
     paths = [
         "rows/part-000001.parquet",
         "rows/part-1234567.jsonl",
@@ -152,7 +152,7 @@ def test_no_answer(expected: str) -> None:
 
 
 def test_a_look_at_a_running_job() -> None:
-    """Ray's word, the driver's, and the lines of the log, in which progress bars use carriage
+    """Ray's status, the driver's progress, and log lines, in which progress bars use carriage
     returns.
     """
     payload = {

@@ -21,7 +21,7 @@ from tests.simulated import query
 
 @pytest.fixture
 def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
-    """A cluster that is up, and a job of ten rows. Waits cost no time."""
+    """A running cluster and a job of ten rows; waits take no time."""
     ticks = itertools.count()
     defaults = watch_batch.watch_job.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
@@ -31,7 +31,7 @@ def batch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Batch:
 
 @pytest.fixture
 def running(batch: Batch) -> Batch:
-    """The same, and the job runs."""
+    """The same with the job running."""
     batch.dies = lambda progress: progress.update(
         done=4, status="RUNNING", rows_per_second=2.5, eta=2.4, tokens_per_second=120
     )
@@ -41,7 +41,7 @@ def running(batch: Batch) -> Batch:
 
 
 def test_no_job_at_all(batch: Batch) -> None:
-    """Is no error."""
+    """No error."""
     ran = batch.cluster.run("jobs")
 
     assert (ran.code, ran.out) == (0, "")
@@ -84,7 +84,7 @@ def test_states(batch: Batch, state: str, status: str, shown: str, expected: str
 
 
 def test_jobs_as_json(running: Batch) -> None:
-    """Everything that is known of each."""
+    """All known fields."""
     (job,) = json.loads(running.cluster.run("jobs", "--json").out)["jobs"]
 
     assert (job["name"], job["state"], job["runs"], job["job"]) == (
@@ -98,7 +98,7 @@ def test_jobs_as_json(running: Batch) -> None:
 
 
 def test_only_the_head_is_queried(running: Batch) -> None:
-    """Nodes that are down are no reason not to know."""
+    """Nodes that are down do not matter."""
     running.cluster.commands.clear()
     running.cluster.run("jobs")
 
@@ -107,7 +107,7 @@ def test_only_the_head_is_queried(running: Batch) -> None:
 
 @pytest.mark.parametrize("argv", [("jobs",), ("stop", "job", "--dry-run")])
 def test_to_look_changes_nothing(running: Batch, argv: tuple[str, ...]) -> None:
-    """It takes no lock: a helper program that is not there is for `up` to bring."""
+    """It takes no lock: `up` copies a missing node program."""
     world = running.cluster.world
     del world.machines["gpu01"].files["payload/batch.pyz"]
     before = len(world.changes)
@@ -165,7 +165,7 @@ def test_stop_a_job_that_does_not_run(batch: Batch) -> None:
 
 
 def test_a_driver_that_ray_has_forgotten(running: Batch) -> None:
-    """Nobody says that it does not run."""
+    """It may still be running."""
     running.cluster.world.jobs.clear()
     with (running.work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

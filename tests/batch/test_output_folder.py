@@ -18,5 +18,5 @@ from launcher.batch.output_folder import format_size
     ],
 )
 def test_sizes(count: int, expected: str) -> None:
-    """As people write them."""
+    """In decimal units."""
     assert format_size(count) == expected

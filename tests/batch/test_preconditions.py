@@ -59,7 +59,7 @@ def test_what_fits_is_let_through(
 def test_impossible_jobs_are_refused_first(
     load_text: Load, inventory: Inventory, extra: str, expected: str
 ) -> None:
-    """Instead of waiting for ever."""
+    """Instead of waiting forever."""
     with pytest.raises(PlacementError) as caught:
         preconditions.check_fit(load_text(extra), inventory)
 

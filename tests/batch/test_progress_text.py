@@ -21,7 +21,7 @@ from launcher.core import sizes
     ],
 )
 def test_durations(seconds: float, expected: str) -> None:
-    """Two units say enough."""
+    """Two units suffice."""
     assert sizes.format_duration(seconds) == expected
 
 
@@ -29,17 +29,17 @@ def test_durations(seconds: float, expected: str) -> None:
     ("value", "expected"), [(0.25, "0.25"), (25.34, "25.3"), (253.4, "253"), (1912.7, "1,913")]
 )
 def test_rates(value: float, expected: str) -> None:
-    """As many digits as mean something."""
+    """Only significant digits."""
     assert sizes.format_rate(value) == expected
 
 
-def test_rows_that_nobody_has_counted_yet() -> None:
-    """Are a question mark."""
+def test_uncounted_rows() -> None:
+    """A question mark."""
     assert progress_text.progress_line(Progress(state="reading")) == "0 of ? rows"
 
 
 def test_a_single_error_is_singular() -> None:
-    """People read this."""
+    """For readers."""
     assert "1 error" in progress_text.progress_line(Progress(rows=3, errors=1)).split(", ")
 
 

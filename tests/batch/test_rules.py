@@ -13,7 +13,7 @@ _PREDICT = "predict: mine.py:Mine"
 
 
 def test_modes_follow_from_the_sections(load_text: Load) -> None:
-    """Nobody has to write `mode`."""
+    """`mode` is optional."""
     assert load_text().mode == "engine"
     assert load_text("data_parallel: 2").mode == "data-parallel"
     assert load_text(_PREDICT, model=None).mode == "predict"
@@ -471,7 +471,7 @@ def test_all_mistakes_of_a_template_are_reported() -> None:
     "template", ["{{ 9**9**9**9 }}", "{{ 'a' * 10**12 }}", "{{ 'a'|center(10**12) }}{{ b }}"]
 )
 def test_nothing_is_computed(template: str) -> None:
-    """Compiling would compute constants already, for ever or until the memory is full."""
+    """Compiling would fold constants, forever or until memory is full."""
     assert rules.template_mistakes(template) == []
 
 

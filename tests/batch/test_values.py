@@ -14,7 +14,7 @@ from tests.batch.conftest import Load, Mistakes
 def test_replicas_are_a_number_or_a_range(
     load_text: Load, written: str, replicas: tuple[int, int]
 ) -> None:
-    """In any of the forms people write."""
+    """In all common forms."""
     assert load_text(f"engine: {{replicas: {written}}}").engine.replicas == replicas
 
 

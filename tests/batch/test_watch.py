@@ -31,9 +31,7 @@ LOST = Answer(node="n1", code=255, err="the connection was lost")
 
 @dataclass
 class Head:
-    """A head that says, look by look, what `looks` holds (the last one for ever), and a clock that
-    sleeping moves.
-    """
+    """Fake head with an update per query (the last repeats), and a clock that sleeping moves."""
 
     looks: list[dict[str, Any] | Answer]
     now: float = 0.0
@@ -323,7 +321,7 @@ def test_a_failed_job_leaves_no_good_news() -> None:
 
 
 def test_a_silent_driver() -> None:
-    """It speaks every second while it lives, so that its silence means something."""
+    """A living driver writes every second."""
     head = Head([look(), look(log="last words\n"), look()])
     with pytest.raises(DeadlineError, match="has said nothing for 300s") as raised:
         follow(head)

@@ -47,7 +47,7 @@ def test_a_stopped_job_leaves_nothing(extra: dict[str, Any], status: str, text: 
 
 
 def test_silence_is_no_end() -> None:
-    """Nobody could say whether the job is over."""
+    """The job's state is unknown."""
     (result,) = judge_stopped(["batch-b-1"], {"error": "timed out"}, ())
 
     assert result.status == "fail"

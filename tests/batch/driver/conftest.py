@@ -11,15 +11,13 @@ from launcher.batch.driver import cluster, ray_internals, replica
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave `fsync` out: here processes die and machines do not, so that what was written is there
-    without it.
-    """
+    """Skip `fsync`: tests kill processes, not machines."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(autouse=True)
 def no_logs_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray keeps no logs of this process, which is no worker of Ray's."""
+    """Hide Ray's logs: this process is no Ray worker."""
     for module in (ray_internals, replica):
         monkeypatch.setattr(module, "log_paths", lambda: ("", ""))
     monkeypatch.setattr(cluster, "node_address", lambda: "10.0.0.1")

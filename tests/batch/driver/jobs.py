@@ -1,6 +1,4 @@
-"""Jobs for the tests of what runs inside a batch job: small ones in a folder, by what differs from
-the plainest.
-"""
+"""Small jobs in a folder for the driver tests, as changes to a minimal one."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from launcher.batch.driver import rows, survey
 
 
 def job(folder: Path, *sources: Path | str, **changes: Any) -> jobs.Job:
-    """A job in `folder/work` that reads some files; `read`, `write`, … are merged into the plainest
-    ones.
+    """Create a job in `folder/work` that reads some files; `read`, `write`, … are merged into a
+    minimal one.
     """
     work = folder / "work"
     plain: dict[str, Any] = {
@@ -48,7 +46,7 @@ def surveyed(spec: jobs.Job) -> survey.Manifest:
 
 
 def read_all(spec: jobs.Job) -> list[dict[str, Any]]:
-    """Every row of a job's input in order, with the pickles opened."""
+    """Return the rows of a job's input in order, unpickled."""
     manifest = surveyed(spec)
     results = []
     for split in manifest.splits:
@@ -62,7 +60,7 @@ def read_all(spec: jobs.Job) -> list[dict[str, Any]]:
 
 
 def of(folder: Path, name: str, data: bytes, **changes: Any) -> list[dict[str, Any]]:
-    """The rows of one file with these bytes."""
+    """Return the rows of a file with these bytes."""
     path = folder / name
     path.write_bytes(data)
     return read_all(job(folder, path, **changes))
@@ -74,7 +72,7 @@ def errors(results: list[dict[str, Any]]) -> list[str]:
 
 
 def answered(number: int, **columns: Any) -> dict[str, Any]:
-    """A result row as a pipeline hands it over."""
+    """Return a result row as a pipeline yields it."""
     row = {
         "answer": f"answer {number}",
         "finish_reason": "stop",
@@ -85,7 +83,7 @@ def answered(number: int, **columns: Any) -> dict[str, Any]:
 
 
 def failed(number: int, reason: str = "too bad", **columns: Any) -> dict[str, Any]:
-    """An error row as a pipeline hands it over."""
+    """Return an error row as a pipeline yields it."""
     return {
         "_row": number,
         "_error": reason,

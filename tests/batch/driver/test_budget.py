@@ -17,7 +17,7 @@ from launcher.batch.driver.budget import Budget, ReplicaCounts
 def actor(
     state: str, restarts: int = 0, node: str = "a1", name: str = "MapWorker(MapBatches(Replica))"
 ) -> ray_internals.Actor:
-    """An actor, as Ray's table has it."""
+    """Return an actor as in Ray's table."""
     return ray_internals.parse_actor(
         {
             "ActorClassName": name,
@@ -134,7 +134,7 @@ def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
 
 
 def test_an_impossible_demand_is_reported() -> None:
-    """No one holds it: it is not there."""
+    """No other job holds it: the cluster lacks it."""
     text = budget.describe_shortage(
         {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
     )
@@ -162,7 +162,7 @@ class FakeTracker:
 
 
 class JobStub:
-    """Stands for the job: only its limits are looked at."""
+    """Fake job with only its limits."""
 
     class limits:
         restarts = 0
@@ -194,7 +194,7 @@ def test_states_are_reported_on_change(watch: budget.ReplicaMonitor) -> None:
 
 
 def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says for what, although another one is loaded."""
+    """With the shortage, although another replica is loaded."""
     monkeypatch.setattr(budget, "query_shortage", lambda needs, replicas: "waiting for 1 GPU")
     watch = budget.ReplicaMonitor(JobStub(), FakeTracker(), "Replica", (2, 2), {"GPU": 1.0})
     watch.update(ReplicaCounts(placed=1, waiting=1))
@@ -209,7 +209,7 @@ def test_a_job_with_an_unplaced_replica_waits(monkeypatch: pytest.MonkeyPatch) -
 def test_the_clock_goes_on_while_ray_says_nothing(
     watch: budget.ReplicaMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not answer any more is no reason to wait for ever."""
+    """A silent store is no reason to wait forever."""
 
     def actors() -> dict[str, Any]:
         raise ConnectionError("no answer")

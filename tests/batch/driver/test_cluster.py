@@ -47,7 +47,7 @@ def test_a_single_replica_continues_after_the_patience() -> None:
     assert asyncio.run(asyncio.wait_for(arrivals(), 10)) == ([False, False], True)
 
 
-def test_a_gate_that_died_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_gate_lets_replicas_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node may die while a replica waits, or before."""
     ray, errors = ModuleType("ray"), ModuleType("ray.exceptions")
 

@@ -41,7 +41,7 @@ def test_an_id_nested_too_deep_for_json_costs_no_file(
 
 
 def embedded(number: int, *vector: float) -> dict[str, Any]:
-    """A row with its vector, as a replica hands it over."""
+    """Return a row with its vector, as a replica yields it."""
     columns = {"embedding": array.array("f", vector).tobytes(), "prompt_tokens": 3}
     return {"_row": number, "_error": "", "_stage": "", "_raw": "", "_keep": b"", **columns}
 

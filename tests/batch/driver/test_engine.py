@@ -40,7 +40,7 @@ def row(columns: dict[str, Any] | None, error: str = "", stage: str = "") -> dic
 
 
 class Tokenizer:
-    """Puts messages together as a chat template would, and makes a token of each character."""
+    """Fake tokenizer with a chat template and a token per character."""
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
         if "refuse" in messages[-1]["content"]:
@@ -53,7 +53,7 @@ class Tokenizer:
 
 
 def prepared(spec: Any, *columns: dict[str, Any] | None, **changes: str) -> list[dict[str, Any]]:
-    """Rows as they come to a replica, in the order of their numbers, which are their places."""
+    """Prepare rows in order of their numbers."""
     engine.TOOLS.clear()
     if spec.prompt.chat:
         engine.TOOLS[spec.digest] = (Prompter(spec), Tokenizer())
@@ -107,7 +107,7 @@ def test_a_replica_claims_a_slot_or_a_placement_group(tmp_path: Path) -> None:
 
 
 class Dataset:
-    """Takes a note of its stages, and of what they claim."""
+    """Fake dataset that records its stages and their claims."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[Any, Any]] = []
@@ -214,9 +214,7 @@ def test_few_rows_are_prepared_by_few_processes(
 
 
 def test_vllm_tokenizes_text_prompts(tmp_path: Path) -> None:
-    """It adds the special tokens, as it does for anybody's prompt; the input does not travel any
-    further, but for what an error row shows of it.
-    """
+    """With special tokens, as for any prompt; input columns stay only in error rows."""
     (result,) = prepared(job(tmp_path), {"text": "hello"})
     assert (result["_prompt"], result["_tokens"], result["_error"]) == ("hello", b"", "")
     assert result["_raw"] == "hello"
@@ -298,7 +296,7 @@ def test_a_tokenizer_that_cannot_be_had_is_no_rows_error(
 def test_a_process_makes_its_tokenizer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray Data unpickles a stage for every block; another job's is not taken for this one's."""
+    """Ray Data unpickles a stage for every block; another job's tokenizer is not reused."""
     options: list[str] = []
     monkeypatch.setattr(
         engine, "load_tokenizer", lambda spec: options.append(spec.digest) or Tokenizer()

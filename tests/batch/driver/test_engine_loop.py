@@ -21,13 +21,13 @@ PATIENCE = 10  # seconds
 
 
 class EngineDeadError(Exception):
-    """As vLLM calls it."""
+    """vLLM's name for the exception."""
 
 
 class Engine:
-    """Says a prompt backwards, the youngest first; refuses `wrong`, and is gone at `fatal`.
+    """Fake engine that reverses prompts, the latest first; rejects `wrong`, and dies at `fatal`.
 
-    Of a request that is not finished it gives an output, too.
+    Also yields outputs of unfinished requests.
     """
 
     def __init__(self, at_once: int = 2) -> None:
@@ -47,7 +47,7 @@ class Engine:
 
     def step(self) -> Iterator[Any]:
         self.threads.add(threading.current_thread().name)
-        assert self.inside, "who steps an engine without requests waits for ever"
+        assert self.inside, "a step without requests blocks forever"
         self.had = max(self.had, len(self.inside))
         if "last words" in self.inside.values():
             raise RuntimeError("the engine failed")
@@ -140,7 +140,7 @@ def test_a_dead_engine_ends_its_process(prompt: str, capsys: pytest.CaptureFixtu
 
     assert ended.wait(PATIENCE)
     loop.thread.join(PATIENCE)
-    assert asking.is_alive()  # no row is said to have failed
+    assert asking.is_alive()  # no row is reported as failed
     assert "Error" in capsys.readouterr().err
 
 

@@ -132,8 +132,8 @@ def test_common_causes_are_recognised(mode: str, text: str, message: str, hint: 
     assert text in failed.evidence
 
 
-def test_what_nobody_knows_ends_with_its_own_last_line() -> None:
-    """Ray's wrapping around it is left out."""
+def test_an_unknown_failure_ends_with_its_last_line() -> None:
+    """Ray's wrapping is omitted."""
     mine = "Traceback (most recent call last):\n  File a\nValueError: the seventh seal\n\n"
     ray = (
         "The above exception was the direct cause\n\nray.exceptions.UserCodeException: UDF failed"

@@ -15,7 +15,7 @@ from launcher.batch.driver.prompts import PromptError
 
 
 class VLLMValidationError(ValueError):
-    """As vLLM calls it."""
+    """vLLM's name for the exception."""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ ROWS = 12
 
 
 def prepared(folder: Path, **changes: Any) -> tuple[Job, Manifest]:
-    """A job over twelve rows that writes four rows a file."""
+    """Return a job over twelve rows that writes four rows a file."""
     if not (folder / "in.jsonl").exists():
         (folder / "in.jsonl").write_bytes(b"".join(b'{"n": %d}\n' % n for n in range(ROWS)))
     spec = job(
@@ -50,7 +50,7 @@ def run(spec: Job, manifest: Manifest) -> None:
 
 
 def written(out: Path) -> dict[str, list[int]]:
-    """The rows that a reader of the output finds, by kind."""
+    """Return the committed rows by kind."""
     return {
         kind: sorted(
             json.loads(line)["row"]
@@ -71,16 +71,14 @@ def complete(out: Path) -> None:
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """A simulated crash of the process."""
 
 
 @contextmanager
 def crashing(
     monkeypatch: pytest.MonkeyPatch, at: int, end: Callable[[], None]
 ) -> Iterator[count[int]]:
-    """End at the so-manieth step of the writer: before or after each change of the disk, or halfway
-    through a file.
-    """
+    """Crash at the n-th step of the writer: around a change of the disk, or within a file."""
     steps = count(1)
 
     def step() -> None:
@@ -154,7 +152,7 @@ KILLED = (3, 11, 19, 26, 33)
 
 
 def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
-    """The same with processes that really end, without a word."""
+    """The same with real processes that are killed."""
     script = (
         "import os, pytest; from pathlib import Path; from tests.batch.driver import test_ledger"
         " as it\nfor at in it.KILLED:\n    if not (child := os.fork()):\n        asked, manifest ="
@@ -221,7 +219,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    """With the system's word."""
+    """With the system's message."""
     spec, manifest = prepared(tmp_path)
     (tmp_path / "out").write_text("a file")
 

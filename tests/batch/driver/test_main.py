@@ -55,9 +55,7 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Pipeline], int]]:
-    """Run the driver with a stand-in for the pipeline of mode `engine`; SIGTERM is as before
-    afterwards.
-    """
+    """Run the driver with a fake pipeline of mode `engine`, and restore SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
 
     def started(pipeline: Pipeline) -> int:
@@ -73,7 +71,7 @@ def read_progress(work: Path) -> dict[str, Any]:
 
 
 def written(work: Path) -> list[int]:
-    """Row numbers of all committed files, sorted."""
+    """Return the row numbers of all committed files, sorted."""
     lines = [
         line
         for path in sorted((work.parent / "out").glob("*/part-*.jsonl"))
@@ -288,9 +286,7 @@ def test_code_that_ends_its_process_does_not_silence_the_driver(
 def test_only_the_first_signal_interrupts(
     work: Path, run: Callable[[Pipeline], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second one while the input is looked at, or one while a failure is put into words, changes
-    nothing.
-    """
+    """A second one during the survey, or one during a failure report, changes nothing."""
 
     def twice(*_: Any) -> None:
         try:

@@ -351,7 +351,7 @@ sys.stdin.read()
         leader.send_signal(signal.SIGKILL)
         leader.wait(10)
 
-        # What holds the other end of the pipe: `sleep`, and the process that waits for the leader's
+        # Holders of the other end of the pipe: `sleep`, and the process that waits for the leader's
         # end.
         ready, _, _ = select.select([leader.stdout], [], [], 20)
         assert ready

@@ -393,7 +393,7 @@ def test_a_free_port_is_followed_by_free_ports() -> None:
 
         client.connect(("127.0.0.1", start))
         accepted, _ = first.accept()
-        accepted.close()  # who closes first waits
+        accepted.close()  # the side that closes first waits
         first.close()
         assert rank_pool.free_port(start) == start
 
@@ -410,7 +410,7 @@ def test_remaining_processes_of_a_group_are_killed() -> None:
         assert rank_pool.kill_group(leader.pid, 10) == []
 
         assert rank_pool.group_members(leader.pid) == []
-        assert leader.stdout.read() == b""  # nobody holds it any more
+        assert leader.stdout.read() == b""  # closed by all processes
         assert leader.wait(10) == -signal.SIGKILL
         assert rank_pool.kill_group(leader.pid, 10) == []
     finally:

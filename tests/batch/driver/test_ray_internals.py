@@ -25,7 +25,7 @@ OTHERS = [
 ]
 # Of vLLM, what its documentation tells users to import.
 VLLM = ("vllm", "vllm.sampling_params")
-OWN = ("self", "os")  # whose private names are ours, or documented: `os._exit`
+OWN = ("self", "os")  # their private names are our own, or documented: `os._exit`
 
 
 def _private(name: str) -> bool:
