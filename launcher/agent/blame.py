@@ -270,27 +270,27 @@ def compare_samples(
         if first is None or second is None or not _far_enough_apart(first, second):
             unknown.append(f"{node}: not inspected twice")
             continue
-        matched, incomplete = _pairs(node, first, second, names, replica)
+        matched, gaps = _pairs(node, first, second, names, replica)
         pairs += matched
-        unknown += incomplete
+        unknown += gaps
         busy_gpus += _busy_gpus(node, first, second) if replica is None else []
-    movements = [
+    moved = [
         f"{pair.name} on {pair.node}: {movement}" for pair in pairs if (movement := pair.movement)
     ]
     flows = [] if replica is not None else list(_traffic(before, after, ranks))
-    movements += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
+    moved += [f"{node}: {rate / 1e6:.1f} MB/s" for node, rate in flows if rate > _IDLE]
     notes = [note for node in ranks for note in _format_notes(node, after.get(node))]
     idle = [f"{node}: {rate / 1e3:.0f} kB/s" for node, rate in flows if rate <= _IDLE]
-    if not movements and not unknown:
+    if not moved and not unknown:
         unknown = _long_step_signs(pairs, busy_gpus)
-    culprit = None if movements or unknown else _find_culprit(pairs)
+    culprit = None if moved or unknown else _find_culprit(pairs)
     return StallFinding(
-        progress=True if movements else None if unknown or not pairs else False,
+        progress=True if moved else None if unknown or not pairs else False,
         rank=culprit.name if culprit else "",
         node=culprit.node if culprit else "",
         gpu=_rank_gpu(culprit.after) if culprit else "",
         frame=culprit.after.frames[0] if culprit else "",
-        observations=(*movements, *unknown, *_describe_ranks(pairs), *idle, *notes),
+        observations=(*moved, *unknown, *_describe_ranks(pairs), *idle, *notes),
         stacks=tuple(_format_stacks(pairs)),
     )
 
@@ -301,26 +301,24 @@ def _pairs(
     """Return the ranks of a node with a stack in both samples, and the gaps."""
     earlier = {rank.pid: rank for rank in first.ranks}
     seconds = second.at - first.at
-    pairs, incomplete = [], []
+    pairs, gaps = [], []
     present = {rank.pid for rank in second.ranks}
-    incomplete += [
-        f"{name} on {node}: no process" for pid, name in names.items() if pid not in present
-    ]
+    gaps += [f"{name} on {node}: no process" for pid, name in names.items() if pid not in present]
     for rank in second.ranks:
         name = names.get(rank.pid) or rank.rank or f"process {rank.pid}"
-        replica_of_rank = re.search(r"\bDP(\d+)", name)
-        if replica is not None and replica_of_rank and int(replica_of_rank[1]) != replica:
+        dp = re.search(r"\bDP(\d+)", name)
+        if replica is not None and dp and int(dp[1]) != replica:
             continue
         pair = _RankPair(name, node, earlier.get(rank.pid, RankSample(pid=rank.pid)), rank, seconds)
         if not rank.frames or not pair.before.frames:
             if not rank.engine:
                 why = rank.why or pair.before.why or "not sampled twice"
-                incomplete.append(f"{name} on {node}: no stack: {why}")
+                gaps.append(f"{name} on {node}: no stack: {why}")
             continue
         pairs.append(pair)
     if not any(not rank.engine for rank in second.ranks):
-        incomplete.append(f"{node}: it has no rank")
-    return pairs, incomplete
+        gaps.append(f"{node}: it has no rank")
+    return pairs, gaps
 
 
 def _find_culprit(pairs: Sequence[_RankPair]) -> _RankPair | None:
@@ -427,12 +425,8 @@ def _computes(gpu: Mapping[str, Any]) -> bool:
 
 
 def _spins(gpu: Mapping[str, Any]) -> bool:
-    is_complete = all(
-        _gpu_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w")
-    )
-    return (
-        is_complete and (_gpu_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
-    )
+    complete = all(_gpu_figure(gpu, name) is not None for name in ("memory", "power_w", "limit_w"))
+    return complete and (_gpu_figure(gpu, "utilization") or 0.0) >= _ALWAYS and not _computes(gpu)
 
 
 def _gpu_figure(gpu: Mapping[str, Any], name: str) -> float | None:

@@ -78,15 +78,14 @@ def _amd_gpus() -> Iterator[Gpu]:
     """Yield AMD's GPUs with a render node in the container, in the order of the KFD's topology."""
     nodes, index = glob.glob(f"{_ROOT}sys/class/kfd/kfd/topology/nodes/*/properties"), 0
     for node in sorted(nodes, key=lambda path: int(path.split("/")[-2])):
-        properties = dict(re.findall(r"(\w+) (\d+)", _read_text(node)))
-        name = f"renderD{properties.get('drm_render_minor', '0')}"
+        props = dict(re.findall(r"(\w+) (\d+)", _read_text(node)))
+        name = f"renderD{props.get('drm_render_minor', '0')}"
         if os.path.exists(f"{_ROOT}dev/dri/{name}"):
             device = f"sys/class/drm/{name}/device"
             # An APU's own memory is a small part of the memory that programs get.
-            memory = "mem_info_vram" if properties.get("cpu_cores_count", "0") == "0" else "-"
+            memory = "mem_info_vram" if props.get("cpu_cores_count", "0") == "0" else "-"
             total, used = (
-                _parse_number(_read_text(f"{device}/{memory}_{figure}"))
-                for figure in ("total", "used")
+                _parse_number(_read_text(f"{device}/{memory}_{kind}")) for kind in ("total", "used")
             )
             total, used = (size and size / (1 << 20) for size in (total, used))
             yield Gpu(index, "", total, used)

@@ -99,16 +99,12 @@ class Stall:
         if not recent or memory or sign.certain:
             return sign
         wedge = self._evidence or Wedge(since=0.0)
-        unreachable = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
-        location = (
-            f"{', '.join(unreachable)} cannot be reached"
-            if unreachable and not wedge.rank
-            else wedge.details
-        )
+        away = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
+        place = f"{', '.join(away)} cannot be reached" if away and not wedge.rank else wedge.details
         evidence = (f"then: {sign.what}", *wedge.observations, *wedge.stacks, sign.evidence)
         return replace(
             sign,
-            what=f"no step had ended for {self.seconds:.0f} s: {location}",
+            what=f"no step had ended for {self.seconds:.0f} s: {place}",
             node=wedge.node,
             rank=wedge.rank,
             evidence="\n".join(filter(None, evidence)),

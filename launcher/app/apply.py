@@ -187,18 +187,18 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
     failed = sorted(failed, key=lambda answer: natural_key(answer.node))
     first = failed[0]
     title = steps[first.node].title
-    same_step = [answer.node for answer in failed if steps[answer.node].title == title]
+    same = [answer.node for answer in failed if steps[answer.node].title == title]
     symptom = symptoms.first_match(first.err + "\n" + first.out)
     outcome = _describe_failure(first, steps[first.node])
     others = [
         f"{answer.node}: {answer.tail}"
-        if answer.node in same_step
+        if answer.node in same
         else f"{answer.node}: {steps[answer.node].title} failed: {answer.tail}"
         for answer in failed
-        if answer.node not in same_step or answer.tail != first.tail
+        if answer.node not in same or answer.tail != first.tail
     ]
     return NodeError(
-        fold(same_step),
+        fold(same),
         f"{title} failed ({symptom.cause if symptom else outcome})",
         evidence=[first.tail or outcome, *others],
         hint=symptom.fix
@@ -241,7 +241,7 @@ def _report_findings(
 
 
 def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Finding]) -> GateError:
-    timeout = (
+    late = (
         f" within {gate.deadline:.0f}s"
         if gate.deadline and worst_status(findings) == "wait"
         else ""
@@ -250,5 +250,5 @@ def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Fin
     evidence = [line for finding in explained for line in finding.evidence.splitlines()]
     hint = "\n".join(dict.fromkeys(finding.fix for finding in explained if finding.fix))
     if len(lines) == 1:
-        return GateError(f"{lines[0]}{timeout}", evidence=evidence, hint=hint)
-    return GateError(f"not true{timeout}: {gate.what}", evidence=[*lines, *evidence], hint=hint)
+        return GateError(f"{lines[0]}{late}", evidence=evidence, hint=hint)
+    return GateError(f"not true{late}: {gate.what}", evidence=[*lines, *evidence], hint=hint)

@@ -53,13 +53,10 @@ def render_details(finding: Finding, *, margin: int, most: int) -> list[Line]:
     if finding.status == "pass":
         return []
     return [
+        *(evidence_line(row, margin=margin) for row in finding.evidence.splitlines()[:most]),
         *(
-            evidence_line(line_text, margin=margin)
-            for line_text in finding.evidence.splitlines()[:most]
-        ),
-        *(
-            text_line(line_text, lead=plain_text(" " * margin).append("fix: ", style="cyan"))
-            for line_text in finding.fix.splitlines()
+            text_line(row, lead=plain_text(" " * margin).append("fix: ", style="cyan"))
+            for row in finding.fix.splitlines()
         ),
     ]
 

@@ -45,36 +45,36 @@ class Hooks:
     verb: str
     files: Mapping[str, Path] = field(default_factory=dict)
 
-    def run_pre(self, printer: Printer, **details: str) -> None:
+    def run_pre(self, printer: Printer, **values: str) -> None:
         """Run `pre-VERB`; raise HookError if it fails, before any change."""
-        self._run(f"pre-{self.verb}", printer, details)
+        self._run(f"pre-{self.verb}", printer, values)
 
-    def run_post(self, printer: Printer, **details: str) -> None:
+    def run_post(self, printer: Printer, **values: str) -> None:
         """Run `post-VERB`; only warn if it fails."""
-        self._run_leniently(f"post-{self.verb}", printer, details)
+        self._run_leniently(f"post-{self.verb}", printer, values)
 
     @contextlib.contextmanager
-    def run_on_failure(self, printer: Printer, **details: str) -> Iterator[dict[str, str]]:
+    def run_on_failure(self, printer: Printer, **values: str) -> Iterator[dict[str, str]]:
         """Run `on-failure` if the block fails, except for invalid requests, and for a lock that is
         busy or lost.
 
         The block may add to the hook's values.
         """
         try:
-            yield details
+            yield values
         except (VlaunchError, OSError) as error:
             if not isinstance(error, (RequestError, LockError)):
                 text = error.message if isinstance(error, VlaunchError) else str(error)
-                self._run_leniently(FAILURE, printer, {**details, "error": redact(text)})
+                self._run_leniently(FAILURE, printer, {**values, "error": redact(text)})
             raise
 
-    def _run_leniently(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
+    def _run_leniently(self, name: str, printer: Printer, values: Mapping[str, str]) -> None:
         try:
-            self._run(name, printer, details)
+            self._run(name, printer, values)
         except HookError as error:
             printer.show(Event(kind="warning", stage="hook", text=error.message, state="warn"))
 
-    def _run(self, name: str, printer: Printer, details: Mapping[str, str]) -> None:
+    def _run(self, name: str, printer: Printer, values: Mapping[str, str]) -> None:
         path = self.files.get(name)
         if path is None:
             return
@@ -84,7 +84,7 @@ class Hooks:
         )
         code = _execute(
             path,
-            self._environment(name, details),
+            self._environment(name, values),
             self.inventory.path.parent,
             DEADLINE,
             name,
@@ -104,7 +104,7 @@ class Hooks:
             Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds)
         )
 
-    def _environment(self, name: str, details: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, name: str, values: Mapping[str, str]) -> dict[str, str]:
         """Return a hook's environment, without the variables that are sources of secrets."""
         inventory = self.inventory
         sources = {source.env for source in inventory.secrets.values()}
@@ -116,7 +116,7 @@ class Hooks:
             "VLAUNCH_INVENTORY": str(inventory.path.absolute()),
             "VLAUNCH_NODES": " ".join(node.name for node in inventory.nodes),
             "VLAUNCH_HEAD": inventory.head.name,
-            **{f"VLAUNCH_{key.upper()}": value.replace("\0", "") for key, value in details.items()},
+            **{f"VLAUNCH_{key.upper()}": value.replace("\0", "") for key, value in values.items()},
         }
 
 

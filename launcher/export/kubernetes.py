@@ -169,7 +169,7 @@ def list_requirements(group: PodGroup, *extra: str) -> list[str]:
 
 
 def _model_line(group: PodGroup) -> str:
-    mount_path, volume, model = (
+    path, volume, model = (
         pods.model_mount_path(group),
         group.target.model_volume,
         group.request.model,
@@ -177,7 +177,7 @@ def _model_line(group: PodGroup) -> str:
     source = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
     contents = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
     access = "only read" if pods.reads_only(group) else "written where something is missing"
-    return f"{source}, mounted at {mount_path}: {contents}; it is {access}"
+    return f"{source}, mounted at {path}: {contents}; it is {access}"
 
 
 def _secret_line(group: PodGroup) -> str:

@@ -67,11 +67,8 @@ def _template(group: PodGroup, process: ProcessSpec, *, leads: bool) -> Object:
     command = pods.shell_script(
         ("exec", *pods.gate_argv(group, LWS_INDEX, LWS_LEADER), *process.argv)
     )
-    container_fields = {
-        "ports": [{"name": "http", "containerPort": group.request.port}],
-        **_probes(group),
-    }
-    return pods.pod_template(group, nodes, command, process.env, container_fields if leads else {})
+    fields = {"ports": [{"name": "http", "containerPort": group.request.port}], **_probes(group)}
+    return pods.pod_template(group, nodes, command, process.env, fields if leads else {})
 
 
 def _probes(group: PodGroup) -> Object:

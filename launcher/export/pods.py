@@ -109,7 +109,7 @@ def pod_template(
     nodes: Sequence[Node],
     commands: str,
     env: Mapping[str, str],
-    container_fields: Mapping[str, object],
+    fields: Mapping[str, object],
 ) -> Object:
     """Return the template of pods for `nodes`, with a container that runs shell commands and has
     the additional fields.
@@ -128,7 +128,7 @@ def pod_template(
         "resources": _resources(group, group.shares.get(nodes[0].name, 0)),
         "volumeMounts": [mount for _, mount in volumes],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **container_fields,
+        **fields,
     }
     pod_spec = {
         "automountServiceAccountToken": False,
@@ -264,17 +264,12 @@ def _mounts(group: PodGroup, spec: ContainerSpec) -> list[Mount]:
 def _volume(group: PodGroup, mount: Mount) -> tuple[Object, Object]:
     volume, home = group.target.model_volume, group.nodes[0].hf_home
     if volume is not None and mount.target == model_mount_path(group):
-        source_mount = replace(mount, read_only=mount.read_only or reads_only(group))
+        model = replace(mount, read_only=mount.read_only or reads_only(group))
         if not volume.claim:
-            return _host_volume("model", replace(source_mount, source=volume.path), "Directory")
-        claim = {
-            "claimName": volume.claim,
-            **({"readOnly": True} if source_mount.read_only else {}),
-        }
-        source, volume_mount = _mounted_volume(
-            "model", {"persistentVolumeClaim": claim}, source_mount
-        )
-        return source, {**volume_mount, **({"subPath": volume.path} if volume.path else {})}
+            return _host_volume("model", replace(model, source=volume.path), "Directory")
+        claim = {"claimName": volume.claim, **({"readOnly": True} if model.read_only else {})}
+        source, mounted = _mounted_volume("model", {"persistentVolumeClaim": claim}, model)
+        return source, {**mounted, **({"subPath": volume.path} if volume.path else {})}
     if mount.target == home and volume is not None:
         # The model is elsewhere; other downloads need a writable folder.
         return _mounted_volume("hf-home", {"emptyDir": {}}, mount)
@@ -296,8 +291,5 @@ def _shared_memory(group: PodGroup, spec: ContainerSpec) -> tuple[Object, Object
 
 
 def _mounted_volume(name: str, source: Object, mount: Mount) -> tuple[Object, Object]:
-    volume_mount = {"name": name, "mountPath": mount.target}
-    return {"name": name, **source}, {
-        **volume_mount,
-        "readOnly": True,
-    } if mount.read_only else volume_mount
+    mounted = {"name": name, "mountPath": mount.target}
+    return {"name": name, **source}, {**mounted, "readOnly": True} if mount.read_only else mounted

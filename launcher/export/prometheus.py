@@ -86,12 +86,8 @@ _JOB_COMMENTS = {
 
 def _header_lines(inventory: Inventory) -> Iterator[str]:
     ports = inventory.ports
-    ports_scraped = [
-        ports.api,
-        ports.metrics,
-        *([] if inventory.ray.off else [ports.metrics_export]),
-    ]
-    numbers = ", ".join(map(str, ports_scraped))
+    scraped = [ports.api, ports.metrics, *([] if inventory.ray.off else [ports.metrics_export])]
+    numbers = ", ".join(map(str, scraped))
     yield f"Prometheus for cluster {inventory.cluster}."
     yield "Check it: promtool check config --syntax-only prometheus.yml"
     yield "Start it: prometheus --config.file=prometheus.yml"

@@ -72,14 +72,7 @@ def _card_limits(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] 
 
 def _tcp_limits(host: Host, survey: Survey) -> tuple[float, float, str] | None:
     name = host.node.interface or host.facts.interface_of(host.node.ip)
-    nic = next(
-        (
-            candidate
-            for candidate in survey.nics or ()
-            if candidate.name == name and candidate.physical
-        ),
-        None,
-    )
+    nic = next((item for item in survey.nics or () if item.name == name and item.physical), None)
     if nic is None or not nic.speed:
         return None
     card = host.evidence.expectations.nic(nic.driver) or _ANY
@@ -98,9 +91,9 @@ def _rdma_limits(host: Host, survey: Survey, ranks: int) -> tuple[float, float, 
     ]
     if not ports:
         return None
-    expectations = host.evidence.expectations
+    expected = host.evidence.expectations
     working = sorted(ports, key=lambda device_port: -device_port[1].rate)[: max(1, ranks)]
-    cards = [expectations.nic(device.model) or _ANY for device, _ in working]
+    cards = [expected.nic(device.model) or _ANY for device, _ in working]
     least = sum(
         port.rate * 1e9 / 8 * card.share for (_, port), card in zip(working, cards, strict=True)
     )

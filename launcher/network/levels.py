@@ -57,14 +57,14 @@ def find_worst_link(reading: Reading) -> WorstLink | None:
         links_by_kind.setdefault(link_kind(link.network, link.gpudirect, providers), []).append(
             link
         )
-    worst_kind = min(links_by_kind, key=KINDS.index, default=None)
-    if worst_kind is None:
+    worst = min(links_by_kind, key=KINDS.index, default=None)
+    if worst is None:
         return None
-    links = tuple(links_by_kind[worst_kind])
+    links = tuple(links_by_kind[worst])
     return WorstLink(
         network=links[0].network,
-        gpudirect=worst_kind == "GPUDirect",
-        level=KIND_LEVELS[worst_kind],
+        gpudirect=worst == "GPUDirect",
+        level=KIND_LEVELS[worst],
         links=links,
     )
 
@@ -104,11 +104,11 @@ def judge(
         hardware: the GPUs' name where it is known; GPUDirect is not expected of GB10, which shares
             its memory with the CPU.
     """
-    worst_link = find_worst_link(reading)
-    if worst_link is None:
+    worst = find_worst_link(reading)
+    if worst is None:
         findings = [_no_links_finding(reading)]
     else:
-        findings = [_level_finding(reading, worst_link, require, hardware)]
+        findings = [_level_finding(reading, worst, require, hardware)]
         findings += _coverage_findings(reading)
     if reading.alarms and all(finding.status == "pass" for finding in findings):
         findings.append(_alarm_finding(reading))
@@ -210,40 +210,34 @@ def _no_links_finding(reading: Reading) -> Finding:
 
 
 def _level_finding(
-    reading: Reading, worst_link: WorstLink, require: Level | Literal["auto"], hardware: str
+    reading: Reading, worst: WorstLink, require: Level | Literal["auto"], hardware: str
 ) -> Finding:
     total = len(between_nodes(reading))
-    all_links = f"all {total} links" if total > 1 else "the one link"
-    count = (
-        f"{len(worst_link.links)} of {total} links" if len(worst_link.links) < total else all_links
-    )
-    text = (
-        f"{worst_link.title}"
-        + " (TCP)" * (worst_link.level == "any")
-        + f" on {count} between nodes"
-    )
+    every = f"all {total} links" if total > 1 else "the one link"
+    count = f"{len(worst.links)} of {total} links" if len(worst.links) < total else every
+    text = f"{worst.title}" + " (TCP)" * (worst.level == "any") + f" on {count} between nodes"
     needed: Level = "rdma" if require == "auto" else require
-    if LEVELS.index(worst_link.level) < LEVELS.index(needed):
+    if LEVELS.index(worst.level) < LEVELS.index(needed):
         return _below_finding(
-            reading, worst_link, require, f"{text}, where {LEVEL_LABELS[needed]} is required"
+            reading, worst, require, f"{text}, where {LEVEL_LABELS[needed]} is required"
         )
-    if require == "auto" and worst_link.level == "rdma":
+    if require == "auto" and worst.level == "rdma":
         if "GB10" in hardware:
             return passed("", f"{text}; GPUDirect is not expected of {hardware}")
-        cause, evidence, fix, _ = _explain(reading, worst_link)
+        cause, evidence, fix, _ = _explain(reading, worst)
         fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
         return warned("", f"{text}: GPUDirect is not used{cause}", evidence=evidence, fix=fix)
     return passed("", text)
 
 
 def _below_finding(
-    reading: Reading, worst_link: WorstLink, require: Level | Literal["auto"], text: str
+    reading: Reading, worst: WorstLink, require: Level | Literal["auto"], text: str
 ) -> Finding:
-    cause, evidence, fix, host = _explain(reading, worst_link)
-    hosts = [host] if host else _list_hosts(worst_link)
+    cause, evidence, fix, host = _explain(reading, worst)
+    hosts = [host] if host else _list_hosts(worst)
     allow = (
         "if these nodes have no RDMA, say `--require any`"
-        if worst_link.level == "any"
+        if worst.level == "any"
         else "if these GPUs have no GPUDirect, say `--require rdma`"
     )
     if not fix:
@@ -255,22 +249,22 @@ def _below_finding(
         fix = f"{fix}; {allow}"
     return failed(
         fold(hosts) if hosts else "",
-        f"{text} ({_list_ranks(worst_link.links)}){cause}",
+        f"{text} ({_list_ranks(worst.links)}){cause}",
         evidence=evidence,
         fix=fix,
     )
 
 
-def _explain(reading: Reading, worst_link: WorstLink) -> tuple[str, str, str, str]:
+def _explain(reading: Reading, worst: WorstLink) -> tuple[str, str, str, str]:
     """Return the likely cause as the end of a sentence, its evidence, the fix, and its host; no
     host if all of them have the evidence.
     """
-    hosts = _list_hosts(worst_link)
+    hosts = _list_hosts(worst)
     for host in (*hosts, ""):
         warnings = [
             text for text, writers in reading.warnings.items() if not host or host in writers
         ]
-        if (likely := causes.find_cause(warnings=warnings, level=worst_link.level)) is None:
+        if (likely := causes.find_cause(warnings=warnings, level=worst.level)) is None:
             continue
         hosts_by_line = [reading.warnings[text].keys() for text in warnings if text in likely[1]]
         everywhere = all(set(hosts) <= line_hosts for line_hosts in hosts_by_line)
@@ -280,8 +274,8 @@ def _explain(reading: Reading, worst_link: WorstLink) -> tuple[str, str, str, st
     return "", "", "", ""
 
 
-def _list_hosts(worst_link: WorstLink) -> list[str]:
-    return sorted({link.host for link in worst_link.links if link.host})
+def _list_hosts(worst: WorstLink) -> list[str]:
+    return sorted({link.host for link in worst.links if link.host})
 
 
 def _list_ranks(links: Sequence[NcclLink]) -> str:

@@ -47,13 +47,9 @@ def plan_prepare(site: Site) -> Plan:
         "every node has a container to measure in",
         lambda: [_check_measurable(site, node) for node in site.nodes],
     )
-    container_stage = Stage(
-        id="container", title="Look for the containers that will serve", gates=(gate,)
-    )
-    files_stage = Stage(id="files", title="Update helper files", steps=writes)
-    return Plan(
-        verb="check-nccl", stages=(container_stage, files_stage) if writes else (container_stage,)
-    )
+    check = Stage(id="container", title="Look for the containers that will serve", gates=(gate,))
+    update = Stage(id="files", title="Update helper files", steps=writes)
+    return Plan(verb="check-nccl", stages=(check, update) if writes else (check,))
 
 
 def _check_measurable(site: Site, node: Node) -> Finding:
@@ -135,13 +131,13 @@ def network_gate(site: Site, options: CheckOptions, result: CheckResult) -> Gate
             ],
             requested=options.require,
         )
-        measurement = Measurement(inventory=inventory, reports=result.reports, missing=missing)
-        verdict = transport.judge(measurement, level, collective=options.collective)
-        surveyed = Evidence(
+        measured = Measurement(inventory=inventory, reports=result.reports, missing=missing)
+        verdict = transport.judge(measured, level, collective=options.collective)
+        evidence = Evidence(
             inventory=inventory, facts=site.facts, expectations=options.expectations
         )
         slower = expected.judge(
-            verdict, surveyed, ranks_per_node=ranks_per_node(inventory, options)
+            verdict, evidence, ranks_per_node=ranks_per_node(inventory, options)
         )
         result.verdict = replace(verdict, findings=(*verdict.findings, *slower))
         if not first and transport.is_only_slow(result.verdict):

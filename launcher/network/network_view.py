@@ -62,16 +62,14 @@ def verdict_line(verdict: Verdict) -> str:
     ]
     if not verdict.cells:
         parts.append("nothing was measured")
-    collective = verdict.collective
-    if collective is not None and collective.algbw is not None and collective.busbw is not None:
+    outcome = verdict.collective
+    if outcome is not None and outcome.algbw is not None and outcome.busbw is not None:
         parts.append(
-            f"all_reduce over {collective.ranks} ranks: {format_rate(collective.algbw)} algbw,"
-            f" {format_rate(collective.busbw)} busbw"
+            f"all_reduce over {outcome.ranks} ranks: {format_rate(outcome.algbw)} algbw,"
+            f" {format_rate(outcome.busbw)} busbw"
         )
-    elif collective is not None and collective.latency is not None:
-        parts.append(
-            f"all_reduce over {collective.ranks} ranks: {format_latency(collective.latency)}"
-        )
+    elif outcome is not None and outcome.latency is not None:
+        parts.append(f"all_reduce over {outcome.ranks} ranks: {format_latency(outcome.latency)}")
     return "; ".join(parts)
 
 
@@ -92,14 +90,12 @@ def list_problems(verdict: Verdict) -> list[tuple[str, str, Cell]]:
     """Return the directions that did not pass as (from, to, cell), the worst first; an unreachable
     node is one row.
     """
-    unreachable = _unreachable_nodes(verdict)
-    rows = [(name, "every node, both ways", cell) for name, cell in unreachable.items()]
+    dead = _unreachable_nodes(verdict)
+    rows = [(name, "every node, both ways", cell) for name, cell in dead.items()]
     bad = [
         cell
         for cell in verdict.cells
-        if cell.status != "pass"
-        and cell.source not in unreachable
-        and cell.target not in unreachable
+        if cell.status != "pass" and cell.source not in dead and cell.target not in dead
     ]
     bad.sort(key=lambda cell: (_ORDER[cell.status], cell.bandwidth or 0.0))
     return rows + [(cell.source, cell.target, cell) for cell in bad]

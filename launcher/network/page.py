@@ -244,20 +244,20 @@ def _figures(verdict: Verdict) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _all_reduce_figure(collective: Collective) -> list[tuple[str, str, str]]:
+def _all_reduce_figure(outcome: Collective) -> list[tuple[str, str, str]]:
     """Return the figure of the all_reduce, if it was measured."""
-    if collective.algbw is None or collective.busbw is None:
+    if outcome.algbw is None or outcome.busbw is None:
         return []
     latency = (
-        f", {network_view.format_latency(collective.latency)} at 8 bytes"
-        if collective.latency is not None
+        f", {network_view.format_latency(outcome.latency)} at 8 bytes"
+        if outcome.latency is not None
         else ""
     )
-    name = f"all_reduce, {collective.ranks} ranks"
+    name = f"all_reduce, {outcome.ranks} ranks"
     return [
         (
             name,
-            f"{format_rate(collective.busbw)} busbw",
-            f"{format_rate(collective.algbw)} algbw{latency}",
+            f"{format_rate(outcome.busbw)} busbw",
+            f"{format_rate(outcome.algbw)} algbw{latency}",
         )
     ]

@@ -46,7 +46,7 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     )
     findings += culprits.cell_findings(measured, cells)
     failed = any(finding.status == "fail" for finding in findings)
-    worst_collective, problems = _judge_collective(names, reports, needed=collective, failed=failed)
+    outcome, problems = _judge_collective(names, reports, needed=collective, failed=failed)
     findings += [
         *problems,
         *_missing_rdma_findings(measured, level[0]),
@@ -63,7 +63,7 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
         why=level[1],
         cells=tuple(cells),
         findings=tuple(findings),
-        collective=worst_collective,
+        collective=outcome,
         ranks=sum(len(report.ranks) for report in reports.values()),
         seconds=max((report.seconds for report in reports.values()), default=0.0),
         versions=next((report.versions for report in reports.values() if report.versions), {}),
@@ -101,15 +101,15 @@ def _collective_problem(worst: Collective | None, *, everywhere: bool) -> str:
 def _missing_rdma_findings(measured: Measurement, level: Level) -> list[Finding]:
     """Warn about nodes without an active RDMA port: they take the whole cluster down to TCP."""
     reports, required = measured.reports, measured.inventory.require
-    without_rdma = [name for name, report in reports.items() if not report.rdma]
-    if level != "any" or required == "any" or not without_rdma or len(without_rdma) == len(reports):
+    missing = [name for name, report in reports.items() if not report.rdma]
+    if level != "any" or required == "any" or not missing or len(missing) == len(reports):
         return []
     text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
     fix = (
         "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require:"
         " any}` in the inventory"
     )
-    return [Finding(node=name, status="warn", text=text, fix=fix) for name in without_rdma]
+    return [Finding(node=name, status="warn", text=text, fix=fix) for name in missing]
 
 
 def _no_gpudirect_findings(
@@ -266,12 +266,8 @@ def _pair_transport(
         node = measured.inventory.node(source)
         return "Gloo/TCP", node.interface or "", "any"
     reading = _read_links(ends)
-    worst_link = levels.find_worst_link(reading)
-    return (
-        ("", "", None)
-        if worst_link is None
-        else (worst_link.title, _device_names(reading), worst_link.level)
-    )
+    worst = levels.find_worst_link(reading)
+    return ("", "", None) if worst is None else (worst.title, _device_names(reading), worst.level)
 
 
 def _read_links(ends: Sequence[tuple[Report, str]]) -> nccl_log.Reading:
@@ -308,8 +304,8 @@ def _mark_outliers(cells: Sequence[Cell]) -> list[Cell]:
     rates = {
         (cell.source, cell.target): cell.bandwidth for cell in cells if cell.bandwidth is not None
     }
-    ordered = sorted(rates.values())
-    return [_compare_cell(cell, rates, ordered) for cell in cells]
+    ranked = sorted(rates.values())
+    return [_compare_cell(cell, rates, ranked) for cell in cells]
 
 
 def _compare_cell(

@@ -172,10 +172,8 @@ class NodeProbe:
                 listener = network_node.reserve_port(self.args.master, self.args.port)
             env = rank_environment(os.environ, folder)
             for child in self.children:
-                listener_fd = listener.fileno() if listener and child.rank == 0 else -1
-                child.start(
-                    [*self.program, "--child", str(child.local), *self.argv], env, listener_fd
-                )
+                fd = listener.fileno() if listener and child.rank == 0 else -1
+                child.start([*self.program, "--child", str(child.local), *self.argv], env, fd)
             self.meeting = threading.Thread(
                 target=self.await_rendezvous, args=(listener,), daemon=True
             )
