@@ -148,7 +148,7 @@ _ODD = st.one_of(
     base=st.sampled_from(list(models.ALL.values())),
     odd=st.dictionaries(
         st.sampled_from(
-            sorted({key for each in models.ALL.values() for key in each})
+            sorted({key for config in models.ALL.values() for key in config})
             + sorted(models.QWEN_NEXT["text_config"])
         ),
         _ODD,

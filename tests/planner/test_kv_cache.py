@@ -29,10 +29,10 @@ _UNKNOWN = {
     "nano3-30b-nvfp4-tp2-consumer",
 }
 _CASES = [
-    each
+    case
     for name in ("cases.yaml", "collected.yaml")
-    for each in known(FIXTURES / name)
-    if each.case.id not in _UNKNOWN and each.tokens and each.case.tokens_from_kv()
+    for case in known(FIXTURES / name)
+    if case.case.id not in _UNKNOWN and case.tokens and case.case.tokens_from_kv()
 ]
 
 
@@ -43,7 +43,7 @@ def cache(config: dict[str, Any], stages: tuple[int, ...] = (), **settings: Any)
     return build_cache(model, request, stages or (len(model.layers),))
 
 
-@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
 def test_tokens_are_those_that_were_printed(case: Known) -> None:
     """From the measured GiB follow the printed tokens, to one block."""
     off = blocks_off(case, case.case.estimated())

@@ -15,10 +15,10 @@ from tests.planner import models
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 _CASES = [
-    each
+    case
     for name in ("cases.yaml", "collected.yaml", "unseen.yaml")
-    for each in known(FIXTURES / name)
-    if each.model_gib and each.case.weights_gib
+    for case in known(FIXTURES / name)
+    if case.model_gib and case.case.weights_gib
 ]
 
 
@@ -29,7 +29,7 @@ def stage_gib(config: dict[str, Any], gib: float, **split: Any) -> list[float]:
     return [size / GIB for size in stage_bytes(model, int(gib * GIB), parallel)]
 
 
-@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
 def test_weights_are_those_that_were_printed(case: Known) -> None:
     """Within 3 %, and where experts are padded for a kernel within 14 %."""
     likely = case.case.estimated().stages[0].weights.likely
@@ -120,7 +120,7 @@ def test_a_vision_tower_is_on_the_first_stage() -> None:
     assert first > last
 
 
-@pytest.mark.parametrize("case", _CASES, ids=lambda each: each.case.id)
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.case.id)
 def test_weights_can_be_counted(case: Known) -> None:
     """Without a checkpoint, the shape gives its size within a fifth."""
     assert estimate_weight_bytes(case.model) / GIB == pytest.approx(case.case.weights_gib, rel=0.2)

@@ -246,11 +246,11 @@ def test_gpus_that_others_hold_are_not_used() -> None:
     facts = replace(snapshot.site.facts["n1"], gpus=gpus, gpu_processes=(ada,))
     snapshot = replace(snapshot, site=Site(inventory, {**snapshot.site.facts, "n1": facts}))
 
-    def taken(tp: int) -> tuple[int, ...] | None:
+    def assigned(tp: int) -> tuple[int, ...] | None:
         candidate = chat(tp=tp, inventory=inventory)
         return make_spec(candidate, inventory, snapshot=snapshot).processes[0].gpus
 
-    assert (taken(4), taken(5)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5))
+    assert (assigned(4), assigned(5)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5))
     candidate = chat(tp=4, inventory=inventory, args=("--gpu-memory-utilization=0.1",))
     assert make_spec(candidate, inventory, snapshot=snapshot).processes[0].gpus == (0, 1, 2, 3)
 

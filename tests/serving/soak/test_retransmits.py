@@ -9,7 +9,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.serving.soak import retransmits
 
-ONE, OTHER = "10.0.0.1:40000", "10.0.0.2:29500"
+FIRST, OTHER = "10.0.0.1:40000", "10.0.0.2:29500"
 
 
 def answer(sent: int, again: int, *connections: tuple[str, str, int], node: str = "a") -> Answer:
@@ -34,11 +34,11 @@ def counters(*args: object) -> retransmits.TcpCounters:
 
 def test_counters_of_a_node_and_its_connections_are_read() -> None:
     """Addresses may be mapped to IPv6, and have a zone."""
-    result = counters(100, 7, (ONE, OTHER, 5), ("[::ffff:10.0.0.1]:8000", "10.0.0.9%eth0:5", 0))
+    result = counters(100, 7, (FIRST, OTHER, 5), ("[::ffff:10.0.0.1]:8000", "10.0.0.9%eth0:5", 0))
 
     assert (result.sent, result.retransmitted) == (100, 7)
     assert result.connections == {
-        (ONE, OTHER): 5,
+        (FIRST, OTHER): 5,
         ("[::ffff:10.0.0.1]:8000", "10.0.0.9%eth0:5"): 0,
     }
 
@@ -53,17 +53,17 @@ def test_pairs_of_nodes_are_identified_by_their_local_addresses() -> None:
     """Connections to other hosts and within a node are in no pair."""
     outside, local = "192.0.2.1:5", "127.0.0.1:6"
     mapped = "[::ffff:10.0.0.2]:8000"
-    before = {"a": counters(100, 5, (ONE, OTHER, 3)), "b": counters(50, 0, (OTHER, ONE, 0))}
+    before = {"a": counters(100, 5, (FIRST, OTHER, 3)), "b": counters(50, 0, (OTHER, FIRST, 0))}
     after = {
         "a": counters(
             300,
             25,
-            (ONE, OTHER, 10),
+            (FIRST, OTHER, 10),
             ("10.0.0.1:7", mapped, 4),
-            (ONE, outside, 9),
+            (FIRST, outside, 9),
             (local, local, 1),
         ),
-        "b": counters(60, 0, (OTHER, ONE, 0), (local, local, 2)),
+        "b": counters(60, 0, (OTHER, FIRST, 0), (local, local, 2)),
     }
     nodes, pairs = retransmits.compare_counters(before, after)
 
