@@ -47,9 +47,7 @@ class RayDaemon:
         self._again = 0.0
 
     def tick(self, *, others: bool) -> None:
-        """Start Ray. If it exits while `others` still run, start it again; else store its exit code
-        in `code`.
-        """
+        """Start Ray. If it exits, restart it beside `others`; else store its exit code."""
         if not self.argv or time.monotonic() < self._again:
             return
         if self._process is None:

@@ -45,9 +45,7 @@ class ReplicaAnswer(NamedTuple):
 
 
 def request_first_answer(target: QueryTarget) -> FirstAnswer | Refusal:
-    """Request a completion, or another task that the model has; with several replicas, from every
-    one.
-    """
+    """Request a completion, or another task that the model has, from every replica."""
     status, text = api.query_api(target, "/v1/models", timeout=min(10.0, target.timeout))
     if status != 200:
         return Refusal(status=status, error=text[:500] or "no answer")

@@ -217,9 +217,7 @@ def parse_counters(text: str) -> Counters | None:
 
 
 def parse_samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
-    """Return the labels and value of each sample of a metric; raise ValueError for an invalid
-    number.
-    """
+    """Return labels and value of each sample of a metric; raise ValueError for a bad number."""
     rows = re.findall(rf"^{name}(?:\{{([^\n]*)\}})? (\S+)$", text, re.M)
     return [(dict(re.findall(r'(\w+)="([^"]*)"', row)), float(number)) for row, number in rows]
 

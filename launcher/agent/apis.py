@@ -97,9 +97,7 @@ class Api:
         self._note_waiting(status, now)
 
     def _note_waiting(self, status: Observed, now: float) -> None:
-        """Record which canaries wait or fail; time counts only for a server that has answered and
-        does not rest.
-        """
+        """Record canaries that wait or fail; time counts only for an active server."""
         probe, waits = self.probe, dict(self.probe.asking)
         noun = _answer_noun(status)
         texts = set()
@@ -150,9 +148,7 @@ class Api:
 
 
 class Apis:
-    """All APIs of one engine, from its start to its end; `launched` has the nodes where its
-    processes ran.
-    """
+    """All APIs of one engine, from start to end; `launched` has the nodes of its processes."""
 
     def __init__(
         self, name: str, spec: Desired, lead: Leader, launched: Mapping[str, str], clock: Clock
@@ -186,9 +182,7 @@ class Apis:
         return all("" in api.probe.answers for api in self._apis)
 
     def _first_answer(self) -> FirstAnswer | Refusal | None:
-        """Return the first answer; with several APIs the text of the first one, and the seconds of
-        all replicas.
-        """
+        """Return the first answer; with several APIs the first text, and all replicas' seconds."""
         firsts = [api.first for api in self._apis if isinstance(api.first, FirstAnswer)]
         if len(firsts) < len(self._apis):
             refusals = [api.first for api in self._apis if isinstance(api.first, Refusal)]

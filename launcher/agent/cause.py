@@ -112,9 +112,7 @@ def _parse_process(before: str, remote: re.Match[str] | None) -> tuple[str, str]
 
 
 def _exception_text(raised: str, after: Sequence[str]) -> tuple[str, int]:
-    """Return an exception's text, and how many lines below the first it extends: pydantic puts the
-    reason there.
-    """
+    """Return an exception's text, and its additional lines: pydantic puts the reason there."""
     if not _INVALID.search(raised):
         return raised, 0
     below = [_PREFIX.sub("", line, count=1).strip() for line in after]

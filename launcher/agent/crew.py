@@ -87,9 +87,7 @@ class Leader:
         return member.servers.get(server, NOTHING) if member else NOTHING
 
     def boot_of(self, node: str) -> str:
-        """Return an id that changes when a node's container restarts; empty while it is not
-        connected.
-        """
+        """Return an id that changes when a node's container restarts; empty while disconnected."""
         member = self._find_agent(node)
         return member.boot if member else ""
 
@@ -97,9 +95,7 @@ class Leader:
         return self._own if node == self.name else self.members.get(node)
 
     def gone_reason(self, node: str) -> str:
-        """Return why a node is gone, once it had time to come back; empty while it is connected, or
-        may be soon.
-        """
+        """Return why a node is gone, after time to come back; empty while it may be there."""
         since, why = self.lost.get(node, (0.0, ""))
         return why if why and not self.is_connected(node) and time.monotonic() >= since else ""
 

@@ -56,9 +56,7 @@ def add_culprit(fault: Fault, culprit: Culprit) -> None:
 
 
 def record_phase(status: Observed, phase: str, now: float) -> None:
-    """Record the time at which a phase of the last fault's recovery was complete: stopped, whole,
-    started.
-    """
+    """Record when a phase of the last fault's recovery was complete: stopped, whole, started."""
     last = status.last_fault
     if last is not None and last.ready_again_after is None:
         last.phases.setdefault(phase, round(now - last.at, 3))

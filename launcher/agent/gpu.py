@@ -54,9 +54,7 @@ class Gpu:
 
 
 def query_gpus(indices: Sequence[int] | None = None) -> list[Gpu]:
-    """Return this container's GPUs, or those with the indices; empty if they cannot be queried.
-    Raises GpuLost.
-    """
+    """Return this container's GPUs, or those with the indices; empty if unknown. Raises GpuLost."""
     code, out = children.run(_GPUS, _TIMEOUT)
     if OUTDATED in out or any(error in out for error in _LOST):
         raise GpuLost(out.strip().splitlines()[0][:200])
@@ -128,9 +126,7 @@ def _describe_usage(gpu: Gpu) -> str:
 
 
 def _gpu_processes() -> list[tuple[str, str, str, float]]:
-    """Return the processes with GPU memory: the GPU's UUID, PID, name, MiB; those of other
-    containers have no name.
-    """
+    """Return processes with GPU memory: GPU UUID, PID, name (own container only), MiB."""
     code, out = children.run(_APPS, _TIMEOUT)
     rows = [row for row in map(_csv_fields, out.splitlines()) if len(row) == 4] if code == 0 else []
     processes = [

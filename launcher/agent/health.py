@@ -52,9 +52,7 @@ class Steps:
         self._values: dict[Hashable, object] = {}
 
     def note_value(self, source: str, value: object, now: float, part: str) -> None:
-        """Record a value that changes exactly when a step ends: a count of answers, a digest of
-        counters.
-        """
+        """Record a value that changes exactly when a step ends, such as a digest of counters."""
         if self._values.get((source, part), value) != value:
             self.longest = max(self.longest, self.stalled_seconds(now).get(part, 0.0))
             self._ended[part] = self._progress = now

@@ -226,9 +226,7 @@ def _thread_counters(pid: int, thread: int) -> dict[str, Any]:
 
 
 def _child_ticks(pids: Collection[int]) -> dict[int, int]:
-    """Return the ticks used by the children of every process, such as compilers, without other
-    ranks and engines.
-    """
+    """Return the ticks of every process's children, such as compilers, without other ranks."""
     parents, ticks = dict[int, int](), dict.fromkeys(pids, 0)
     used = dict[int, int]()
     for path in glob.glob("/proc/[0-9]*/stat"):

@@ -45,9 +45,7 @@ _LOOKS, _ENDS = "looking at the nodes", "ending what is left of the engine"
 
 
 class Supervisor:
-    """Supervisor of one name: runs the server of its spec, after the server of the previous spec
-    has stopped.
-    """
+    """Supervisor of one name: runs the server of its spec, after the previous one stopped."""
 
     def __init__(self, name: str, folder: str, lead: Leader, clock: Clock = time) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
@@ -178,9 +176,7 @@ class Supervision:
     # --- the end of a spec, and the start of this agent
 
     def stop(self, *, replaced: bool) -> bool:
-        """Stop for good, or for a replacement; True once nothing runs on any node that is reachable
-        in time.
-        """
+        """Stop for good, or for a replacement; True once nothing runs on a reachable node."""
         now = self.clock.monotonic()
         if self._stopping is None:  # the reports at hand are older than the order
             self._stopping = now
@@ -233,9 +229,7 @@ class Supervision:
             )
 
     def _record_lost(self, *, replaced: bool) -> None:
-        """Handle an engine that ended with the head's container; a replacement by an operator is no
-        fault.
-        """
+        """Handle an engine that ended with the head's container; a replacement is no fault."""
         status = self.status
         what = f"the head's container was {'replaced' if replaced else 'restarted'}"
         if replaced or status.ready_at is None:
@@ -387,9 +381,7 @@ class Supervision:
     # --- health and faults
 
     def _is_gone(self) -> bool:
-        """True if nothing of the engine runs on any reachable node; others stop it when they come
-        back.
-        """
+        """True if nothing of the engine runs on any reachable node; others stop it later."""
         connected = [node for node in self.spec.possible_nodes if self.lead.is_connected(node)]
         reports = [self.lead.report(node, self.name) for node in connected]
         return all(map(self.lead.is_settled, connected)) and all(

@@ -12,9 +12,7 @@ _MOST = 20  # different lines in that time
 
 
 def say(text: str) -> None:
-    """Print a line between vLLM's own; text from other hosts may have characters that this output
-    cannot show.
-    """
+    """Print a line between vLLM's own; replace characters that this output cannot show."""
     printable = "".join(letter if letter.isprintable() else "?" for letter in text)
     encoding = sys.stdout.encoding or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # ValueError: the output is closed

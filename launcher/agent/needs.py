@@ -66,9 +66,7 @@ class StartConditions:
         return "; ".join(waits) or "looking at the nodes"
 
     def latest_generation(self, spec: Desired) -> int:
-        """Return the highest generation that a node has started: a head that lost its record counts
-        on from there.
-        """
+        """Return the highest generation started on a node, for a head that lost its record."""
         lasts = [self.lead.report(node, self.name).last for node in spec.nodes]
         return max((last for last in lasts if last < _MOST), default=0)
 

@@ -153,9 +153,7 @@ class LocalServer:
                 self.probe = ApiProbe(*order.api, range(*order.behind), order.canary)
 
     def _end_ranks(self, order: Order | None) -> None:
-        """End ranks whose driver has gone and that do not go themselves: one that hangs does not
-        hear Ray either.
-        """
+        """Kill ranks that outlive their driver: a hung one does not react to Ray either."""
         if order is not None and order.phase != PREPARE:
             self._pids, self._ending = order.pids, None
             return

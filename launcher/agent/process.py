@@ -50,9 +50,7 @@ class LocalEngine:
 
     @property
     def evidence(self) -> str:
-        """The exception that ended it and its first relevant lines since it was well, else its last
-        lines.
-        """
+        """The fatal exception and first relevant lines since it was well, else the last lines."""
         raised = cause.find_exception(self._telling)
         first = self._telling[raised.first : raised.last + 1] if raised else []
         return "\n".join(list(dict.fromkeys([*first, *self._telling]))[:6] or self._tail)
@@ -188,9 +186,7 @@ def is_alive(pid: int) -> bool:
 
 
 def mark_value(suffix: str) -> str:
-    """Return the value of MARK for processes of this agent: other agents may see the same
-    processes.
-    """
+    """Return this agent's value of MARK: other agents may see the same processes."""
     return f"{os.getpid()}.{suffix}"
 
 

@@ -117,9 +117,7 @@ class RayView:
         return now - self._closed.get(row["node_id"], -_DEAD) >= _DEAD
 
     def _used_gpus(self) -> float:
-        """Return how many of Ray's GPUs are in use, by placement groups and by actors outside of
-        them.
-        """
+        """Return how many of Ray's GPUs are in use, by placement groups and by other actors."""
         resources = [
             bundle.get("unit_resources")
             for row in self.query_table("placement_groups")
@@ -165,9 +163,7 @@ class RayView:
         ]
 
     def find_culprit(self, ranks: list[RayRank], evidence: str) -> Culprit | None:
-        """Return the rank that died by itself; the others were stopped with the engine. None if
-        unknown.
-        """
+        """Return the rank that died by itself; the others were stopped. None if unknown."""
         if culprit := self._find_dead(ranks):
             return culprit
         # The engine may notice a node's death before Ray does, and ends the other ranks.
@@ -202,9 +198,7 @@ class RayView:
 
 
 def _resolve(host: str) -> str:
-    """Return the current address of a name; an address, or a name without one, is returned
-    unchanged.
-    """
+    """Return the current address of a name; an address, or an unknown name, stays unchanged."""
     try:
         return str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:

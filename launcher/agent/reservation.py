@@ -28,9 +28,7 @@ class Reservation:
         self._again, self._head = 0.0, ""
 
     def tick(self, now: float, head: str, *, runs: bool) -> None:
-        """Request the GPUs, again after a refusal; `head` changes when Ray's head restarts, which
-        forgets them.
-        """
+        """Request the GPUs, again after a refusal or a restart of Ray (`head` changes)."""
         if head != self._head:
             self._head, self.ready = head, False
         spec, request = self.spec, self._request

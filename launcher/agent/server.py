@@ -143,9 +143,7 @@ class _Listener:
             await asyncio.sleep(_RETRY)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Serve a connection within the site's limits; with too many TLS handshakes at once, the
-        oldest ends.
-        """
+        """Serve a connection within the limits; with too many handshakes, drop the oldest."""
         loop, certificates = asyncio.get_running_loop(), self._site.certificates
         try:
             sock, address = listener.accept()

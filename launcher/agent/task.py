@@ -52,9 +52,7 @@ class ModelTask:
         return None if self is HEALTH else {**base, "input": prompt}
 
     def describe_answer(self, text: str) -> str:
-        """Describe a 200 answer of a model that does not generate; empty if it is not the expected
-        one.
-        """
+        """Describe a 200 answer of a model that does not generate; empty if unexpected."""
         if self is HEALTH:
             return self.noun_phrase
         try:

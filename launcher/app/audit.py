@@ -79,9 +79,7 @@ class AuditEntry:
 
 
 def append_argv(state_dir: str, cluster: str, entry: AuditLine, *, strict: bool = True) -> Argv:
-    """Return the prefix of a command that first appends a line; if that fails, the command runs
-    unless `strict`.
-    """
+    """Return a prefix that appends a line; if that fails, the command runs unless `strict`."""
     return (
         "sh",
         "-c",
@@ -109,9 +107,7 @@ def query_audit(cluster: str, nodes: Sequence[Node], last: int = 0) -> list[Comm
 
 
 def format_line(entry: AuditLine) -> str:
-    """Return an entry as one line of JSON, short enough for one write; changes beyond that are
-    counted.
-    """
+    """Return an entry as a line of JSON for one write; changes beyond that are counted."""
     changes = count_titles(entry.changes)
     short = replace(entry, changes=tuple(changes), command=entry.command[:_COMMAND])
     while len(text := json.dumps(asdict(short))) > LONGEST and changes:
@@ -207,9 +203,7 @@ def current_operator() -> Operator:
 
 
 class Recorder:
-    """Transport that appends an audit line on a node before a plan changes it, in the same round
-    trip.
-    """
+    """Transport that appends an audit line before a plan's change, in the same round trip."""
 
     def __init__(self, inner: Transport, inventory: Inventory, operator: Operator) -> None:
         self._inner, self._inventory, self._by = inner, inventory, operator

@@ -17,9 +17,7 @@ from launcher.tools.servers import ServersState
 
 
 def select_nodes(inventory: Inventory, names: Sequence[str]) -> tuple[Node, ...]:
-    """Return the named nodes in inventory order, all if none is named; raise RequestError for an
-    unknown name.
-    """
+    """Return the named nodes in inventory order (none: all); raise RequestError if unknown."""
     names_of_nodes = [node.name for node in inventory.nodes]
     unknown = [name for name in names if name not in names_of_nodes]
     if unknown:

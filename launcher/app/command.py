@@ -1,6 +1,4 @@
-"""Declaration of commands that work on a cluster: their shared flags, and the object with the
-flags' values.
-"""
+"""Declaration of commands on a cluster: shared flags, and the object with their values."""
 
 from __future__ import annotations
 

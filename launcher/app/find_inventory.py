@@ -32,9 +32,7 @@ def find_inventory(argument: str | None, option: str | None) -> Path:
 
 
 def _explicit_name(argument: str | None, option: str | None) -> str | None:
-    """Return the path in the command line, else in the environment; raise RequestError for two
-    different ones.
-    """
+    """Return the path from command line or environment; raise RequestError for two paths."""
     if argument and option and Path(argument) != Path(option):
         raise RequestError(
             f"two inventories are named: `{argument}` and, with -i, `{option}`",

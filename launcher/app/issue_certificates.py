@@ -1,6 +1,4 @@
-"""Certificates: for one run of programs on several nodes, such as a copy, and for the agents of a
-cluster.
-"""
+"""Certificates for one run of programs on several nodes, and for the agents of a cluster."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _FORM = serialization.Encoding.PEM
 
 
 def make_certificate(name: str) -> str:
-    """Return a certificate with its private key (PEM), on an elliptic curve that every TLS 1.3
-    library has.
-    """
+    """Return a certificate with its key (PEM), on a curve that every TLS 1.3 library has."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
     certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
     return _to_pem(certificate) + _key_to_pem(key)

@@ -112,9 +112,7 @@ def parse_status(answer: Answer) -> Owner | None:
 
 
 def identify_process() -> str:
-    """Return a text that identifies this process among all others; empty if the system does not
-    provide it.
-    """
+    """Return a text that identifies this process; empty if the system does not provide it."""
     machine = _machine_id()
     return f"{machine}:{os.getpid()}:{_start_time(os.getpid())}" if machine else ""
 

@@ -1,6 +1,4 @@
-"""The cluster's lock around every change: taken before the first query, since plans depend on its
-result.
-"""
+"""The cluster's lock, held from before the first query, since plans depend on its result."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ def _request_lock(session: Session, head: Node, wait: float) -> BackgroundComman
 
 
 def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
-    """Take over the lock of a dead launcher of this machine, whose end the head has not noticed
-    yet.
-    """
+    """Take over the lock of a dead launcher of this machine, before the head notices its end."""
     text = f"the lock is left of a launcher that is dead: {owner.description}; it is taken over"
     session.note("lock", text, node=head.name)
     operator = session.operator
@@ -124,9 +120,7 @@ def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
 def _await_lock(
     session: Session, head: Node, channel: BackgroundCommand, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
-    """Return None once the lock is ours, or its dead owner; the second attempt (`again`) does not
-    check that.
-    """
+    """Return None once the lock is ours, or its dead owner (not with `again`)."""
     began = time.monotonic()
     owner, complaints = lock.Owner(), list[str]()
     while True:

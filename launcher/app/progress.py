@@ -57,9 +57,7 @@ class Printer(Protocol):
 
 
 def make_printer(*, as_json: bool = False, quiet: bool = False) -> Printer:
-    """Choose the display of events: JSON lines on standard output, a live display, or plain lines
-    on standard error.
-    """
+    """Choose the display: JSON lines on standard output, else live or plain on standard error."""
     if as_json:
         return JsonLines()
     if quiet:
@@ -90,9 +88,7 @@ class SilentPrinter:
 
 
 class _Fold:
-    """Delay of a step's successes until its last node has finished: one line for all nodes instead
-    of one each.
-    """
+    """Delay of a step's successes until its last node has finished: one line for all nodes."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[str]] = {}

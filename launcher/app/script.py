@@ -64,9 +64,7 @@ def _render_stage(stage: Stage) -> list[str]:
 
 
 def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
-    """Render the source of the Ray token: a running head keeps its token, and a new one gets a new
-    token.
-    """
+    """Render the source of the Ray token: a running head keeps it, a new one gets a new one."""
     writes = [
         step.command
         for plan in plans

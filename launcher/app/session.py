@@ -1,6 +1,4 @@
-"""Session of a command that connects to nodes: the inventory, a connection to each node, and the
-display of events.
-"""
+"""Session of a command: the inventory, a connection to each node, and the display of events."""
 
 from __future__ import annotations
 

@@ -56,9 +56,7 @@ def wrap_rows(line: str, lead: int, width: int) -> Iterator[tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose text begins after `lead` characters; None for a line of a log, which is left
-    unchanged.
-    """
+    """A line whose text begins after `lead` characters; None for an unchanged line of a log."""
 
     text: Text
     lead: int | None = 0
@@ -111,17 +109,13 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
 
 
 def print_field(row: str) -> None:
-    """Print a row on standard output: a name, two spaces or more, and a value, aligned when it
-    wraps.
-    """
+    """Print a row on standard output: a name, two spaces or more, and an aligned value."""
     name = row[: len(row) - len(re.split(r"\s{2,}", row, maxsplit=1)[-1])]
     say(row[len(name) :], lead=name, err=False)
 
 
 def dump_json(value: object) -> str:
-    """Return a value as JSON in ASCII, on one line, safe for a terminal; NaN and Infinity become
-    null.
-    """
+    """Return a value as a line of ASCII JSON for terminals; NaN and Infinity become null."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -160,9 +154,7 @@ def make_table(*names: str) -> Table:
 
 
 def show_error(error: VlaunchError) -> None:
-    """Print an error on standard error; evidence is shortened in the middle and stripped of
-    terminal codes.
-    """
+    """Print an error on standard error; evidence is shortened, without terminal codes."""
     say(untrusted.single_line(error.message), lead=click.style("error", fg="red", bold=True) + ": ")
     lines = [untrusted.single_line(line) for line in error.evidence.splitlines() if line.strip()]
     if len(lines) > _EVIDENCE_LINES:

@@ -45,9 +45,7 @@ PURPOSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRule:
-    """Ports that are open or closed to other hosts; `address` limits an open one to one address of
-    the head.
-    """
+    """Ports that are open or closed to other hosts; `address` limits an open one."""
 
     low: int
     high: int
@@ -153,9 +151,7 @@ def nft(filter: Filter) -> str:
 
 
 def iptables(filter: Filter) -> str:
-    """Return a shell script for iptables and ip6tables: one chain of its own, replaced as a whole,
-    first in INPUT.
-    """
+    """Return a script for iptables and ip6tables: one chain, replaced as a whole."""
     chain = _chain_name(filter.cluster)
     usage = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
     lines = ["#!/bin/sh", *_comment_lines(filter, usage), "set -eu"]

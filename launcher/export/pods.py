@@ -158,9 +158,7 @@ def model_mount_path(group: PodGroup) -> str:
 
 
 def reads_only(group: PodGroup) -> bool:
-    """True when pods only read the model's volume; a Hugging Face cache is written, unless they are
-    offline.
-    """
+    """True if pods only read the model's volume; an online Hugging Face cache is written."""
     cache = model_mount_path(group) == group.nodes[0].hf_home
     return not cache or group.nodes[0].env.get("HF_HUB_OFFLINE") == "1"
 

@@ -1,6 +1,4 @@
-"""`vlaunch check-nccl`: measure the network between the containers that will serve, or judge NCCL
-logs.
-"""
+"""`vlaunch check-nccl`: measure the network between the serving containers, or judge NCCL logs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Findings about a bad network: the node, rank, pair or direction to blame, the likely cause and
-the fix.
-"""
+"""Findings about a bad network: the node, rank, pair or direction to blame, cause and fix."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def node_findings(measured: Measurement) -> list[Finding]:
 
 
 def _report_findings(measured: Measurement, node: Node, arrived: Sequence[str]) -> list[Finding]:
-    """Return the failures in a node's report; `arrived` are the nodes whose ranks reached the
-    rendezvous.
-    """
+    """Return the failures in a node's report; `arrived` are the nodes that met the others."""
     inventory, report = measured.inventory, measured.reports[node.name]
     findings = []
     if report.error:
@@ -77,9 +73,7 @@ def _report_findings(measured: Measurement, node: Node, arrived: Sequence[str]) 
 
 
 def _follows_another(measured: Measurement, node: Node, rank: RankReport) -> bool:
-    """True if a rank stopped because of another failure on its own node or the head, which is
-    reported itself.
-    """
+    """True if a rank stopped because of another failure on its node or the head."""
     names = node.name, measured.inventory.head.name
     return _was_stopped(rank) and any(_failed_by_itself(measured, name) for name in names)
 
@@ -160,9 +154,7 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
 
 
 def cell_findings(measured: Measurement, cells: Sequence[Cell]) -> list[Finding]:
-    """Return findings for bad cells, one per cause: the whole cluster, a node, a pair or a
-    direction.
-    """
+    """Return findings for bad cells, one per cause: the cluster, a node, a pair or a direction."""
     misnamed, cells = _split_misnamed(_without_absent(measured, cells))
     bad = [cell for cell in cells if _is_bad(cell)]
     if len(cells) > 2 and len(bad) == len(cells) and _same_problem(bad):
@@ -211,9 +203,7 @@ def _failing_nodes(nodes: Sequence[Node], cells: Sequence[Cell]) -> dict[str, Ce
 
 
 def _group_by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
-    """Group bad directions: `a ↔ b` for one problem both ways, `a → b` otherwise, each with its
-    first cell.
-    """
+    """Group bad directions: `a ↔ b` for one problem both ways, else `a → b`; with a cell each."""
     directions = {(cell.source, cell.target): cell for cell in bad}
     grouped: dict[str, Cell] = {}
     for (source, target), cell in directions.items():
@@ -226,17 +216,13 @@ def _group_by_pair(bad: Sequence[Cell]) -> dict[str, Cell]:
 
 
 def _cell_finding(subject: str, cell: Cell, measured: Measurement, *, prefix: str = "") -> Finding:
-    """Return the finding for a node, pair or direction (the cluster if `subject` is empty) from one
-    of its cells.
-    """
+    """Return a cell's finding for a node, pair or direction (the cluster without `subject`)."""
     text, evidence, fix = _explain(measured, cell)
     return Finding(node=subject, status=cell.status, text=prefix + text, evidence=evidence, fix=fix)
 
 
 def _split_misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
-    """Report each node whose variable names a missing interface, once; also return the cells of the
-    other nodes.
-    """
+    """Report nodes whose variable names a missing interface; return the other cells, too."""
     matches = {}
     for cell in cells:
         if match := _MISNAMED.fullmatch(cell.text):
@@ -256,9 +242,7 @@ def _split_misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
 
 
 def _is_absent(report: Report | None) -> bool:
-    """True if a node has no usable pairs: no report, a rank that never met the others, or one that
-    was killed.
-    """
+    """True if a node has no usable pairs: no report, or a rank that failed early."""
     if report is None or report.error or not report.ranks:
         return True
     return any(_before_rendezvous(rank) or (rank.exit or 0) < 0 for rank in report.ranks)
@@ -304,9 +288,7 @@ def _explain(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
 
 
 def _host_fix(name: str, fix: str, fabric: str) -> str:
-    """Return the fix for a node; if the inventory already sets the fabric, the host lacks the
-    devices.
-    """
+    """Return the fix for a node; if the inventory sets the fabric, the host lacks the devices."""
     if fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
     return (

@@ -62,9 +62,7 @@ def _compare_cell(cell: Cell, least: float, bound: float, card: str) -> list[Fin
 
 
 def _card_limits(host: Host, ranks: int, tcp: bool) -> tuple[float, float, str] | None:
-    """Return the least bandwidth (bytes/s), the most latency (µs) and the card of one end; `None`
-    if unknown.
-    """
+    """Return least bandwidth (bytes/s), most latency (µs) and card of one end, if known."""
     if host.survey is None:
         return None
     return _tcp_limits(host, host.survey) if tcp else _rdma_limits(host, host.survey, ranks)

@@ -47,9 +47,7 @@ def between_nodes(reading: Reading) -> tuple[NcclLink, ...]:
 
 
 def find_worst_link(reading: Reading) -> WorstLink | None:
-    """Return the worst network, in the order TCP, RDMA, GPUDirect, MNNVL; `None` without inter-node
-    links.
-    """
+    """Return the worst network (TCP, RDMA, GPUDirect, MNNVL); `None` without inter-node links."""
     everywhere = [name for names in reading.providers.values() for name in names]
     links_by_kind: dict[Kind, list[NcclLink]] = {}
     for link in between_nodes(reading):

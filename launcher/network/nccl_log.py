@@ -308,9 +308,7 @@ def merge_readings(readings: Iterable[Reading]) -> Reading:
 
 
 def local_links(reading: Reading) -> frozenset[NcclLink]:
-    """Return the links with both ends in one host: without P2P and shared memory, NCCL uses the
-    network there, too.
-    """
+    """Return the links inside one host: without P2P and shared memory, NCCL uses the network."""
     named = {link.host for link in reading.links}.union(
         *(ranks.values() for ranks in reading.ranks.values())
     )

@@ -36,9 +36,7 @@ _COPY = (
 
 
 def plan_prepare(site: Site) -> Plan:
-    """Copy the probe to every node; a node without a running Ray container needs the image for a
-    temporary one.
-    """
+    """Copy the probe to every node; without a Ray container, a node needs the image."""
     writes = tuple(
         step for node in site.nodes for step in node_files.file_steps(site, node, {}, fresh=False)
     )
@@ -163,9 +161,7 @@ def network_gate(site: Site, options: CheckOptions, result: CheckResult) -> Gate
 def check_stages(
     site: Site, options: CheckOptions, result: CheckResult, *, measured_at: str
 ) -> tuple[Stage, ...]:
-    """Return the gate's stage and the stage that saves the verdict: later stages have a checked
-    network.
-    """
+    """Return the gate's stage, and the stage that saves the verdict behind it."""
     partial_site = network_verdict.narrow_site(site, options.nodes)
     return (
         Stage(
@@ -218,9 +214,7 @@ def _store_record(site: Site, record: Callable[[], NetworkRecord]) -> Step:
 
 
 def forget_verdict(site: Site) -> Step:
-    """Remove the last verdict before the next check: a failing check must not leave an older one
-    behind.
-    """
+    """Remove the last verdict: a failing check must not leave an older one behind."""
     folder = site.state_dir(site.head)
     argv = (
         "rm",

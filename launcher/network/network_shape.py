@@ -1,6 +1,4 @@
-"""Results of the network check: a cell for each direction between two nodes, and the verdict on all
-of them.
-"""
+"""Results of the network check: a cell for each direction between two nodes, and the verdict."""
 
 from __future__ import annotations
 

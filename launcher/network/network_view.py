@@ -1,6 +1,4 @@
-"""Terminal view of the network check: a matrix if it fits, else a summary and the exceptional
-pairs.
-"""
+"""Terminal view of the network check: a matrix if it fits, else a summary and its exceptions."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def format_latency(seconds: float) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """Return the verdict in one line, without its label: the required level and its reason, and the
-    all_reduce.
-    """
+    """Return the verdict in one line: the required level, its reason, and the all_reduce."""
     parts = [
         f"required: {LEVEL_LABELS[verdict.required]}" + (f" ({verdict.why})" if verdict.why else "")
     ]
@@ -74,9 +70,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def find_extremes(cells: Iterable[Cell], field: str) -> tuple[Cell, float, Cell] | None:
-    """Return the cell with the least `bandwidth` or `latency`, the median, and the cell with the
-    most.
-    """
+    """Return the cell with the least `bandwidth` or `latency`, the median, and the most."""
     measured = sorted(
         (cell for cell in cells if getattr(cell, field) is not None),
         key=lambda cell: float(getattr(cell, field)),
@@ -87,9 +81,7 @@ def find_extremes(cells: Iterable[Cell], field: str) -> tuple[Cell, float, Cell]
 
 
 def list_problems(verdict: Verdict) -> list[tuple[str, str, Cell]]:
-    """Return the directions that did not pass as (from, to, cell), the worst first; an unreachable
-    node is one row.
-    """
+    """Return failed directions as (from, to, cell), the worst first; a dead node is one row."""
     dead = _unreachable_nodes(verdict)
     rows = [(name, "every node, both ways", cell) for name, cell in dead.items()]
     bad = [

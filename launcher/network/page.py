@@ -114,9 +114,7 @@ def heat_maps(verdict: Verdict) -> tuple[HeatMap, ...]:
 
 
 def scale_step(value: float, median: float, *, less_is_better: bool) -> int:
-    """Return the step of the colour scale for a value, 0 (far worse than the median) to 5 (clearly
-    better).
-    """
+    """Return a value's step on the colour scale, from 0 (far below the median) to 5."""
     if less_is_better:
         value, median = median, value
     ratio = float("inf") if value else 1.0

@@ -1,6 +1,4 @@
-"""Verdict from the probes' reports and NCCL's logs: each direction is judged against the level and
-the other pairs.
-"""
+"""Verdict from probe reports and NCCL's logs: each direction against the level and other pairs."""
 
 from __future__ import annotations
 
@@ -130,9 +128,7 @@ def _no_gpudirect_findings(
 
 
 def merge_best(first: Mapping[str, Report], second: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the second measurement with the better figures of both: interference never makes a
-    transfer faster.
-    """
+    """Return the second measurement with the better figures of both: interference only slows."""
     before = {
         (t.source, t.target, t.local_rank): t for report in first.values() for t in report.transfers
     }
@@ -165,18 +161,14 @@ def _better_transfer(before: Transfer | None, after: Transfer) -> Transfer:
 
 
 def is_only_slow(verdict: Verdict) -> bool:
-    """True if slow directions are the only problem: other traffic may cause that, so the check is
-    repeated.
-    """
+    """True if slow directions are the only problem: other traffic may cause that."""
     failed = [cell for cell in verdict.cells if cell.status == "fail"]
     named = [finding for finding in verdict.findings if finding.status == "fail"]
     return bool(failed) and all(cell.slow for cell in failed) and len(named) <= len(failed)
 
 
 def _version_findings(reports: Mapping[str, Report]) -> list[Finding]:
-    """Require equal versions of NCCL and PyTorch: ranks with different ones hang or fail at the
-    first collective.
-    """
+    """Require equal versions of NCCL and PyTorch: ranks with different ones hang or fail."""
     findings = []
     for name in ("torch", "nccl"):
         versions = {

@@ -49,9 +49,7 @@ class RankChild:
         self.events = -1
 
     def start(self, argv: list[str], env: dict[str, str], listener: int) -> None:
-        """Start the process; `argv` gets the descriptor of its events, and on the first rank the
-        listening one.
-        """
+        """Start the process with a descriptor for its events, and on rank 0 the listening one."""
         self.events, theirs = os.pipe()
         passed = [theirs] if listener < 0 else [theirs, listener]
         try:
@@ -331,9 +329,7 @@ def discard_input(_data: bytes) -> None:
 
 
 def explain_unmeasured(child: RankChild, reason: str) -> str:
-    """Return the reason why a rank did not measure a pair: its own error, else the probe's, and its
-    phase.
-    """
+    """Return why a rank did not measure a pair: its error, else the probe's, and its phase."""
     cause = (
         reason
         if child.killed and not child.error
@@ -345,9 +341,7 @@ def explain_unmeasured(child: RankChild, reason: str) -> str:
 def collect_transfers(
     args: argparse.Namespace, ranks: list[tuple[int, list[dict[str, Any]], str]]
 ) -> list[dict[str, Any]]:
-    """Return every direction towards this node once per rank: the measurement, or the reason for a
-    missing one.
-    """
+    """Return each direction towards this node per rank: a measurement, or an error."""
     names = [entry.partition("=")[0] for entry in args.nodes.split(",")]
     results = []
     for local, measured, reason in ranks:
@@ -362,9 +356,7 @@ def collect_transfers(
 
 
 def worst_collective(collectives: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the representative result of a node's ranks: a failure, else a wrong result, else the
-    slowest.
-    """
+    """Return the result for a node's ranks: a failure, else a wrong result, else the slowest."""
     order = sorted(
         collectives,
         key=lambda outcome: (

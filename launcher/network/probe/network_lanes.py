@@ -53,8 +53,8 @@ class Lane(Protocol):
 
 
 class Gloo(Lane):
-    """A group over TCP on the CPU: every call blocks until its bytes are sent, so a mark is a
-    reading of the clock.
+    """A group over TCP on the CPU: calls block until their bytes are sent; a mark is a clock
+    reading.
     """
 
     def __init__(
@@ -144,24 +144,18 @@ def gloo_devices(ip: str) -> list[dict[str, str]]:
 
 
 def max_transfer(backend: str, free: int, ranks: int) -> int:
-    """Return the bytes of the largest transfer, a power of two: at most LIMITS, and an eighth of a
-    rank's memory.
-    """
+    """Return the largest transfer in bytes, a power of two within LIMITS and the memory."""
     most = min(LIMITS[backend], free // 8 // ranks)
     return 1 << max(3, most.bit_length() - 1)
 
 
 def larger_size(size: int, seconds: float, most: int) -> int:
-    """Return the next size to try; 0 if a transfer took long enough to measure, or the next is too
-    large.
-    """
+    """Return the next size; 0 if a transfer took long enough, or the next is too large."""
     return 0 if seconds >= LONG_ENOUGH or size * 2 > most else size * 2
 
 
 def next_size(size: int, times: list[float], most: int) -> int:
-    """Return the size to measure after these times of `size`: a larger one, the same again, or 0
-    after enough times.
-    """
+    """Return the next size after these times: larger, the same, or 0 after enough times."""
     larger = larger_size(size, times[-1], most) if len(times) == 1 else 0
     if larger:
         return larger
@@ -227,9 +221,7 @@ def measure_pair(
 
 
 def _measure_latency(torch: ModuleType, lane: Lane, first: bool, trips: int) -> float:
-    """Return half the median round trip of eight bytes, measured by the initiator and sent to the
-    other side.
-    """
+    """Return half the median round trip of eight bytes, as measured by the initiator."""
     out, back = (torch.zeros(8, dtype=torch.uint8, device=lane.device) for _ in range(2))
     peer, marks = lane.group.rank() ^ 1, []
     for _ in range(trips):
@@ -276,9 +268,7 @@ def _send_requested(torch: ModuleType, lane: Lane, peer: int, source: int, most:
 def _measure_bandwidth(
     torch: ModuleType, lane: Lane, peer: int, source: int, most: int, latency: float
 ) -> dict[str, object]:
-    """Request growing sizes, then the last one again; return its median bandwidth, and whether all
-    data was correct.
-    """
+    """Request growing sizes; return the last one's bandwidth, and whether data was correct."""
     buffer = torch.empty(most, dtype=torch.uint8, device=lane.device)
     signal = torch.zeros(1, dtype=torch.uint8, device=lane.device)
     size, sequence, correct, times = min(MIB, most), 0, True, []

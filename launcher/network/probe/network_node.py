@@ -113,9 +113,7 @@ def relevant_lines(text: str) -> str:
 
 
 def read_logs(folder: str, limit: int = LOG_LIMIT) -> str:
-    """Return the relevant lines of every log in a folder, at most `limit` characters, an equal
-    share for each file.
-    """
+    """Return the relevant lines of all logs in a folder, at most `limit` characters."""
     paths = sorted(glob.glob(os.path.join(folder, "*")))
     share = limit // max(1, len(paths))
     return "".join(cap_log(_read_file(path), share) for path in paths)

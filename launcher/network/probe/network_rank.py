@@ -49,9 +49,7 @@ def main(args: Namespace) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent, however that ends (prctl(2),
-    PR_SET_PDEATHSIG).
-    """
+    """Have the kernel end this process with its parent (prctl(2), PR_SET_PDEATHSIG)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
@@ -424,9 +422,7 @@ def free_memory(torch: ModuleType, backend: str) -> int:
 
 
 def log_size() -> int:
-    """Return the size of this process's NCCL log: the lines added during a pair's measurement are
-    that pair's.
-    """
+    """Return the size of this process's NCCL log, to find the lines of a pair's measurement."""
     folder = os.path.dirname(os.environ.get("NCCL_DEBUG_FILE", ""))
     return (
         sum(

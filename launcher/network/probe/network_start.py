@@ -114,9 +114,7 @@ class Gathering:
                 break
 
     def serve(self, client: socket.socket) -> None:
-        """Admit a client that is a probe of this run, and stay with it until its ranks have met the
-        others.
-        """
+        """Admit a client of this run, and stay with it until its ranks have met the others."""
         client.settimeout(GREETING_TIMEOUT)
         name, met = "", False
         with (
@@ -238,9 +236,7 @@ def next_line(connection: socket.socket) -> str | None:
 
 
 def read_line(connection: socket.socket, line: bytes = b"") -> str:
-    """Return the next line without its end; an incomplete one if the connection is closed. `line`
-    is its beginning.
-    """
+    """Return the next line after its beginning `line`; incomplete at the connection's end."""
     while not line.endswith(b"\n") and len(line) < LINE and (byte := connection.recv(1)):
         line += byte
     return line.decode(errors="replace").rstrip("\n")

@@ -156,9 +156,7 @@ def run_bounded(call: Callable[[], T], seconds: float) -> tuple[bool, T | None, 
 
 
 def shorten_error(error: object) -> str:
-    """Return the first relevant line of an exception, without the position in torch's or Gloo's
-    source.
-    """
+    """Return the first relevant line of an exception, without its position in the source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
