@@ -31,9 +31,9 @@ def down(call: CommandContext, purge: bool) -> None:
     the lines of `vlaunch audit`, and, without --purge, what engines compiled.
     """
     with call.session(hooks_of="down", partial=True) as session:
-        with call.locked(session, unless=not session.reached, needed=False) as ours:
-            ours.hooks.run_pre(ours.printer)
-            _remove_cluster(call, ours, purge=purge)
+        with call.locked(session, unless=not session.reached, needed=False) as locked:
+            locked.hooks.run_pre(locked.printer)
+            _remove_cluster(call, locked, purge=purge)
         session.hooks.run_post(session.printer)
 
 

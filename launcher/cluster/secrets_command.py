@@ -105,12 +105,12 @@ def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout
     token = _new_token(inventory, names)
     renew = not names or not set(names).isdisjoint(certificates.NAMES)
     if names and set(names) <= set(certificates.NAMES):
-        with call.session() as session, call.locked(session) as ours:
-            _renew_certificates(ours)
+        with call.session() as session, call.locked(session) as locked:
+            _renew_certificates(locked)
         return
     values = {**resolve(inventory.secrets, inventory.path.parent), **token}
-    with call.session() as session, call.locked(session) as ours:
-        _rotate_secrets(ours, values, renew=renew, yes=yes, join_timeout=join_timeout)
+    with call.session() as session, call.locked(session) as locked:
+        _rotate_secrets(locked, values, renew=renew, yes=yes, join_timeout=join_timeout)
 
 
 def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:

@@ -46,9 +46,9 @@ def up(call: CommandContext, join_timeout: float) -> None:
         return
     values = resolve(inventory.secrets, inventory.path.parent)
     with call.session(hooks_of="up") as session:
-        with call.locked(session) as ours:
-            ours.hooks.run_pre(ours.printer)
-            plans = bring_up(ours, values, dry_run=call.dry_run, join_timeout=join_timeout)
+        with call.locked(session) as locked:
+            locked.hooks.run_pre(locked.printer)
+            plans = bring_up(locked, values, dry_run=call.dry_run, join_timeout=join_timeout)
         if not call.dry_run:
             remember(inventory.path)
             session.hooks.run_post(session.printer)

@@ -106,8 +106,8 @@ class Layout:
     def description(self) -> str:
         """The layout as text."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
-        shown = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
-        split = " × ".join(shown) + (", experts over all of them" if self.experts else "")
+        parts = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
+        split = " × ".join(parts) + (", experts over all of them" if self.experts else "")
         return f"{self.servers} servers, each {split}" if self.servers > 1 else split
 
 

@@ -27,7 +27,7 @@ class ConfigFields:
         self.text: Mapping[str, Any] = {**config, **inner}
         self.wrong: dict[str, object] = {}
 
-    def read_count(self, *names: str, most: int = _LARGEST) -> int:
+    def read_count(self, *names: str, maximum: int = _LARGEST) -> int:
         """Return the first of these fields as a number from 0; 0 if none exists."""
         for name in names:
             value = self.text.get(name)
@@ -35,7 +35,7 @@ class ConfigFields:
                 value = value[0]
             if value is None:
                 continue
-            if type(value) is int and 0 <= value <= most:
+            if type(value) is int and 0 <= value <= maximum:
                 return value
             self.wrong[name] = value
             break

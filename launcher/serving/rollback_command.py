@@ -67,9 +67,9 @@ def rollback(
     named. The hooks are those of `serve`.
     """
     with call.session(hooks_of="serve") as session:
-        with call.locked(session) as ours:
+        with call.locked(session) as locked:
             spec = StartSpec(
-                **_choose_previous(ours, name).spec_fields(),
+                **_choose_previous(locked, name).spec_fields(),
                 replace_other=True,
                 skip_network_check=skip_network_check,
                 pair_timeout=call.pair_timeout,
@@ -78,7 +78,7 @@ def rollback(
                 policy=supervision_policy(call.inventory, timeout),
             )
             session.hook_values.update(spec.hook_variables(call.inventory))
-            pending = begin_start(call, ours, spec)
+            pending = begin_start(call, locked, spec)
         code, rows = finish_start(session, spec, pending)
     if not call.as_json:
         for row in rows:
@@ -96,8 +96,8 @@ def start_or_rollback(
     """
     pending: PendingStart | None = None
     try:
-        with call.locked(session) as ours:
-            pending = begin_start(call, ours, spec)
+        with call.locked(session) as locked:
+            pending = begin_start(call, locked, spec)
         return finish_start(session, spec, pending)
     except (RequestError, LockError, HookError):
         raise  # nothing was changed
@@ -121,13 +121,13 @@ def _roll_back(
     digest, evidence = spec.build_request(session.inventory, None).digest, [failure.evidence]
     previous: ServerRevision | None = None
     try:
-        with call.locked(session) as ours:
-            if conflict := _conflicting_server(ours, spec.name, digest, pending, failure):
+        with call.locked(session) as locked:
+            if conflict := _conflicting_server(locked, spec.name, digest, pending, failure):
                 outcome = f"nothing was rolled back, for {conflict}"
                 hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
                 hint, text = _merge_hints(failure, hint), f"{failure.message}; {outcome}"
                 return GateError(text, evidence=evidence, hint=hint)
-            previous = _choose_previous(ours, spec.name, digest)
+            previous = _choose_previous(locked, spec.name, digest)
             retry_spec = replace(
                 spec,
                 **previous.spec_fields(),
@@ -137,7 +137,7 @@ def _roll_back(
                 notes=(),
                 policy=supervision_policy(session.inventory, spec.policy.start_timeout),
             )
-            retry = begin_start(call, ours, retry_spec)
+            retry = begin_start(call, locked, retry_spec)
         code, _ = finish_start(session, retry_spec, retry)
     except VlaunchError as error:
         evidence.append(error.evidence)
@@ -179,8 +179,8 @@ def _conflicting_server(
         # After a failed network check, this command stopped the server itself (GateError).
         start_failed = isinstance(failure, (NodeError, ServerError, DeadlineError))
         return "somebody has stopped it meanwhile" if start_failed else ""
-    ours = spec.asked == pending.start.spec.asked
-    return "" if ours else f"{spec.model} is wanted there now"
+    same_start = spec.asked == pending.start.spec.asked
+    return "" if same_start else f"{spec.model} is wanted there now"
 
 
 def _merge_hints(failure: VlaunchError, hint: str) -> str:

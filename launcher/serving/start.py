@@ -167,8 +167,8 @@ def start_server(call: CommandContext, session: Session, spec: StartSpec) -> tup
     VlaunchError.
     """
     # The lock is released before the wait: a model may load for long.
-    with call.locked(session) as ours:
-        pending = begin_start(call, ours, spec)
+    with call.locked(session) as locked:
+        pending = begin_start(call, locked, spec)
     return finish_start(session, spec, pending)
 
 

@@ -124,8 +124,8 @@ def _describe_compile_cache(nodes: tuple[NodeStatus, ...]) -> str:
 def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
     name = "" if not server.name or (only and server.name == DEFAULT) else f" {server.name}"
     style = "yellow" if server.warning else ""
-    where = f" on {fold(server.nodes)}" if server.nodes else ""
-    placed = f" ({server.backend}{where})" if server.backend else ""
+    nodes = f" on {fold(server.nodes)}" if server.nodes else ""
+    placed = f" ({server.backend}{nodes})" if server.backend else ""
     texts = [f"{server.model}{placed}"] if server.model else []
     apart = server.endpoints if len(server.endpoints) > 1 and server.state in READY else ()
     if apart:
@@ -211,9 +211,9 @@ def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
 def _describe_fault(fault: Fault) -> str:
     """Describe a fault: its place, its cause and its effect."""
     rank = f"rank {fault.rank}" if fault.rank else ""
-    where = " on ".join(filter(None, (rank, fault.node)))
+    location = " on ".join(filter(None, (rank, fault.node)))
     cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
-    after = (
+    recovery = (
         "not ready since"
         if fault.ready_again_after is None
         else f"ready again after {fault.ready_again_after:.0f}s"
@@ -221,7 +221,7 @@ def _describe_fault(fault: Fault) -> str:
     lost = "requests lost: unknown"
     if fault.lost is not None:
         lost = f"{format_count(fault.lost, 'request')} lost"
-    return f"{fault.what}{f' ({where})' if where else ''}{cause}; {after}, {lost}"
+    return f"{fault.what}{f' ({location})' if location else ''}{cause}; {recovery}, {lost}"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -43,12 +43,12 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
         raise click.UsageError("--all stops all servers: it does not go with names")
     with (
         call.session(nodes=[call.inventory.head]) as session,
-        call.locked(session) as ours,
+        call.locked(session) as locked,
     ):
         snapshot, _ = server.update_and_query(
-            ours, verb="stop", dry_run=call.dry_run, head_only=True
+            locked, verb="stop", dry_run=call.dry_run, head_only=True
         )
-        servers = _list_servers(ours, snapshot)
+        servers = _list_servers(locked, snapshot)
         chosen = [server for server in servers if not names or server.name in names]
         if len(chosen) > 1 and not names and not everyone:
             listed = ", ".join(f"`{s.name}` ({s.model}, {s.state})" for s in chosen)
@@ -56,10 +56,10 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
             text = f"{len(chosen)} servers are there: {listed}"
             raise RequestError(text, hint=f"say which: {commands}")
         if chosen or not names:
-            _stop_servers(call, ours, snapshot, chosen, grace)
+            _stop_servers(call, locked, snapshot, chosen, grace)
         server_names = {server.name for server in servers}
         if jobs := [name for name in names if name not in server_names]:
-            _stop_jobs(call, ours, jobs, grace)
+            _stop_jobs(call, locked, jobs, grace)
 
 
 def _list_servers(session: Session, snapshot: ClusterSnapshot) -> list[Server]:

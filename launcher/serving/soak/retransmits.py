@@ -46,8 +46,8 @@ def _parse_answer(answer: Answer) -> TcpCounters | None:
     lines = answer.out.splitlines()
     try:
         names, values = (line.split() for line in lines if line.startswith("Tcp:"))
-        counted = dict(zip(names, values, strict=True))
-        sent, again = int(counted["OutSegs"]), int(counted["RetransSegs"])
+        counters = dict(zip(names, values, strict=True))
+        sent, retransmitted = int(counters["OutSegs"]), int(counters["RetransSegs"])
     except (KeyError, ValueError):
         return None
     connections = dict[AddressPair, int]()
@@ -56,7 +56,7 @@ def _parse_answer(answer: Answer) -> TcpCounters | None:
         if len(ends) == 2 and details[:1].isspace():
             match = _RETRANSMITTED.search(details)
             connections[ends[0], ends[1]] = int(match[1]) if match else 0
-    return TcpCounters(sent=sent, retransmitted=again, connections=connections)
+    return TcpCounters(sent=sent, retransmitted=retransmitted, connections=connections)
 
 
 def compare_counters(
@@ -77,8 +77,8 @@ def compare_counters(
         if new is None or new.sent < old.sent:  # not reached, or rebooted
             continue
         nodes[node] = new.retransmitted - old.retransmitted, new.sent - old.sent
-        for ends, count in new.connections.items():
+        for ends, retransmitted in new.connections.items():
             targets = owners.get(_ADDRESS.sub(r"\1", ends[1]), set())
             if len(targets) == 1 and targets != {node}:
-                pairs[node, min(targets)] += max(0, count - old.connections.get(ends, 0))
+                pairs[node, min(targets)] += max(0, retransmitted - old.connections.get(ends, 0))
     return nodes, +pairs
