@@ -1,4 +1,4 @@
-"""What several tests of the agent use."""
+"""Fixtures of several tests of the agent."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def make(tmp_path: Path, clock: Clock) -> Make:
     """Put a server on a stage."""
-    return lambda want=TWO, *more: Stage(tmp_path, clock, want, *more)
+    return lambda want=TWO, *args: Stage(tmp_path, clock, want, *args)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def ready(make: Make) -> Make:
 
 @pytest.fixture
 def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
-    """What Ray says."""
+    """Answers of Ray."""
     monkeypatch.setattr(keeper, "RayView", View)
     monkeypatch.setattr(View, "lacks", "")
     monkeypatch.setattr(View, "blamed", None)

@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass
 class Node:
-    """What an agent reports of the server.
+    """State of an agent and its reports of the server.
 
     `slow`: its engine takes so many seconds to end; `waits`: what a start lacks.
     """
@@ -117,7 +117,7 @@ class Node:
 
 
 class Lead:
-    """What the keeper asks of the agents."""
+    """Stands in for the head's `Leader`."""
 
     name = HEAD
 
@@ -157,7 +157,7 @@ class Lead:
 
 @dataclass
 class Engine:
-    """How the engine behaves: whether it answers, ends steps for others, and what its API says.
+    """Behaviour of the engine: answers, steps for others, and messages of its API.
 
     `mute` are replicas that neither answer nor end steps; `failing` is the status and text of
     canaries that come back as no answer.
@@ -212,24 +212,24 @@ class Stage:
 
     @property
     def status(self) -> Observed:
-        """What the record says."""
+        """The status in the record."""
         status = state.read_status("chat", str(self.folder))
         assert status is not None
         return status
 
     @property
     def orders(self) -> dict[str, Order]:
-        """What is ordered now."""
+        """The current orders."""
         return self.keeper.orders()
 
     @property
     def phases(self) -> dict[str, str]:
-        """What each node is to do."""
+        """The phase of each node's order."""
         return {node: item.phase for node, item in self.orders.items()}
 
     @property
     def history(self) -> list[str]:
-        """Which servers have answered."""
+        """Ids of the servers in the history."""
         file = self.folder / "chat" / "history.json"
         return (
             [load["desired"]["id"] for load in json.loads(file.read_text())]

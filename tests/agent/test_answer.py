@@ -1,4 +1,4 @@
-"""What a model is asked, as the proof that it works, and what is made of its answers."""
+"""Test requests to a model, and the answers to them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_what_real_models_do_is_found_out(server: Server, model: str, task: str,
 
 
 def test_one_way_that_is_broken_is_not_all(server: Server) -> None:
-    """What another way answers counts."""
+    """An answer to another task counts."""
     server.answers["/v1/chat/completions"] = NOT_FOUND
     server.answers |= {
         "/rerank": (500, "no template"),

@@ -1,4 +1,4 @@
-"""What is asked of vLLM's API and of Ray's dashboard, and how the answers are read."""
+"""Queries of vLLM's API and of Ray's dashboard, and parsers of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is heard from APIs, one on each node: when they answer together, and what one says alone."""
+"""Reports of APIs, one on each node: answers of all of them, and of one alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ APART = specs.hybrid("gpu1", "gpu2")
 
 @pytest.fixture
 def eyes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the head looks at itself, where it hears nothing."""
+    """Queries of the head itself, without a report."""
     requests: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(apis, "ApiProbe", lambda *words: requests.append(words) or Eye({}))
+    monkeypatch.setattr(apis, "ApiProbe", lambda *args: requests.append(args) or Eye({}))
     return requests
 
 

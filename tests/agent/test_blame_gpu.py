@@ -50,7 +50,7 @@ def test_gpu_computes(name: str) -> None:
 
 
 def test_gpus_of_a_node() -> None:
-    """Which GPU each rank of Ray has is unknown; if the server has them all, any may compute."""
+    """The GPUs of Ray's ranks are unknown; if the server has them all, any may compute."""
     samples = read_samples("prefill")
     spinning = {**read_samples("spin")[0]["ranks"][0]["gpus"][0], "index": 1}
     for sample in samples:

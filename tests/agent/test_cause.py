@@ -1,4 +1,4 @@
-"""Which line of a log says why an engine died. The logs are recorded: `fixtures/vllm/README.md`."""
+"""Root causes in logs of engines. The logs are recorded: `fixtures/vllm/README.md`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_root_of_recorded_failures(log: str, root: str) -> None:
 
 @pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*_ok.log")))
 def test_a_healthy_start_has_no_cause(log: str) -> None:
-    """What vLLM warns about and goes on after kills nothing."""
+    """A warning after which vLLM goes on is no cause."""
     assert cause.root_cause(lines(log)) == ""
 
 
@@ -120,12 +120,12 @@ def test_the_last_line_is_not_the_cause() -> None:
     ],
 )
 def test_lines_that_tell(line: str, expected: bool) -> None:
-    """What vLLM warns about is what it goes on after."""
+    """vLLM goes on after its own warnings."""
     assert cause.is_relevant(line) == expected
 
 
 def test_a_report_may_have_to_do() -> None:
-    """Where there is nothing else, and somebody asks for it."""
+    """Only on request, and without another exception."""
     messages = ["RuntimeError: Engine core initialization failed. See root cause above."]
 
     assert (cause.root_cause(messages), cause.root_cause(messages, reports=True)) == (

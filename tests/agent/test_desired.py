@@ -43,7 +43,7 @@ def plain(server: Desired) -> Any:
 
 @pytest.mark.parametrize("server", SERVERS, ids=["all", "ray", "mp"])
 def test_a_server_survives_its_file(server: Desired) -> None:
-    """What is written is what is read, down to tuples and what is absent."""
+    """A spec survives a round trip, down to tuples and absent fields."""
     assert desired.parse_spec(plain(server)) == server
 
 

@@ -175,7 +175,7 @@ def test_amd_gpus_are_read_from_the_kernel(files: Callable[..., None]) -> None:
 
 @pytest.mark.usefixtures("no_smi")
 def test_an_apu_is_not_judged(files: Callable[..., None]) -> None:
-    """What it counts as its own may be full of a desktop, while programs get the host's memory."""
+    """Its own memory may be full of a desktop, while programs get the host's memory."""
     amd(files, 191, cores=16)
 
     assert gpu.free_gpus(0.9, None, 1) == (1, "")

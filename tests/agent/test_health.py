@@ -123,5 +123,5 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_lost_requests(
     before: tuple[int, float] | None, after: tuple[int, float] | None, fresh: bool, lost: int | None
 ) -> None:
-    """What was open, or was answered with 5xx since; known only when somebody has just looked."""
+    """Open requests, or 5xx answers since; only fresh counters tell."""
     assert health.lost_requests(before, after, fresh) == lost

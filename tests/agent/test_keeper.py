@@ -173,7 +173,7 @@ def test_a_head_that_has_lost_its_record_counts_on(ready: Make) -> None:
 
 
 def test_a_killed_rank_is_named_and_all_start_anew(ready: Make) -> None:
-    """What is left of the engine ends first; then a pause, then all of it again."""
+    """The rest of the engine stops first; then a pause, then a restart of all of it."""
     stage = ready()
     stage.kill("gpu2", evidence="some lines")
     status = stage.until("pausing")
@@ -790,7 +790,7 @@ def test_when_it_wants_to_be_asked_often(make: Make) -> None:
 
 
 def test_the_rank_that_died_first_is_named(ready: Make, view: type[View]) -> None:
-    """Where Ray knows it, with its words; else what vLLM printed is all that is known."""
+    """From Ray, if it knows; else from vLLM's output."""
     stage = ready(RAY)
     view.blamed = Culprit("gpu2", "PP1", "Worker died: connection error code 2")
     stage.kill("gpu1", "ended with exit code 1", "", "some lines")

@@ -11,7 +11,7 @@ from launcher.agent import leftovers
 
 
 def test_only_what_nobody_uses_is_removed(tmp_path: Path) -> None:
-    """What is open, or mapped though its descriptor is closed, or young, or no file, stays."""
+    """Open, mapped and young files stay, and anything that is no file."""
     names = ("left", "opened", "mapped", "young")
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 4096)

@@ -303,7 +303,7 @@ def ask_servers(cluster: Cluster) -> servers.ServersState:
 
 
 def test_the_launcher_asks_with_curl(cluster: Cluster) -> None:
-    """What the keeper sees comes back, with the agents that it hears."""
+    """The supervisor's status comes back, with the connected agents."""
     cluster.start("gpu1", "gpu2")
     cluster.serve("chat", "gpu1", "gpu2").is_("ready")
     saved = ask_servers(cluster)
@@ -434,7 +434,7 @@ def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
 
 
 class Wire:
-    """What is between a node and the head: it passes everything on, until it is cut."""
+    """Relay between a node and the head, until it is cut."""
 
     def __init__(self, port: int) -> None:
         self.to, self.port, self.cut = port, free(), False

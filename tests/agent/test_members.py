@@ -65,7 +65,7 @@ class World:
 
     @property
     def port(self) -> int:
-        """Where the head's agent listens."""
+        """The address of the head's agent."""
         if self.server is None:
             own = Certificates(server=True, folder=str(self.folder / "gpu1"))
             self.server = HttpServer(crew.members_site(self.lead, self.lock, own, "127.0.0.1", 0))
@@ -157,7 +157,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 class Lines:
-    """What was printed so far."""
+    """The output so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys, self.text = capsys, ""
@@ -174,7 +174,7 @@ class Lines:
 
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
-    """What all agents of the test print."""
+    """The output of all agents of the test."""
     return Lines(capsys)
 
 
@@ -562,7 +562,7 @@ REQUEST = b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % 
 
 
 class Between:
-    """What a relay does: it adds to one thing that passes, once it is told."""
+    """A relay that changes one message."""
 
     def __init__(self) -> None:
         self.adds: Callable[[bytes], bytes] | None = None
@@ -604,7 +604,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
 
 
 class Odd:
-    """What listens with the head's certificate, and answers as a test says."""
+    """A listener with the head's certificate, with answers from a test."""
 
     def __init__(self, folder: Path) -> None:
         self.answers: list[Any] = []  # the last one again and again

@@ -1,4 +1,4 @@
-"""What the head's agent tells Prometheus, from the files alone."""
+"""Metrics of the head's agent for Prometheus, from the files alone."""
 
 from __future__ import annotations
 

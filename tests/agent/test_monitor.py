@@ -1,4 +1,4 @@
-"""What is known of a running engine: what moves, what it says, its ranks, what a death costs."""
+"""State of a running engine: progress, messages, ranks, and the cost of a death."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_container_that_was_started_anew(ready: Make) -> None:
 def test_an_agent_that_is_silent_makes_nothing_stand_still(
     make: Make, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it said last is no news: it is stopped, or the network swallows its words."""
+    """Its last report is no news: it is stopped, or the network drops its messages."""
     stage = make(
         specs.mp("gpu2", "gpu3", addresses={"gpu2": "10.0.0.2"}) if node == "gpu1" else AWAY
     )
@@ -123,7 +123,7 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     """
     requests: list[Any] = []
     eye = Eye({})
-    monkeypatch.setattr(apis, "ApiProbe", lambda *words: requests.append(words) or eye)
+    monkeypatch.setattr(apis, "ApiProbe", lambda *args: requests.append(args) or eye)
     stage = ready(specs.mp("gpu2", addresses={"gpu2": "10.0.0.2"}, host=bound))
     stage.lead.stale.add("gpu2")
     for _ in range(100):
@@ -185,7 +185,7 @@ def test_a_replica_that_ends_no_step_is_quiet(ready: Make) -> None:
 
 
 def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> None:
-    """What is wrong may be with our request. It is taken back when one succeeds."""
+    """The fault may be in our request. The verdict is withdrawn when one succeeds."""
     stage = ready()
     stage.engine.failing, stage.engine.works = (500, "grammar error"), True
     stage.run(1000, step=2)
@@ -375,7 +375,7 @@ def test_ranks_that_come_back_are_forgiven(ready: Make, view: type[View]) -> Non
 
 
 def test_ranks_that_end_with_their_engine_are_not_to_blame(ready: Make, view: type[View]) -> None:
-    """What vLLM says of its end is told, and Ray is asked who died first."""
+    """vLLM's own message is reported, and Ray is queried for the first death."""
     stage = with_ranks(ready)
     for node in stage.lead.nodes.values():
         node.ranks = []
@@ -417,7 +417,7 @@ def test_a_node_with_ranks_of_ray_that_was_started_anew(ready: Make, view: type[
 
 
 def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) -> None:
-    """When the engine does no work without it."""
+    """Only if the engine does no work without it."""
     stage = ready(RAY)
     stage.run(5)
     stage.lead.away["gpu2"] = "it has been silent for 60 s"

@@ -1,4 +1,4 @@
-"""What a start waits for."""
+"""Conditions of a start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
 
 
 def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> None:
-    """What it had for the one before says nothing of this one."""
+    """An earlier server's answer does not count for this one."""
     stage = make(RAY)
     stage.lead.nodes["gpu2"].waits = "GPU 0 has 1 GiB free"
     stage.run(10)
@@ -123,7 +123,7 @@ def test_a_server_of_mp_needs_the_gpus_of_its_own_nodes(make: Make) -> None:
 
 
 def test_a_node_that_has_not_heard_which_gpus_is_not_prepared(make: Make) -> None:
-    """What it found free was of before."""
+    """Its free GPUs were counted before."""
     stage = make(specs.mp("gpu1", "gpu2"))
     stage.lead.late.add("gpu2")
     stage.run(20)

@@ -1,4 +1,4 @@
-"""What an agent does with the keeper's orders: the engines are real programs, or none."""
+"""Orders of the supervisor on a node: the engines are real programs, or none."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_driver_that_hangs_stops_nothing(
 def test_gpus_that_are_lost_start_the_container_anew(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When nothing works here that this would hurt."""
+    """Only if nothing works that this would hurt."""
     monkeypatch.setattr(node, "_LOOK", 0.0)
 
     def gone(*_: object) -> str:

@@ -47,7 +47,7 @@ def plain(status: Observed) -> Any:
     "status", [FULL, Observed(name="chat", id="x", asked=0.0)], ids=["all", "little"]
 )
 def test_a_record_survives_its_file(status: Observed) -> None:
-    """What is written is what is read: an unknown count stays unknown, and is not 0."""
+    """A record survives a round trip: an unknown count stays unknown, and is not 0."""
     assert observed.parse_status(plain(status)) == status
 
 

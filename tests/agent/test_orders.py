@@ -1,4 +1,4 @@
-"""What a node is told to start."""
+"""Orders for the nodes of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent asks of a server on its own node, over a stand-in for vLLM's API."""
+"""Queries of a server on the agent's own node, over a stand-in for vLLM's API."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_replica_that_hangs_keeps_no_other_from_being_asked(server: Server, st
 
 
 def test_a_base_model_is_asked_as_it_can_answer(server: Server, start: Start) -> None:
-    """What worked at first is remembered."""
+    """The first working request is reused."""
     server.answers[COMPLETIONS] = (400, "no chat template")
     server.answers["/v1/completions"] = {
         "choices": [{"text": "x"}],
@@ -319,7 +319,7 @@ def embeds(server: Server) -> Server:
 
 
 def test_a_model_is_asked_for_what_it_does(embeds: Server, start: Start) -> None:
-    """What it answered first is remembered; what it does not do is asked once, and is no fault."""
+    """The task of the first answer is reused; another one is tried once, and is no fault."""
     probe = start()
     until(lambda: probe.answers >= 3, "three answers")
     report = probe.report()

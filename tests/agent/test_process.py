@@ -262,7 +262,7 @@ def test_the_log_does_not_grow_without_end(start: Start, monkeypatch: pytest.Mon
 
 @pytest.mark.processes
 def test_a_disk_that_is_full_ends_no_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it prints is still heard: it would stop at a pipe that nobody reads."""
+    """Its output is still read: a full pipe would block it."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -41,7 +41,7 @@ def reserving(**fields: bool) -> Desired:
 
 
 def test_gpus_are_set_aside_in_ray(make: Make, reserve: list[Any]) -> None:
-    """Which they are is what the processes may see; they are given back when it is stopped."""
+    """The processes see only the reserved GPUs; a stop releases them."""
     stage = make(reserving(partial=True))
     stage.until("ready")
     assert reserve[1:] == [("take", "chat", "10.0.0.1=8", "10.0.0.2=2")]

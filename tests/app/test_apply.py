@@ -70,7 +70,7 @@ def run(
 
 
 def test_stages_steps_and_gates_are_told_in_order() -> None:
-    """What starts, what ended and how long it took; a stage ends when its gates are green."""
+    """Starts, ends and durations; a stage ends when its gates hold."""
     events = run(
         plan(stage(step("a"), gates=(Gate(id="g", what="it holds", judge=statuses("pass")),)))
     )
@@ -483,7 +483,7 @@ def test_a_plan_without_steps_records_nothing() -> None:
 
 
 def test_a_lock_that_is_lost_ends_also_what_goes_as_far_as_it_can() -> None:
-    """What another operator does now is not to be cleaned away."""
+    """Another operator's work is not cleaned away."""
 
     class Lost(FakeTransport):
         def run(self, commands: Sequence[Command]) -> Iterator[Answer]:

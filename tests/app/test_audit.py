@@ -51,7 +51,7 @@ def read(state: Path, last: int = 0) -> tuple[list[AuditLine], int]:
 
 
 def test_the_line_is_there_before_the_command_runs(tmp_path: Path) -> None:
-    """Which gets its own words and its own input; only the login may read the line."""
+    """The command gets its own arguments and input; only the SSH user may read the line."""
     state = tmp_path / "a b"
     done = append(state)
     file = state / "audit/c.ndjson"

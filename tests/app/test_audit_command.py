@@ -1,4 +1,4 @@
-"""How `vlaunch audit` tells what is written down on nodes."""
+"""`vlaunch audit` with lines of several nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a command means."""
+"""Selection of the nodes of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inventory a command means."""
+"""Search for the inventory of a command."""
 
 from __future__ import annotations
 

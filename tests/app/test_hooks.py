@@ -247,7 +247,7 @@ def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
 
 
 def test_a_hook_that_prints_faster_than_it_can_be_shown_waits(tmp_path: Path, hook: Hook) -> None:
-    """What is not shown yet would fill our memory; nothing of it is lost."""
+    """Unread output would fill the memory; nothing of it is lost."""
     body = "head -c 1900000 /dev/zero | tr '\\0' x | fold -w 1900; touch done"
     path, done, shown = hook("pre-up", body), tmp_path / "done", list[Event]()
 

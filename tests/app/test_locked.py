@@ -82,7 +82,7 @@ def test_a_server_is_watched_without_the_lock(up: Cluster, monkeypatch: pytest.M
 
 
 def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
-    """Who, from where, since when, and with what; and what to do."""
+    """User, host, time and command; and the fix."""
     busy(up)
     ran = up.run("up")
 

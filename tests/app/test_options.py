@@ -39,7 +39,7 @@ def test_an_option_has_the_type_and_the_bounds_of_its_key(argv: Any, kind: Any) 
 
 
 def test_an_option_is_explained_as_its_key_is() -> None:
-    """What holds without it can be added; a text of its own replaces the key's."""
+    """A default can be added; a text of its own replaces the key's."""
     assert make_option(ServeDefaults, "model").help == "Model to serve."
     assert (
         make_option(ServeDefaults, "model", default="none").help

@@ -128,7 +128,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(
 
 
 def test_a_live_display_leaves_the_same_lines_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What scrolled by stays: each stage, each end of a step, each finding."""
+    """Scrolled lines stay: each stage, each end of a step, each finding."""
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
     shown(progress.LiveLines(), *EVENTS)

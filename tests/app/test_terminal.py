@@ -254,7 +254,7 @@ def test_wide_letters_take_two_cells() -> None:
 
 @given(st.lists(CHUNKS, max_size=20).map(" ".join), st.integers(20, 100), st.integers(0, 60))
 def test_no_word_is_lost_and_no_row_too_wide(text: str, width: int, lead: int) -> None:
-    """What is wider than the terminal is one word."""
+    """A word may be wider than the terminal."""
     whole = "a" * max(0, lead - 1) + " " * (lead > 0) + text
     results = [
         (whole[begin:end], margin) for begin, end, margin in terminal.wrap_rows(whole, lead, width)

@@ -1,4 +1,4 @@
-"""What several tests of exports use."""
+"""Fixtures of several tests of exports."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ nodes:
 
 
 class Export:
-    """What one run printed."""
+    """Output of one run."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], path: Path, *args: str) -> None:
         self.code = run_command(["export", "kubernetes", "-i", str(path), *args])

@@ -116,7 +116,7 @@ def test_the_network_is_checked_before_the_server(
 
 
 def test_the_operator_alone_reaches_the_dashboard(export: Export) -> None:
-    """Where programs are run; pods of any namespace reach the API."""
+    """The dashboard can run programs; pods of any namespace reach the API."""
     _, others, operator = export.of("NetworkPolicy")["spec"]["ingress"]
 
     assert [port["port"] for port in others["ports"]] == [8000]

@@ -24,7 +24,7 @@ engine: {tp: 8}
 
 
 class Exported:
-    """What one run printed."""
+    """Output of one run."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path, *args: str) -> None:
         job = str(folder / "job.yaml")

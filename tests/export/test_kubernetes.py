@@ -168,7 +168,7 @@ def test_the_kubelet_replaces_nothing_of_the_users(
 
 
 def test_replicas_are_counted_by_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a pod's number is no rank; two replicas on each of four nodes."""
+    """A pod's number is no rank: two replicas on each of four nodes."""
     export = Export(capsys, inventory("roce-replicas"), *CASES["roce-replicas"][1])
     (script,) = export.container("workerTemplate")["args"]
     argv = export.argv("workerTemplate")
@@ -302,7 +302,7 @@ def test_what_cannot_be_said_is_refused(
 def test_a_volume_lies_at_one_place_in_all_pods(
     pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That of the first node, wherever the others have theirs."""
+    """The first node's path, whatever the others have."""
     pair.write_text(
         PAIR.replace("gpus: 8}", "gpus: 8}\n  - {host: c, ip: 10.0.0.3, gpus: 8, hf_home: /other}")
     )

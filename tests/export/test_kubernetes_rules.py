@@ -1,4 +1,4 @@
-"""What schemas pass and Kubernetes, a controller or a kernel refuses: rules for every export."""
+"""Rules beyond the schemas that Kubernetes, a controller or a kernel enforces, for every export."""
 
 from __future__ import annotations
 

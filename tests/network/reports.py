@@ -1,4 +1,4 @@
-"""What probes of three nodes would report, to be spoiled by tests."""
+"""Reports of probes on three nodes, for tests to change."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_causes(line: str, level: Level | None, cause: str, fix: str) -> None:
     ],
 )
 def test_what_is_no_cause(line: str) -> None:
-    """What every healthy log says explains nothing."""
+    """Lines of every healthy log explain nothing."""
     assert causes.find_cause(warnings=(line,), level="any") is None
 
 
@@ -199,7 +199,7 @@ def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
     ("hca", "expected"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
 )
 def test_marks_before_the_names_of_devices(hca: str, expected: str) -> None:
-    """What is excluded need not be there; `=` is no part of a name."""
+    """An excluded device may be absent; `=` is no part of a name."""
     match = causes.find_cause(
         warnings=("NET/IB : No device found.",), level="any", env={"NCCL_IB_HCA": hca}
     )

@@ -43,7 +43,7 @@ def saved_record(cluster: Cluster) -> dict[str, Any]:
 
 def finite(text: str) -> Any:
     """Read one JSON document that has no NaN and no infinity."""
-    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
 
 
 def test_a_healthy_network_is_a_matrix_and_exit_code_0(up: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Who is named for a network that is not well, and what they are told to do."""
+"""Suspects of a bad network, and the fixes."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def ranked(rank: RankReport) -> list[Finding]:
 def test_a_rank_is_told_with_its_phase_and_who_arrived(
     phase: str, exit_: int | None, text: str, fix: str
 ) -> None:
-    """Who arrived matters only where it did not."""
+    """The arrived nodes matter only for a rank that failed before the rendezvous."""
     rank = RankReport(rank=1, local_rank=0, phase=phase, ended=False, exit=exit_, tail="last words")
     (finding,) = ranked(rank)
 
@@ -247,7 +247,7 @@ KILLED = RankReport(
 def test_ranks_that_only_stopped_are_no_culprits(
     changes: dict[str, dict[str, Any]], named: list[str]
 ) -> None:
-    """Where the rank, or the head, that they stopped for is named."""
+    """Only if the rank, or the head, that caused it is named."""
     reports = healthy(via=GDR)
     for name, changed in changes.items():
         reports[name] = replace(reports[name], **changed)

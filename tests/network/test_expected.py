@@ -1,4 +1,4 @@
-"""What was measured against what cards should do."""
+"""Measurements against the expectations for cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log of NCCL proves, and the verdict on it."""
+"""Level of NCCL's links in a log, and the verdict."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_many_communicators_of_one_job() -> None:
 
 
 def test_a_log_that_is_cut_off_warns() -> None:
-    """What is missing at the end is said."""
+    """A truncated end is reported."""
     findings = levels.judge(
         log(DIRECT, extra="gpu01:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/I"),
         "gdrdma",

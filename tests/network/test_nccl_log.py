@@ -1,4 +1,4 @@
-"""What is kept of a log, and of several: each thing once, within limits, and only what is whole."""
+"""Facts of one log, and of several: each once, within limits, and only from complete lines."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_telling_lines(text: str) -> None:
     ["NET/IB : Unable to open device mlx5_0", "Bootstrap : no socket interface found", "anything"],
 )
 def test_warnings(text: str) -> None:
-    """What NCCL itself calls a warning is kept, whatever it says."""
+    """NCCL's own warnings count, whatever their text."""
     reading = parse_text(f"n1:7:8 [0] net_ib/init.cc:334 (ncclIbInit) NCCL WARN {text}\n")
 
     assert (list(reading.warnings), list(reading.alarms)) == ([text], [text])
@@ -287,7 +287,7 @@ def test_warnings(text: str) -> None:
     "text", ["DMA-BUF is available on GPU device 0", "Using non-device net plugin version 0"]
 )
 def test_lines_that_tell_nothing(text: str) -> None:
-    """What is said when all is well is no warning."""
+    """Messages of a healthy job are no warnings."""
     assert parse_text(f"n1:7:8 [0] NCCL INFO {text}\n").warnings == {}
 
 
@@ -352,7 +352,7 @@ def announced(host: str) -> bytes:
 # the last.
 @example(announced("a") + announced("b") + announced("a"), 1)
 def test_counting_in_portions_does_not_matter(log: bytes, soon: int) -> None:
-    """How many lines are counted before they are understood changes nothing."""
+    """The number of lines that are counted before parsing changes nothing."""
     before = nccl_log._BATCH
     whole = nccl_log.parse_log([log])
     try:

@@ -120,7 +120,7 @@ def test_the_backend_is_the_accelerators(load: Load, accelerator: str, backend: 
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_it_runs_in_the_containers_that_will_serve(load: Load, fresh: bool) -> None:
-    """Where those run; else in throw-away ones with the same devices."""
+    """In running containers; else in temporary ones with the same devices."""
     _, facts = up(load("network: {fabric: infiniband}\nsecrets: {HF_TOKEN: {env: X}}"))
     commands = network_plan.probe_commands(
         Site(load("network: {fabric: infiniband}"), {} if fresh else facts), ASK

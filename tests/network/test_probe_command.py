@@ -22,7 +22,7 @@ MINIMAL = {"node": "node1", "backend": "gloo"}
 
 
 def answer(out: str, **fields: Any) -> Answer:
-    """What a node answered to the probe's command."""
+    """A node's recorded answer to the probe's command."""
     return Answer(node="node1", **{"code": 0, **fields}, out=out)
 
 
@@ -50,7 +50,7 @@ def test_recorded_nccl(node: str) -> None:
 
 
 def test_the_probe_understands_its_command_line() -> None:
-    """What the launcher writes is what the payload's own parser reads."""
+    """The program's own parser accepts the launcher's command line."""
     argv = probe_command.probe_argv(
         node="b",
         node_rank=1,

@@ -172,7 +172,7 @@ def test_wrong_data_fails_whatever_the_bandwidth() -> None:
 
 
 def test_a_second_look_keeps_the_better_figures() -> None:
-    """What disturbs a transfer never makes it faster."""
+    """Interference never makes a transfer faster."""
     first, second = (
         between(healthy(), "n1", "n2", bandwidth=1e8),
         between(healthy(), "n2", "n3", bandwidth=1e8),
@@ -215,7 +215,7 @@ def test_a_rank_that_did_not_finish_is_named_with_its_phase(rank: RankReport, te
 
 
 def test_a_probe_without_a_report_is_named() -> None:
-    """What cannot be read is a failure."""
+    """An unreadable answer is a failure."""
     observed = verdict(healthy(), n2="the network probe ended with exit code 1: No such container")
 
     assert blamed(observed)[0] == "n2"

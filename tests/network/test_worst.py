@@ -1,4 +1,4 @@
-"""What networks are worth by their names."""
+"""Levels of networks by their names."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_direction_that_was_not_measured_says_why(
 
 
 def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
-    """What was told before is kept."""
+    """Earlier results stay in the report."""
     does = (
         f"say(phase='all_reduce'); open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
         " time.sleep(60)"
@@ -304,7 +304,7 @@ def test_a_killed_rank_ends_its_nodes_part(
 
 
 def test_ranks_do_not_wait_long_for_a_name_server(payload: SimpleNamespace) -> None:
-    """What somebody has set for the resolver stays, but for that."""
+    """Other resolver options stay."""
     env = payload.network.rank_environment({"RES_OPTIONS": "rotate", "A": "1"}, "/tmp/x")
 
     assert (env["RES_OPTIONS"], env["A"]) == ("rotate timeout:1 attempts:1", "1")

@@ -1,4 +1,4 @@
-"""How large transfers are, and how Gloo and NCCL are called."""
+"""Sizes of transfers, and calls of Gloo and NCCL."""
 
 from __future__ import annotations
 

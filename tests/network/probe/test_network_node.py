@@ -1,4 +1,4 @@
-"""What a node tells of itself, and its logs."""
+"""Facts of a node, and its logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pairs meet in which round, and when ranks begin."""
+"""Pairs of each round, and the start of ranks."""
 
 from __future__ import annotations
 

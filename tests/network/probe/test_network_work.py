@@ -1,4 +1,4 @@
-"""What a rank does with others, within its deadline and in words when it fails."""
+"""Group work of a rank, within its deadline and with its errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_thread_takes_its_own_gpu(
     rank = SimpleNamespace(
         torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store
     )
-    monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *given: given[1:])
+    monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *args: args[1:])
 
     assert payload.work.GroupWork(rank).open("pair", 0, 2) == (store, 0, 2, 4, "10.0.0.1")
     assert claimed == [3]
