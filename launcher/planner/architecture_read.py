@@ -127,9 +127,8 @@ def _parse_recurrent(fields: ConfigFields, family: Family, hidden: int) -> Recur
 
 
 def _parse_gated_delta_net(fields: ConfigFields, hidden: int) -> Recurrent:
-    keys, key_dim = (fields.read_count(f"linear_{n}") for n in ("num_key_heads", "key_head_dim"))
-    values = fields.read_count("linear_num_value_heads")
-    value_dim = fields.read_count("linear_value_head_dim")
+    keys, values = map(fields.read_count, ("linear_num_key_heads", "linear_num_value_heads"))
+    key_dim, value_dim = map(fields.read_count, ("linear_key_head_dim", "linear_value_head_dim"))
     inputs = 2 * keys * key_dim + 2 * values * value_dim + 2 * values
     return Recurrent(
         channels=2 * keys * key_dim + values * value_dim,

@@ -84,9 +84,9 @@ def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...
             raise RequestError(f"{source} set what vlaunch sets itself", evidence=collisions)
     for number, arg in enumerate(args, start=1):
         if secret_patterns.VALUE.search(arg):
-            text = f"argument {number} after `--` looks like a secret, which `ps` would show"
             raise RequestError(
-                f"{text} on the nodes",
+                f"argument {number} after `--` looks like a secret, which `ps` would show on the"
+                " nodes",
                 hint="name where it comes from under `secrets:` in the inventory",
             )
     return (*inventory.serve.args, *args)
