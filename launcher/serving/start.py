@@ -81,17 +81,17 @@ class StartSpec(ServerSpec):
     def build_request(self, inventory: Inventory, config: Mapping[str, Any] | None) -> ServeRequest:
         """Place the model. Raises RequestError and PlacementError."""
         self._check_ray(inventory)
-        nodes = placement.narrow_inventory(inventory, self.nodes, self.gpus)
+        narrowed = placement.narrow_inventory(inventory, self.nodes, self.gpus)
         sizes, serve = (self.tp, self.pp, self.dp), inventory.serve
         if sizes == (None, None, None):  # sizes from two sources must not mix
             sizes = (serve.tp, serve.pp, serve.dp)
         tp, pp, dp = sizes
         pcp = vllm.prefill_context_parallel(self.args)
         chosen = placement.choose_placement(
-            nodes, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
+            narrowed, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
         )
         request = ServeRequest(**self.spec_fields(), placement=chosen)
-        balancing.check_balancing(request, nodes)
+        balancing.check_balancing(request, narrowed)
         return request
 
     def has_fixed_layout(self, inventory: Inventory) -> bool:
