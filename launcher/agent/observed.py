@@ -148,7 +148,7 @@ class Observed:
 
     `held` has what the KV caches behind each API hold, by its node, in the labels of vLLM's metric.
 
-    `first_answer` is what the model gave first; until then the last refusal, or None.
+    `first_answer` is the model's first answer; until then the last refusal, or None.
 
     `resumes` is the state of an engine that may have outlived the head's agent, until its nodes
     have reported whether it runs.

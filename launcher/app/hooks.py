@@ -207,7 +207,7 @@ def _execute(
     finished = threading.Event()
 
     def show_lines() -> None:
-        """Show what the program prints, and drop what a child that it left behind prints later."""
+        """Show the program's output, without later output of a child in the background."""
         with process.stdout as out:  # type: ignore[union-attr]
             for line in iter(lambda: out.readline(_LINE), ""):
                 if not finished.is_set():

@@ -101,7 +101,7 @@ def parse_status(answer: Answer) -> Owner | None:
     """Parse the answer of `status_argv`: the owner, or None if the lock is free.
 
     Raises:
-        UnreadableAnswer: the head could not say.
+        UnreadableAnswer: the head's answer is invalid.
     """
     state, _, rest = answer.out.strip().partition(" ")
     if answer.ok and state == "free":

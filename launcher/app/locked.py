@@ -32,11 +32,10 @@ def locked(
     lost.
 
     Args:
-        session: where.
-        wait: seconds to wait for another operator; with 0 they are only named.
-        unless: take none, for a dry run.
-        needed: without it a head that cannot be asked is no reason to stop: cleaning up goes as far
-            as it can.
+        session: the session without the lock.
+        wait: seconds to wait for another operator; with 0 the command fails at once.
+        unless: take no lock, for a dry run.
+        needed: if false, an unreachable head is no error: a clean-up goes as far as it can.
 
     Raises:
         LockError: another operator holds the lock, or, inside the block, it was lost.

@@ -1,7 +1,7 @@
 """Table of causes for a network below its required level, matched against NCCL's log lines, its
 environment and its container.
 
-Order matters: what explains the rest stands first. Sources: NVIDIA/nccl net_ib, net_socket.cc,
+Order matters: causes of other lines come first. Sources: NVIDIA/nccl net_ib, net_socket.cc,
 plugin, ibvwrap.cc and topo.cc at 2.30, and the threads named beside an entry.
 """
 
@@ -23,7 +23,7 @@ ENOUGH_MEMLOCK = 1 << 30
 class Cause:
     """A pattern in NCCL's log, the cause and the fix; `{0}` in both is the pattern's group.
 
-    `explains` is what it is a cause of: TCP in place of RDMA, RDMA without GPUDirect, or anything.
+    `explains` is its effect: TCP in place of RDMA, RDMA without GPUDirect, or any.
     """
 
     pattern: str
@@ -167,7 +167,7 @@ def find_cause(
         level: what the links reach: for `rdma` only the lack of GPUDirect is to be explained, else
             (`None`: not known) that of RDMA.
         env: NCCL's variables in the container.
-        infiniband: what is in the container's /dev/infiniband; `None` when it is not known.
+        infiniband: files in the container's /dev/infiniband; `None` if unknown.
         memlock: bytes the container may lock, `None` when there is no limit or it is not known.
     """
     lines = [

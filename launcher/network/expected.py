@@ -21,9 +21,8 @@ def judge(verdict: Verdict, evidence: Evidence, *, ranks_per_node: int) -> list[
     unknown cards give no warning.
 
     Args:
-        verdict: what was measured.
-        evidence: each node with its survey, for its cards and their rates, and what is expected of
-            cards.
+        verdict: the measurements.
+        evidence: each node with its survey (cards and rates), and the expectations for cards.
         ranks_per_node: as many cards work at once at most.
     """
 

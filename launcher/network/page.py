@@ -58,9 +58,9 @@ def render_page(verdict: Verdict, *, cluster: str, measured_at: str, version: st
     """Return the page as text.
 
     Args:
-        verdict: what was proven; its words come from nodes and are escaped.
+        verdict: the results; text from nodes is escaped.
         cluster: the cluster's name.
-        taken: when it was measured, as people and machines read it.
+        measured_at: local time of the measurement, with its UTC offset.
         version: this program's.
     """
     from jinja2 import Environment, StrictUndefined

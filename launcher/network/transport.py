@@ -27,8 +27,8 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     """Judge every direction between two nodes, and the ranks themselves.
 
     Args:
-        measured: what the nodes' probes said.
-        level: what is required, and why.
+        measured: the probes' reports.
+        level: the required level, and the reason for it.
         collective: whether collectives will cross nodes, so that a failing all_reduce is a failure
             and not a warning.
     """

@@ -1,6 +1,4 @@
-"""What is made of `nvidia-smi`'s answers; a script on PATH gives them, in the words of the real
-one.
-"""
+"""Parser of `nvidia-smi`'s output, printed by a script on PATH in the real one's format."""
 
 from __future__ import annotations
 

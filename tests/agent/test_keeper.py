@@ -253,9 +253,7 @@ def starts(stage: Stage, times: int) -> list[float]:
 
 
 def test_pauses_grow_and_go_on_for_ever(ready: Make) -> None:
-    """What kills an engine may still be there; a server that has answered comes back by itself when
-    it is not.
-    """
+    """The cause may persist; a server that has answered comes back once it does not."""
     stage = ready()
     stage.kill("gpu2")
     pauses = starts(stage, 9)

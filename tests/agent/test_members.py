@@ -576,9 +576,7 @@ class Between:
 @pytest.mark.parametrize("side", ["answers", "reports"])
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, side: str) -> None:
-    """What has passed once more, or its own: the connection ends, the cause is printed, nothing is
-    done, and the next one works.
-    """
+    """A repeated message ends the connection with a printed cause; the next one works."""
     answers, sent = Between(), Between()
     with Relay(world.port, answers, sent) as relay:
         follower = world.follower(port=relay.port)

@@ -221,9 +221,7 @@ def test_a_server_that_starts_may_say_503(make: Make) -> None:
 
 
 def test_a_busy_server_says_so(ready: Make) -> None:
-    """What runs and waits, tokens per second, when the last answer came, and for how long the
-    present one is waited for.
-    """
+    """Running and waiting requests, tokens per second, and the ages of the canaries."""
     stage = ready()
     stage.engine.open, stage.engine.answers = 8, False
     stage.run(20)
@@ -245,9 +243,7 @@ def test_a_busy_server_says_so(ready: Make) -> None:
     ],
 )
 def test_lost_requests(ready: Make, how: dict[str, Any], lost: int | None) -> None:
-    """What was open when it died, or was answered with 5xx since; unknown, not 0, where vLLM counts
-    nothing.
-    """
+    """Open requests at the death, or 5xx answers since; unknown, not 0, without vLLM's counters."""
     stage = ready()
     failed = how.pop("failed", 0.0)
     stage.engine = Engine(**how)

@@ -1,6 +1,4 @@
-"""What is made of Ray's tables: rows as recorded (`fixtures/ray`), with addresses where a test can
-listen.
-"""
+"""Parser of Ray's tables: recorded rows (`fixtures/ray`), with addresses for the tests."""
 
 from __future__ import annotations
 
@@ -269,9 +267,7 @@ def test_ranks_are_those_of_the_servers_own_driver(server: Server, view: RayView
 
 
 def test_ranks_of_whom_nobody_knows(server: Server, view: RayView) -> None:
-    """Where Ray does not say which driver is ours: all of one driver's are, and of several
-    nobody's.
-    """
+    """Without our driver's id: all ranks of a single driver, none of several."""
     assert [item.actor for item in view.query_ranks(1)] == ["a0", "a1"]
     server.tables["/api/v0/actors"] += [actor(1, actor_id="b", job_id="06000000")]
     assert view.query_ranks(1) == []

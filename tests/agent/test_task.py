@@ -1,6 +1,4 @@
-"""What a model does: how it is asked, what came back, and which refusal says that it does
-something else.
-"""
+"""Tasks of models: requests, answers, and refusals of models with another task."""
 
 from __future__ import annotations
 

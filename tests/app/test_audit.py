@@ -1,6 +1,4 @@
-"""How a line gets into a node's audit trail, and how lines are read: the programs run on this
-machine.
-"""
+"""Programs that append to and read a node's audit trail, run on this machine."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ def ran(cluster: Cluster) -> list[str]:
 
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> None:
-    """What they print is shown, each line with its hook; other commands' hooks and odd files are
-    not run.
-    """
+    """Output is shown, with the hook's name; hooks of other commands do not run."""
     for name in ("pre-up", "post-up", "pre-down", "post-down", "pre-serve", "on-failure"):
         hook(name, f"{_TELL}; echo said; echo complained >&2")
     hook("README", mode=0o644)

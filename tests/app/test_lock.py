@@ -133,9 +133,7 @@ def test_another_process_is_never_ended(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_broken_lock_may_be_another_ones_at_once(tmp_path: Path) -> None:
-    """Who waits for it may be quicker than who breaks it, and is left alone; broken it is all the
-    same.
-    """
+    """A waiting process may get the lock first and keeps it; the lock is broken all the same."""
     slow = tmp_path / "bin"
     slow.mkdir()
     (slow / "flock").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("flock")} "$@"\n')

@@ -230,9 +230,7 @@ def test_a_source_that_says_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_person_is_asked_last_and_not_for_nothing(tmp_path: Path) -> None:
-    """When something else is missing, nobody types anything first; the order of the inventory is
-    kept.
-    """
+    """No prompt while another secret is missing; the inventory's order stays."""
     requests: list[tuple[str, str]] = []
 
     def ask(name: str, question: str) -> str:

@@ -1,6 +1,4 @@
-"""Why NCCL fell short: what it wrote, its environment and its container, against the table of
-causes.
-"""
+"""Causes of a bad network from NCCL's log, its environment and its container."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the engine's ranks are told to write, how it is asked for, and how all of it becomes one
-reading.
-"""
+"""NCCL logs of the engine's ranks: settings, queries, and the merged result."""
 
 from __future__ import annotations
 

@@ -176,9 +176,7 @@ def test_what_to_say_where_nodes_have_no_rdma() -> None:
 
 
 def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
-    """Where RDMA works, a trouble that would have stopped it is not the reason that GPUDirect is
-    off.
-    """
+    """A problem that would have prevented RDMA does not explain missing GPUDirect."""
     (finding,) = levels.judge(read("2.27-ray-gb10"), "auto")
 
     assert "GPUDirect RDMA is off for HCA 0 'rocep1s0f1' on spark2" in finding.text

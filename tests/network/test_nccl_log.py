@@ -192,9 +192,7 @@ def test_what_looks_like_a_link_and_is_none(line: str) -> None:
     ],
 )
 def test_prefixes(before: str, after: str, host: str) -> None:
-    """What Ray, vLLM, mpirun, Slurm and clocks put round a line does not hide it, and the host is
-    the one NCCL names.
-    """
+    """Prefixes of Ray, vLLM, mpirun, Slurm and clocks are ignored; NCCL names the host."""
     reading = parse_text(
         f"{before}NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1{after}\n"
     )
@@ -263,9 +261,7 @@ def test_behind_ray_with_colours() -> None:
     ],
 )
 def test_telling_lines(text: str) -> None:
-    """What explains a bad network is kept once, with the hosts that wrote it, though it is called
-    INFO.
-    """
+    """A line that explains a bad network is stored once, with its hosts, even as INFO."""
     line = f"(Worker pid=3) \x1b[36mn1:7:8 [0] NCCL INFO {text}\x1b[0m\n"
     reading = parse_text(line + line + line.replace("n1", "n2"))
 
