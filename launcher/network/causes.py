@@ -163,12 +163,12 @@ def find_cause(
     no line explains it.
 
     Args:
-        warnings: the telling lines of the log, as `tools.nccl` keeps them.
+        warnings: the relevant lines of the log (`nccl_log`).
         level: what the links reach: for `rdma` only the lack of GPUDirect is to be explained, else
             (`None`: not known) that of RDMA.
         env: NCCL's variables in the container.
         infiniband: files in the container's /dev/infiniband; `None` if unknown.
-        memlock: bytes the container may lock, `None` when there is no limit or it is not known.
+        memlock: bytes the container may lock, `None` if unlimited or unknown.
     """
     lines = [
         *(f"{name} set by environment to {value}" for name, value in sorted((env or {}).items())),
