@@ -58,7 +58,7 @@ def read_cpu(host: Host) -> HostCpu:
         sys.exit(f"no agent runs on {host.name}")
     living: dict[int, float] = {}
     daemons = 0.0
-    for process in processes.on_host(host):
+    for process in processes.host_processes(host):
         with suppress(OSError, IndexError):
             own, children = _process_cpu(process.pid)
             if len(process.pids) > 2:
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10)
     args = parser.parse_args()
     inventory = load(args.inventory)
-    lab = layout.load(inventory.path.parent)
+    lab = layout.load_lab(inventory.path.parent)
     if lab is None:
         sys.exit(f"{inventory.path} is not a lab's: processes of other hosts are not visible")
     target = client.endpoint(inventory, find(inventory, args.server))

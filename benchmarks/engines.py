@@ -24,7 +24,7 @@ def of_server(hosts: Iterable[Host], name: str = "default") -> list[int]:
     """Return the processes of a server's engine on all hosts, by the machine's numbers; all that
     Ray runs counts as its own.
     """
-    everything = [each.pid for host in hosts for each in processes.on_host(host)]
+    everything = [each.pid for host in hosts for each in processes.host_processes(host)]
     # By the session: vLLM's workers write their title over their environment.
     own = {
         session
@@ -40,20 +40,22 @@ def agent(host: Host) -> int | None:
     """Return the agent of a host's container, None when none runs."""
     # The first process of a container: only containers have a third level of numbers, the
     # machine's, the host's, their own.
-    found = (each for each in processes.on_host(host) if len(each.pids) > 2 and each.pids[-1] == 1)
+    found = (
+        each for each in processes.host_processes(host) if len(each.pids) > 2 and each.pids[-1] == 1
+    )
     return next((each.pid for each in found if _AGENT in (command_line(each.pid) or "")), None)
 
 
 def freeze(pids: Iterable[int]) -> None:
     """Stop processes where they are, as a debugger does."""
     for pid in pids:
-        processes.kill(pid, signal.SIGSTOP)
+        processes.send_signal(pid, signal.SIGSTOP)
 
 
 def thaw(pids: Iterable[int]) -> None:
     """Let frozen processes go on; nothing happens to others."""
     for pid in pids:
-        processes.kill(pid, signal.SIGCONT)
+        processes.send_signal(pid, signal.SIGCONT)
 
 
 def command_line(pid: int) -> str | None:

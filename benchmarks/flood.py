@@ -302,7 +302,7 @@ def main() -> int:
             f"a frozen engine counts as dead after {inventory.serve.stuck:g} s: set `serve:"
             " {stuck: 60}` and run `vlaunch serve` again"
         )
-    lab = layout.load(inventory.path.parent)
+    lab = layout.load_lab(inventory.path.parent)
     if args.freeze and lab is None:
         sys.exit(
             f"{inventory.path} is no practice cluster's: only there processes are frozen from"

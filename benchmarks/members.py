@@ -21,11 +21,11 @@ from unittest import mock
 from launcher.agent import crew
 from launcher.agent.api import Counters
 from launcher.agent.certificates import Certificates
-from launcher.agent.crew import Lead
-from launcher.agent.members import Answer, Follower
+from launcher.agent.crew import Leader
+from launcher.agent.members import Member, ReportReply
 from launcher.agent.node import RUN, Order, ServerReport
 from launcher.agent.probe import ProbeReport
-from launcher.agent.server import Server
+from launcher.agent.server import HttpServer
 from tests.agent.authority import Authority
 
 SIZES = (63, 256)
@@ -61,7 +61,7 @@ class Node:
     def __init__(self) -> None:
         self.orders: Any = {}
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Do nothing."""
 
     def report(self) -> dict[str, ServerReport]:
@@ -69,12 +69,12 @@ class Node:
         return {"one": REPORT, "two": REPORT}
 
 
-class CountingLead(Lead):
+class CountingLead(Leader):
     """The head's agent, with a counter of exchanges."""
 
     exchanges = 0
 
-    def exchange(self, *args: Any) -> Answer:
+    def exchange(self, *args: Any) -> ReportReply:
         """Count and handle an exchange."""
         self.exchanges += 1
         return super().exchange(*args)
@@ -88,7 +88,7 @@ def run_members(folder: str, port: int, nodes: int) -> None:
         certificates.context()  # read the files now: that is no part of connecting
         node: Any = Node()
         address = "127.0.0.1", port
-        followers.append(Follower(f"node{number}", node, *address, certificates, lambda: None))
+        followers.append(Member(f"node{number}", node, *address, certificates, lambda: None))
     print("ready", flush=True)
     sys.stdin.readline()
     for follower in followers:
@@ -97,7 +97,7 @@ def run_members(folder: str, port: int, nodes: int) -> None:
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     while not stop.wait(0.02):
         for follower in followers:
-            follower.turn()
+            follower.tick()
 
 
 def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
@@ -111,7 +111,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
             authority.deliver(folder / member, member)
         lead, lock = CountingLead("head", Node()), threading.RLock()  # type: ignore[arg-type]
         certificates = Certificates(server=True, folder=str(folder / "head"))
-        server = Server(crew.site(lead, lock, certificates, "127.0.0.1", 0))
+        server = HttpServer(crew.members_site(lead, lock, certificates, "127.0.0.1", 0))
         server.start()
         wait(lambda: bool(server.bound))
         options = ["--members", name, str(*server.bound.values()), str(nodes)]
@@ -132,11 +132,11 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
         def turn() -> None:
             with lock:
                 lead.orders = {member: dict(orders) for member in members}
-                lead.turn()
+                lead.tick()
 
         orders = {"one": ORDER, "two": ORDER}
         turn()
-        wait(lambda: all(map(lead.settled, lead.members)))
+        wait(lambda: all(map(lead.is_settled, lead.members)))
         count, cpu, began = lead.exchanges, time.process_time(), time.monotonic()
         while time.monotonic() - began < seconds:
             turn()
@@ -146,7 +146,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
         del orders["two"]
         began = time.monotonic()
         turn()
-        wait(lambda: all(map(lead.settled, lead.members)))
+        wait(lambda: all(map(lead.is_settled, lead.members)))
         settled = time.monotonic() - began
         child.stdin.close()
         child.wait()

@@ -111,7 +111,7 @@ def main() -> None:
         megabytes = path.stat().st_size / 1e6
         ways: dict[str, Callable[[], object]] = {
             "loop over the lines": lambda: split_only(path),
-            "`nccl.read`": lambda: nccl_log.read(blocks(path)),
+            "`nccl.read`": lambda: nccl_log.parse_log(blocks(path)),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(given.rounds):
@@ -119,7 +119,7 @@ def main() -> None:
                 began = time.process_time()
                 way()
                 found[name].append(megabytes / (time.process_time() - began))
-        reading = nccl_log.read(blocks(path))
+        reading = nccl_log.parse_log(blocks(path))
     speed = {name: statistics.median(each) for name, each in found.items()}
     loop, read = speed.values()
     print(

@@ -33,10 +33,10 @@ def main(checkout: Path) -> None:
     commit, date = subprocess.run(log, check=True, capture_output=True, text=True).stdout.split()
     folder = checkout / "models"
     recipes = {
-        str(path.relative_to(folder).with_suffix("")): library.read_file(path)
+        str(path.relative_to(folder).with_suffix("")): library.read_recipe(path)
         for path in sorted(folder.glob("*/*.yaml"), key=lambda path: str(path).lower())
     }
-    taxonomy: Any = document.parse((checkout / "taxonomy.yaml").read_text()).data
+    taxonomy: Any = document.parse_document((checkout / "taxonomy.yaml").read_text()).data
     hardware = {
         name: json.dumps(
             {

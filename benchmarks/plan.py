@@ -26,15 +26,15 @@ from launcher.core import expectations_read as expectations
 from launcher.core.expectations import Expectations
 from launcher.planner import working
 from launcher.planner.architecture import Architecture
-from launcher.planner.choice import Question, Want, choose, verdict_of
-from launcher.planner.cluster import Cluster, Host, Link
-from launcher.planner.estimate import Estimate, Gpu
+from launcher.planner.choice import Demand, PlanQuestion, choose_layout, judge_estimate
+from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
+from launcher.planner.estimate import Estimate, GpuModel
 from launcher.planner.weights import GIB
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "planner"
-_NVLINK = Link(nvlink=True, rdma=True)
-_FAST = Link(nvlink=True, rdma=True, gbps=46.0, latency_us=6.0)
-_PCIE = Link(nvlink=False)
+_NVLINK = ClusterLink(nvlink=True, rdma=True)
+_FAST = ClusterLink(nvlink=True, rdma=True, gbps=46.0, latency_us=6.0)
+_PCIE = ClusterLink(nvlink=False)
 # nodes, GPUs each, their model, and what connects them
 CLUSTERS = {
     "1 × T4": (1, 1, "T4", _PCIE),
@@ -55,8 +55,8 @@ CLUSTERS = {
     "8 × H200": (1, 8, "H200", _NVLINK),
     "8 × B200": (1, 8, "B200", _NVLINK),
     "8 × MI300X": (1, 8, "MI300X", _NVLINK),
-    "2 × DGX Spark": (2, 1, "GB10", Link(rdma=True)),
-    "4 × DGX Spark": (4, 1, "GB10", Link(rdma=True)),
+    "2 × DGX Spark": (2, 1, "GB10", ClusterLink(rdma=True)),
+    "4 × DGX Spark": (4, 1, "GB10", ClusterLink(rdma=True)),
 }
 _ROUNDS, _STEPS = 3, (0.6, 0.8, 0.9, 1.1, 1.25, 1.6)
 PEERS = ("llm-d", "sparkrun", "weights × 1.2", "GPUStack")
@@ -89,7 +89,7 @@ def known(path: Path) -> Iterator[Known]:
         if several and version_of(case.vllm_version) < (0, 21):  # blocks / groups × block size
             held = expect.get("max_concurrency")
             printed = int(held * case.estimated().length) if held and printed else None
-        if not model.modelled:
+        if not model.unmodelled_reason:
             yield Known(
                 case=case,
                 model=model,
@@ -125,7 +125,7 @@ class Fit:
 
     def error(self, factors: Mapping[str, working.Factors]) -> float:
         """Return the error as a share, of which none counts for too much."""
-        likely = working.summed(self.parts, factors)[1]
+        likely = working.sum_parts(self.parts, factors)[1]
         return min(0.5, abs(self.left - likely - self.kv) / self.kv)
 
 
@@ -216,9 +216,13 @@ def table(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
             wrong = abs(estimate.stages[0].weights.likely / each.model_gib - 1)
             loaded[each.model.quantization == "mxfp4"].append(wrong)
     decided = [(each, estimate) for each, estimate in results if each.case.weights_gib]
-    false = [each for each, estimate in decided if not each.fits and verdict_of(estimate) == "fits"]
+    false = [
+        each for each, estimate in decided if not each.fits and judge_estimate(estimate) == "fits"
+    ]
     lost = [
-        each for each, estimate in decided if each.fits and verdict_of(estimate) == "does-not-fit"
+        each
+        for each, estimate in decided
+        if each.fits and judge_estimate(estimate) == "does-not-fit"
     ]
     yield f"tokens from KV GiB: {sum(found <= 1 for found in off)} of {len(off)} to one block"
     yield f"weights per GPU: p90 {_share(loaded[False], 0.9):.1%} of {len(loaded[False])}, " + (
@@ -244,7 +248,7 @@ def rows(results: Sequence[tuple[Known, Estimate]]) -> Iterator[str]:
         kv = estimate.poorest.kv
         yield (
             f"{each.case.id:40} KV {kv.low:6.1f} {kv.likely:6.1f} {kv.high:6.1f}, printed"
-            f" {each.kv_gib}; {verdict_of(estimate)}, started: {each.fits}; blocks off"
+            f" {each.kv_gib}; {judge_estimate(estimate)}, started: {each.fits}; blocks off"
             f" {blocks_off(each, estimate)}"
         )
 
@@ -254,7 +258,7 @@ def choices(cases: Sequence[Known]) -> Iterator[str]:
     what is chosen for 16 requests of 8,192 tokens, with a mark where it is tight (~) or does not
     fit (!).
     """
-    gpus = expectations.load()
+    gpus = expectations.load_expectations()
     yield "| model, GiB | " + " | ".join(CLUSTERS) + " |"
     yield "|---|" + "---|" * len(CLUSTERS)
     weighed = [each for each in cases if each.case.weights_gib and each.case.config]
@@ -266,20 +270,22 @@ def choices(cases: Sequence[Known]) -> Iterator[str]:
         yield f"| {name}, {each.case.weights_gib:.0f} | " + " | ".join(cells) + " |"
 
 
-def _cell(each: Known, nodes: int, count: int, gpu: str, link: Link, *, gpus: Expectations) -> str:
+def _cell(
+    each: Known, nodes: int, count: int, gpu: str, link: ClusterLink, *, gpus: Expectations
+) -> str:
     known_gpu = gpus.gpu(gpu)
-    memory = known_gpu.reported(gpu) if known_gpu else None
-    card = Gpu(name=gpu, memory_gib=memory or 0.0)
-    hosts = tuple(Host(name=f"n{at}", gpus=count, gpu=card) for at in range(nodes))
-    planned = choose(
-        Question(
+    memory = known_gpu.reported_gib(gpu) if known_gpu else None
+    card = GpuModel(name=gpu, memory_gib=memory or 0.0)
+    hosts = tuple(PlanHost(name=f"n{at}", gpus=count, gpu=card) for at in range(nodes))
+    planned = choose_layout(
+        PlanQuestion(
             model=each.model,
             weight_bytes=int((each.case.weights_gib or 0) * GIB),
             cluster=Cluster(hosts=hosts, link=link),
-            want=Want(context=8192, requests=16),
+            demand=Demand(context=8192, requests=16),
         )
     )
-    option = planned.option
+    option = planned.layout
     mark = {"fits": "", "tight": " ~", "does-not-fit": " !"}[planned.verdict]
     experts = "E" if option.experts else ""
     several = f"{option.servers}·" if option.servers > 1 else ""

@@ -15,12 +15,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from launcher.core.errors import RequestError
 from launcher.planner import versions
 from launcher.planner.architecture import Architecture
-from launcher.planner.architecture_read import architecture_of
+from launcher.planner.architecture_read import parse_architecture
 from launcher.planner.config_fields import MOST_LAYERS
-from launcher.planner.estimate import Engine, Estimate, Gpu, cache_request, estimate, limits_of
-from launcher.planner.flags import Flags
-from launcher.planner.kv_cache import cache_of
-from launcher.planner.weights import GIB, counted
+from launcher.planner.estimate import (
+    Estimate,
+    GpuModel,
+    PlannedEngine,
+    build_cache_request,
+    engine_limits,
+    estimate_replica,
+)
+from launcher.planner.flags import EngineFlags
+from launcher.planner.kv_cache import build_cache
+from launcher.planner.weights import GIB, estimate_weight_bytes
 
 _Ranks = Annotated[
     int, Field(ge=1, le=4096), BeforeValidator(lambda said: 1 if said is None else said)
@@ -98,9 +105,9 @@ class Case(BaseModel):
 
     def model(self) -> Architecture:
         """Read the configuration; raises RequestError."""
-        return architecture_of(_listed(self.config))
+        return parse_architecture(_listed(self.config))
 
-    def engine(self, model: Architecture) -> Engine:
+    def engine(self, model: Architecture) -> PlannedEngine:
         """Return the engine; raises RequestError for stages that do not fit together."""
         pp = self.pp
         counts = tuple(self.pp_layer_partition or ())
@@ -110,13 +117,13 @@ class Case(BaseModel):
                 f"{self.id}: {pp} pipeline stages, {len(gpus)} GPUs and layers {list(counts)} do"
                 f" not go together with a model of {len(model.layers)} layers"
             )
-        return Engine(
-            gpus=tuple(Gpu(name=gpu.name, memory_gib=gpu.memory_gib) for gpu in gpus),
+        return PlannedEngine(
+            gpus=tuple(GpuModel(name=gpu.name, memory_gib=gpu.memory_gib) for gpu in gpus),
             tp=self.tp,
             dp=self.dp,
             nodes=self.nodes,
             version=version_of(self.vllm_version),
-            flags=Flags(
+            flags=EngineFlags(
                 utilization=self.gpu_memory_utilization,
                 length=self.max_model_len,
                 batched_tokens=self.max_num_batched_tokens,
@@ -136,27 +143,31 @@ class Case(BaseModel):
         """Return the bytes of the weights, counted where the case lacks them; raises RequestError
         where they cannot be counted.
         """
-        size = counted(model) if self.weights_gib is None else int(self.weights_gib * GIB)
+        size = (
+            estimate_weight_bytes(model)
+            if self.weights_gib is None
+            else int(self.weights_gib * GIB)
+        )
         if not size:
             raise RequestError(
                 f"{self.id}: no estimate is possible: the size of the weights is not known",
-                evidence=model.modelled or f"quantization: {model.quantization}",
+                evidence=model.unmodelled_reason or f"quantization: {model.quantization}",
             )
         return size
 
     def estimated(self) -> Estimate:
         """Estimate the memory; raises RequestError."""
         model = self.model()
-        return estimate(model, self.weight_bytes(model), self.engine(model))
+        return estimate_replica(model, self.weight_bytes(model), self.engine(model))
 
     def tokens_from_kv(self) -> int | None:
         """Return the tokens that the measured KV cache holds; None where none was measured."""
         model, known = self.model(), self.expect.kv_gib
-        if known is None or model.modelled:
+        if known is None or model.unmodelled_reason:
             return None
         engine = self.engine(model)
-        limits = limits_of(model, engine)
-        cache = cache_of(model, cache_request(model, engine, limits), limits.counts)
+        limits = engine_limits(model, engine)
+        cache = build_cache(model, build_cache_request(model, engine, limits), limits.counts)
         return cache.tokens(cache.blocks([max(0, int(known * GIB))] * engine.pp))
 
 
@@ -177,7 +188,7 @@ def version_of(text: str | None) -> tuple[int, int]:
     if month := _MONTH.search(text or ""):
         known = [minor for when, minor in _RELEASES.items() if when <= month[0]]
         return (0, known[-1]) if known else (0, min(_RELEASES.values()))
-    return versions.TODAY
+    return versions.CURRENT
 
 
 def _listed(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Answer, Argv, Inventory
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
@@ -285,7 +285,7 @@ def _run(
         if memory:
             tracemalloc.start()
         began = time.process_time()
-        code = run(list(words))
+        code = run_command(list(words))
         took = time.process_time() - began - meter.simulated
         peak = tracemalloc.get_traced_memory()[1] if memory else 0
         tracemalloc.stop()

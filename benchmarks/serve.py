@@ -30,7 +30,7 @@ from benchmarks import client
 from benchmarks.client import Endpoint
 from benchmarks.up import ssh
 from launcher.agent import desired, state
-from launcher.agent.desired import Desired, Process
+from launcher.agent.desired import Desired, ProcessSpec
 from launcher.core.domain import Argv, Inventory, Node
 from launcher.inventory.load import load
 from launcher.serving import endpoints
@@ -162,14 +162,14 @@ def inside(inventory: Inventory, node: Node, *argv: str, stdin: str = "") -> str
 
 def read(inventory: Inventory, name: str, file: str) -> Any:
     """Return what a file of a server holds on the head; None when it is not there."""
-    path = state.path(name, file, containers.SERVERS)
+    path = state.server_file(name, file, containers.SERVERS)
     text = inside(inventory, inventory.head, "sh", "-c", 'cat "$1" 2>/dev/null; true', "cat", path)
     return json.loads(text) if text.strip() else None
 
 
 def written(inventory: Inventory, name: str) -> float:
     """Return when a server was asked for, by this machine's clock."""
-    path = state.path(name, state.DESIRED, containers.SERVERS)
+    path = state.server_file(name, state.DESIRED, containers.SERVERS)
     program = f"import os, time; print(time.time() - os.stat({path!r}).st_mtime)"
     return time.time() - float(inside(inventory, inventory.head, "python3", "-c", program))
 
@@ -180,9 +180,9 @@ def written(inventory: Inventory, name: str) -> float:
 def prepare(inventory: Inventory, backend: str) -> Bench:
     """Start a server once, which warms the caches up and tells how the keeper starts it."""
     client.must(inventory, "serve", "--name", NAME, "--backend", backend, "--skip-network-check")
-    want = desired.read(read(inventory, NAME, state.DESIRED))
+    want = desired.parse_spec(read(inventory, NAME, state.DESIRED))
     client.must(inventory, "stop", NAME)
-    url = endpoints.url(inventory, want.host, want.port, want.api_node)
+    url = endpoints.endpoint_url(inventory, want.host, want.port, want.api_node)
     target = Endpoint(url=url, model=want.model, key=client.key(inventory))
     return Bench(inventory=inventory, backend=backend, want=want, target=target)
 
@@ -241,7 +241,7 @@ def by_hand(bench: Bench) -> Iterator[Start]:
             await_free(inventory)
 
 
-def entered(bench: Bench, process: Process) -> str:
+def entered(bench: Bench, process: ProcessSpec) -> str:
     """Return the command line for a node, which prints when it was entered and when it returned."""
     node = bench.inventory.node(process.node)
     env = dict(process.env)
@@ -415,7 +415,7 @@ def cost(inventory: Inventory, servers: int = 3) -> list[Row]:
         after, memory = counted(inventory)
         share = (after - before) / (time.monotonic() - began)
     finally:
-        files = [state.path(name, state.DESIRED, containers.SERVERS) for name in names]
+        files = [state.server_file(name, state.DESIRED, containers.SERVERS) for name in names]
         inside(inventory, head, "rm", "-f", *files)
         for name in names:
             await_state(inventory, name, "stopped")
@@ -440,7 +440,7 @@ def stand_in(name: str, head: Node, port: int) -> Desired:
         id=name,
         model="stand-in",
         backend="mp",
-        processes=(Process(node=head.name, argv=argv),),
+        processes=(ProcessSpec(node=head.name, argv=argv),),
         host="127.0.0.1",
         port=port,
         places={},
@@ -450,7 +450,7 @@ def stand_in(name: str, head: Node, port: int) -> Desired:
 
 def want(inventory: Inventory, server: Desired) -> None:
     """Write down that a server is wanted."""
-    path = state.path(server.name, state.DESIRED, containers.SERVERS)
+    path = state.server_file(server.name, state.DESIRED, containers.SERVERS)
     script = 'mkdir -p "${1%/*}" && cat >"$1.new" && mv "$1.new" "$1"'
     inside(
         inventory,

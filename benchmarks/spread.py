@@ -135,7 +135,9 @@ class Bench:
                     # The second node receives and passes on.
                     middle = ended.value.members["n1"]
                     if count > 2 and middle.received:
-                        self.cpu.append((middle.cpu - middle.start_cpu) / manifest.total_bytes * 1e9)
+                        self.cpu.append(
+                            (middle.cpu - middle.start_cpu) / manifest.total_bytes * 1e9
+                        )
                     return ended.value  # type: ignore[no-any-return]
                 at(event)
                 if event.data.get("total"):

@@ -275,7 +275,7 @@ def first_ever(bench: Bench, rounds: int) -> None:
     """Compare with the derived image still to be built, wheels already on this machine, and print
     the table.
     """
-    from launcher.cluster.prepare import cache
+    from launcher.cluster.prepare import cache_dir
 
     ours, theirs, again = list[float](), list[float](), list[float]()
     for number in range(rounds):
@@ -290,7 +290,7 @@ def first_ever(bench: Bench, rounds: int) -> None:
             # the image has to be asked again what it has
             with tempfile.TemporaryDirectory() as fresh:
                 (Path(fresh) / "vlaunch").mkdir()
-                (Path(fresh) / "vlaunch" / "wheels").symlink_to(cache() / "wheels")
+                (Path(fresh) / "vlaunch" / "wheels").symlink_to(cache_dir() / "wheels")
                 ours.append(by_vlaunch(bench, env={"XDG_CACHE_HOME": fresh}))
             again.append(by_vlaunch(bench))
         print(

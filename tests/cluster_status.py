@@ -13,12 +13,12 @@ from launcher.core.domain import Inventory, Secret
 from launcher.serving import status
 from launcher.serving.status import ClusterStatus, ServerStatus
 from launcher.tools import network_verdict
-from launcher.tools.observe import commands, read
+from launcher.tools.observe import parse_answers, probe_commands
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-from tests import kept
 from tests import plan_case as case
+from tests import supervision
 from tests.conftest import Load
 from tests.fakes import FakeTransport
 from tests.simulated import World
@@ -40,14 +40,16 @@ def look(world: World, *missing: str, inventory: Inventory | None = None) -> Clu
     """Observe as the command does."""
     inventory = inventory or world.inventory
     transport = FakeTransport(world.answer)
-    seen, _ = read(transport.run(commands(inventory, [inventory.image], compiled=True)))
+    seen, _ = parse_answers(
+        transport.run(probe_commands(inventory, [inventory.image], compiled=True))
+    )
     facts = {name: each for name, each in seen.items() if name not in missing}
     snapshot = ClusterSnapshot(site=Site(inventory, facts))
     if asked := status.query_head(snapshot.site):
         answer, proof = transport.run(asked)
         record = network_verdict.parse_record(proof)
-        snapshot = replace(snapshot, said=try_payload(answer), network=record)
-    return status.read(snapshot, {name: f"{name}: no route" for name in missing})
+        snapshot = replace(snapshot, payload=try_payload(answer), network=record)
+    return status.build_status(snapshot, {name: f"{name}: no route" for name in missing})
 
 
 def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
@@ -56,7 +58,7 @@ def jobs(world: World, *rows: dict[str, Any], **more: Any) -> None:
         "jobs": [],
         "nodes": world.ray_table(),
         "actors": [],
-        **kept.said(*rows),
+        **supervision.head_report(*rows),
         **more,
     }
 
@@ -65,6 +67,10 @@ def serve(
     world: World, how: Observed | None = None, *, wanted: Desired | None = None, **more: Any
 ) -> ServerStatus:
     """Let one server be, and look at it."""
-    jobs(world, kept.one(wanted or kept.wanted(), how, age=more.pop("age", 2.0)), **more)
+    jobs(
+        world,
+        supervision.server_row(wanted or supervision.make_spec(), how, age=more.pop("age", 2.0)),
+        **more,
+    )
     (server,) = look(world).servers
     return server

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from launcher.app.apply import apply
-from launcher.cli.main import run
+from launcher.cli.main import run_command
 from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
 from launcher.inventory.load import load
-from launcher.serving.watch import watch
+from launcher.serving.watch import watch_start
 from launcher.ssh.fleet import Line
 from launcher.tools import py_spy
 from tests.fakes import FakeTransport
@@ -149,7 +149,7 @@ class Cluster:
     def run(self, *words: str) -> Ran:
         """Run one command line with this cluster's inventory."""
         self.capsys.readouterr()
-        code = run(list(words))
+        code = run_command(list(words))
         return Ran(code, *self.capsys.readouterr())
 
     def unwant(self, name: str = "default") -> None:
@@ -236,7 +236,7 @@ def cluster(
     monkeypatch.setitem(defaults, "clock", lambda: float(next(ticks)))
     monkeypatch.setitem(defaults, "sleep", lambda _: None)
     # A server is watched by the real clock: what never comes must not be asked for without a rest.
-    defaults = watch.__kwdefaults__ or {}
+    defaults = watch_start.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
     return made
 
@@ -302,5 +302,5 @@ def launch(here: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def held(capsys: pytest.CaptureFixture[str]) -> bool:
     capsys.readouterr()
-    assert run(["lock", "--json"]) == 0
+    assert run_command(["lock", "--json"]) == 0
     return bool(json.loads(capsys.readouterr().out)["held"])

@@ -59,9 +59,9 @@ def _ctrl_c_is_heard() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_secret_is_known() -> Iterator[None]:
     """A value that one test's program learned must not be hidden from the next one."""
-    redaction.forget()
+    redaction.clear_secrets()
     yield
-    redaction.forget()
+    redaction.clear_secrets()
 
 
 @pytest.fixture

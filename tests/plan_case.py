@@ -35,16 +35,16 @@ from launcher.core.domain import Answer, Inventory, Secret
 from launcher.core.plan import Plan
 from launcher.inventory.load import load
 from launcher.network import network_plan
-from launcher.network.network_shape import Ask, Proof
+from launcher.network.network_shape import CheckOptions, CheckResult
 from launcher.tools import derived, ray
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import commands, observe, read
+from launcher.tools.observe import parse_answers, probe_commands, probe_nodes
 from launcher.tools.site import Site
 from tests.fakes import FakeTransport
 from tests.simulated import World
 
 CASES = Path(__file__).parent / "plan_cases"
-ASK = Ask(nonce="f00d")
+ASK = CheckOptions(nonce="f00d")
 # What the cases' inventories name as secrets; none of these may be seen in a script.
 VALUES = {
     "HF_TOKEN": "hf_thisMustStayHidden",
@@ -81,14 +81,16 @@ class Case:
                 for node in inventory.nodes
                 if node.name not in self.observed.get("unreachable", ())
             ]
-            facts, _ = read(FakeTransport(self.world.answer).run(commands(inventory, (), nodes)))
+            facts, _ = parse_answers(
+                FakeTransport(self.world.answer).run(probe_commands(inventory, (), nodes))
+            )
             return [plan_down(Site(inventory, facts))]
         facts = (
             {}
             if self.observed.get("offline")
-            else observe(inventory, FakeTransport(self.world.answer), [inventory.image])
+            else probe_nodes(inventory, FakeTransport(self.world.answer), [inventory.image])
         )
-        renewal = prepare.renewal(inventory, facts, make=False)
+        renewal = prepare.renew_certificates(inventory, facts, make=False)
         return [
             plan_image(Site(inventory, facts)),
             plan_up(Site(inventory, facts), self.secrets, image, renewal),
@@ -154,16 +156,16 @@ def ray_image(inventory: Inventory, context: Path | None = None) -> RayImage:
     if context is None:
         return RayImage(tag=inventory.image, ray_version="2.60.0", python_version="3.12.3")
     tag = f"{derived.REPOSITORY}:2.60.0-0123456789ab"
-    recipe = derived.Recipe(
+    recipe = derived.ImageRecipe(
         tag=tag, dockerfile=f"FROM {inventory.image}\n", files={"wheels/ray.whl": b"wheel"}
     )
-    context.write_bytes(derived.context(recipe))
+    context.write_bytes(derived.build_context(recipe))
     return RayImage(
         tag=tag,
         ray_version="2.60.0",
         python_version="3.12.3",
         recipe=recipe,
-        shown=f"cat {context}",
+        context_command=f"cat {context}",
     )
 
 
@@ -172,8 +174,8 @@ def bring_up(
 ) -> Plan:
     """Observe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
-    facts = observe(inventory, transport, [inventory.image])
-    renewal = prepare.renewal(inventory, facts)
+    facts = probe_nodes(inventory, transport, [inventory.image])
+    renewal = prepare.renew_certificates(inventory, facts)
     plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context), renewal)
     drain(plan, transport)
     return plan
@@ -189,13 +191,15 @@ def up(inventory: Inventory) -> tuple[World, dict[str, HostFacts]]:
     """Bring a world up and look at it."""
     world = World(inventory)
     bring_up(inventory, world, {})
-    return world, observe(inventory, FakeTransport(world.answer), [inventory.image])
+    return world, probe_nodes(inventory, FakeTransport(world.answer), [inventory.image])
 
 
-def judged(world: World, facts: dict[str, HostFacts], ask: Ask, proof: Proof) -> Sequence[Finding]:
+def judged(
+    world: World, facts: dict[str, HostFacts], ask: CheckOptions, proof: CheckResult
+) -> Sequence[Finding]:
     """Run the gate once."""
-    gate = network_plan.gate(Site(world.inventory, facts), ask, proof)
+    gate = network_plan.network_gate(Site(world.inventory, facts), ask, proof)
     answers: dict[str, list[Answer]] = {}
-    for answer in FakeTransport(world.answer).run(gate.ask):
+    for answer in FakeTransport(world.answer).run(gate.queries):
         answers.setdefault(answer.node, []).append(answer)
     return gate.judge(answers)

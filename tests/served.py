@@ -1,6 +1,4 @@
-"""What tests of servers share: two nodes whose containers are of this vlaunch, requests, and
-servers that the head keeps.
-"""
+"""Two nodes with containers of this version, requests, and servers, for tests."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from typing import Any
 from launcher.agent.desired import Desired, Policy
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Node, RaySettings
-from launcher.serving.serve_plan import Start, plan_serve
-from launcher.serving.serve_request import Request
+from launcher.serving.serve_plan import StartPlan, plan_serve
+from launcher.serving.serve_request import ServeRequest
 from launcher.tools import docker
 from launcher.tools.host import HostFacts
-from launcher.tools.placement import choose, narrow
+from launcher.tools.placement import choose_placement, narrow_inventory
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
 from tests import containers
@@ -32,34 +30,36 @@ IMAGE = docker.Image(id="sha256:1", identity="1", digests=(), architecture="amd6
 
 
 def request(
-    backend: Any = "ray", tp: int | None = 8, pp: int | None = 2, dp: int = 1, **more: Any
-) -> Request:
-    """Ask for org/m on both nodes; `nodes` and `gpus` narrow where it is placed."""
-    here = narrow(more.pop("inventory", INVENTORY), more.get("nodes", ()), more.get("gpus"))
-    placed = choose(here, tp, pp, dp=dp, backend=backend)
-    return Request(
+    backend: Any = "ray", tp: int | None = 8, pp: int | None = 2, dp: int = 1, **changes: Any
+) -> ServeRequest:
+    """Return a request for org/m on both nodes; `nodes` and `gpus` narrow its placement."""
+    inventory = narrow_inventory(
+        changes.pop("inventory", INVENTORY), changes.get("nodes", ()), changes.get("gpus")
+    )
+    placement = choose_placement(inventory, tp, pp, dp=dp, backend=backend)
+    return ServeRequest(
         **{
             "model": "org/m",
-            "placement": placed,
+            "placement": placement,
             "backend": backend,
             "host": "0.0.0.0",
             "port": 8000,
-            **more,
+            **changes,
         }
     )
 
 
-def container(node: str, **more: Any) -> docker.Container:
-    """Return a node's container, of this vlaunch."""
+def container(node: str, **changes: Any) -> docker.Container:
+    """Return a node's container of this version."""
     own = Site(INVENTORY).container_name(INVENTORY.node(node))
     agent = ("/opt/vlaunch/entry.sh", "agent")
-    return containers.container(**{"name": own, "id": own, "node": node, "argv": agent, **more})
+    return containers.container(**{"name": own, "id": own, "node": node, "argv": agent, **changes})
 
 
-def seen(
-    *servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **said: Any
+def make_snapshot(
+    *servers: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]] = (), **payload: Any
 ) -> ClusterSnapshot:
-    """Return a cluster that is up and keeps some servers."""
+    """Return a running cluster with some servers."""
     facts = {
         node.name: HostFacts(
             containers=(container(node.name),),
@@ -70,39 +70,46 @@ def seen(
         for node in NODES
     }
     rows = [{"node_id": f"id-{node.ip}", "node_ip": node.ip, "state": "ALIVE"} for node in NODES]
-    kept = {"servers": list(servers), "members": {"n2": 1.0}, "agent": 1.0}
+    state = {"servers": list(servers), "members": {"n2": 1.0}, "agent": 1.0}
     return ClusterSnapshot(
         site=Site(INVENTORY, facts),
-        said={"jobs": list(jobs), "nodes": table(*rows), **kept, **said},
+        payload={"jobs": list(jobs), "nodes": table(*rows), **state, **payload},
     )
 
 
-def planned(
-    there: ClusterSnapshot, wanted: Request, inventory: Inventory = INVENTORY, **more: Any
-) -> Start:
-    """Plan a server at second 7."""
-    site = replace(there.site, inventory=inventory)
-    return plan_serve(
-        replace(there, site=site), wanted, **{"asked": 7.0, "policy": Policy(), **more}
-    )
-
-
-def desired(
-    asked: Request,
+def plan_start(
+    snapshot: ClusterSnapshot,
+    server: ServeRequest,
     inventory: Inventory = INVENTORY,
-    there: ClusterSnapshot | None = None,
-    **more: Any,
+    **options: Any,
+) -> StartPlan:
+    """Plan a server at second 7."""
+    site = replace(snapshot.site, inventory=inventory)
+    return plan_serve(
+        replace(snapshot, site=site), server, **{"requested_at": 7.0, "policy": Policy(), **options}
+    )
+
+
+def make_spec(
+    server: ServeRequest,
+    inventory: Inventory = INVENTORY,
+    snapshot: ClusterSnapshot | None = None,
+    **options: Any,
 ) -> Desired:
-    """Return a request as the keeper is told of it."""
-    return planned(there or ClusterSnapshot(site=Site(inventory)), asked, inventory, **more).desired
+    """Return the spec of a request."""
+    return plan_start(
+        snapshot or ClusterSnapshot(site=Site(inventory)), server, inventory, **options
+    ).spec
 
 
-def kept(asked: Request | Desired, state: str = "ready", **more: Any) -> dict[str, Any]:
-    """Return a server as the head tells of it."""
-    wanted = asked if isinstance(asked, Desired) else desired(asked)
-    own = {key: getattr(wanted, key) for key in ("name", "id", "asked", "model")}
-    observed = {"version": 2, **own, "state": state, **more}
-    return {"name": wanted.name, "desired": wanted.as_json(), "observed": observed, "age": 1.0}
+def server_row(
+    server: ServeRequest | Desired, state: str = "ready", **changes: Any
+) -> dict[str, Any]:
+    """Return the head's row of a server."""
+    spec = server if isinstance(server, Desired) else make_spec(server)
+    identity = {key: getattr(spec, key) for key in ("name", "id", "asked", "model")}
+    observed = {"version": 2, **identity, "state": state, **changes}
+    return {"name": spec.name, "desired": spec.as_json(), "observed": observed, "age": 1.0}
 
 
 def option(argv: tuple[str, ...], name: str) -> str:
@@ -117,10 +124,12 @@ def uneven(*gpus: int) -> Inventory:
     return replace(INVENTORY, nodes=tuple(nodes))
 
 
-def chat(**more: Any) -> Request:
-    return request(**{"name": "chat", "backend": "mp", "tp": 4, "pp": 1, "nodes": ("n1",), **more})
+def chat(**changes: Any) -> ServeRequest:
+    return request(
+        **{"name": "chat", "backend": "mp", "tp": 4, "pp": 1, "nodes": ("n1",), **changes}
+    )
 
 
-def judged(start: Start, gate: str) -> list[Finding]:
-    (found,) = [each for stage in start.plan.stages for each in stage.gates if each.id == gate]
-    return [each for each in found.judge({}) if each.status != "pass"]
+def judge_gate(start: StartPlan, gate: str) -> list[Finding]:
+    gates = {item.id: item for stage in start.plan.stages for item in stage.gates}
+    return [finding for finding in gates[gate].judge({}) if finding.status != "pass"]

@@ -50,7 +50,7 @@ def test_the_root_of_a_recorded_failure(name: str) -> None:
     """Its words, and whose they are; the agent, which keeps only telling lines, finds the same."""
     text, _ = ROOT[name.removesuffix("_driver").rpartition("_")[2]]
     log = lines(name)
-    raised = cause.find(log)
+    raised = cause.find_exception(log)
 
     assert raised is not None
     assert raised.text.startswith(text)
@@ -58,22 +58,22 @@ def test_the_root_of_a_recorded_failure(name: str) -> None:
     told = [
         line.strip()[:400]
         for before, line in zip(["", *log], log, strict=False)
-        if cause.telling(line.strip()[:400], before)
+        if cause.is_relevant(line.strip()[:400], before)
     ]
-    assert cause.root(told).startswith(text[:100])
+    assert cause.root_cause(told).startswith(text[:100])
 
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_a_recorded_failure_is_known(path: Path) -> None:
     """By the table, to which all of the log is shown, and by the driver of batches."""
     kind = path.stem.removesuffix("_driver").rpartition("_")[2]
-    found = symptoms.first(path.read_text(encoding="utf-8"))
+    found = symptoms.first_match(path.read_text(encoding="utf-8"))
 
     assert found is not None
     assert found.id == ROOT[kind][1]
     if path.stem.startswith("batch") and "driver" not in path.stem:
-        text = "\n".join(failures.root(lines(path.stem), "10.0.0.1"))
-        known = failures.recognised(text, "engine")
+        text = "\n".join(failures.root_cause_lines(lines(path.stem), "10.0.0.1"))
+        known = failures.match_failure(text, "engine")
 
         assert known is not None
         assert ROOT[kind][0] in known.evidence.splitlines()[0]

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from benchmarks import layout
-from launcher.cli.main import COMMANDS, cli, run
+from launcher.cli.main import COMMANDS, cli, run_command
 from launcher.core.check import Finding
 from launcher.hosts.checks import catalogue
 from launcher.network import causes, levels, nccl_log, network_shape
@@ -95,7 +95,7 @@ def asked() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", SHOWN)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With a sentence, not only with flags."""
-    assert run([name, "--help"]) == 0
+    assert run_command([name, "--help"]) == 0
     out = capsys.readouterr().out
 
     assert f"vlaunch {name}" in out
@@ -141,7 +141,7 @@ def test_every_command_in_the_documentation_can_be_typed(page: str, line: str) -
 
     for option in ("only", "skip", "group") if context.info_name == "check" else ():
         words = ",".join(context.params[option]).split(",") if context.params[option] else []
-        assert len(catalogue.select(**{option: words})) > 0, page
+        assert len(catalogue.select_checks(**{option: words})) > 0, page
 
 
 def test_a_command_that_cannot_be_typed_is_seen() -> None:
@@ -298,7 +298,7 @@ def test_the_network_page_tells_of_every_field() -> None:
     inner = {
         each.name for noun in (network_shape.Cell, Collective, Finding) for each in fields(noun)
     }
-    link = nccl_log.read(
+    link = nccl_log.parse_log(
         [b"gpu01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"]
     )
     logs = levels.as_json(link)

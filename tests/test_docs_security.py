@@ -14,7 +14,7 @@ from launcher.core.domain import Ports, SecretSource
 from launcher.export.firewall import MP_PORTS
 from launcher.hosts.checks.ports import DYNAMIC_PORTS
 from launcher.inventory.load import loads
-from launcher.inventory.schema import InventoryFile, known
+from launcher.inventory.schema import InventoryFile, fields_of
 from launcher.tools import containers, docker, ray
 from launcher.tools.site import Site
 
@@ -72,11 +72,11 @@ def test_a_port_is_on_the_nodes_that_the_table_says(name: str) -> None:
 def test_ranks_of_batches_meet_at_a_port_that_says_so() -> None:
     """In the table and in the inventory's schema."""
     inventory = loads(INVENTORY, Path("inventory.yaml"))
-    port = job_spec.on_cluster(DataParallel(size=2, port=0, nodes=()), inventory).port
+    port = job_spec.place_ranks(DataParallel(size=2, port=0, nodes=()), inventory).port
     name = next(each.name for each in fields(Ports) if getattr(inventory.ports, each.name) == port)
 
     assert f"batches with `data_parallel:`, up to {MP_PORTS} ports from this one" in PORTS[name][4]
-    assert "batches" in str(known(Ports)[name].description)
+    assert "batches" in str(fields_of(Ports)[name].description)
 
 
 def test_the_dashboard_is_bound_to_loopback() -> None:
@@ -111,9 +111,9 @@ def test_every_source_of_secrets_and_every_place_is_told() -> None:
     """Keys of the inventory, with both words of `secrets_in`."""
     section = TEXT.partition("\n## Secrets\n")[2].partition("\n## ")[0]
 
-    assert [name for name in known(SecretSource) if f"{{{name}:" not in section] == []
+    assert [name for name in fields_of(SecretSource) if f"{{{name}:" not in section] == []
     assert [row[0] for row in _table("**On the nodes.**")] == ["`disk`", "`memory`"]
-    assert "secrets_in" in known(InventoryFile)
+    assert "secrets_in" in fields_of(InventoryFile)
     assert containers.SECRETS in section
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.inventory import document
 from launcher.inventory.load import load
-from launcher.inventory.schema import InventoryFile, known, sections
+from launcher.inventory.schema import InventoryFile, fields_of, sections_in
 
 _ROOT = Path(__file__).parents[1]
 _EXAMPLES = sorted((_ROOT / "inventory").glob("*.yaml"))
@@ -42,14 +42,16 @@ def test_editors_accept_an_example(path: Path) -> None:
     assert first.startswith(_FIRST_LINE)
     schema = json.loads((path.parent / first.removeprefix(_FIRST_LINE)).read_text(encoding="utf-8"))
 
-    jsonschema.validate(document.parse(text).data, schema, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(
+        document.parse_document(text).data, schema, cls=jsonschema.Draft202012Validator
+    )
 
 
 def test_the_reference_shows_every_key() -> None:
     """At its own place, not only by name."""
     shown = {
         tuple(step for step in where if not isinstance(step, int))
-        for where in document.parse(
+        for where in document.parse_document(
             (_ROOT / "inventory" / "example.yaml").read_text(encoding="utf-8")
         ).lines
     }
@@ -73,9 +75,9 @@ def test_the_reference_tells_the_defaults() -> None:
 
 
 def _keys(section: Any) -> Iterator[tuple[str, ...]]:
-    for name, field in known(section).items():
+    for name, field in fields_of(section).items():
         # A node's overrides of `ssh` may show any of the keys that the cluster's shows.
         yield (name,)
-        for inner in sections(field.annotation):
+        for inner in sections_in(field.annotation):
             if (section.__name__, name) != ("NodeSection", "ssh"):
                 yield from ((name, *key) for key in _keys(inner))

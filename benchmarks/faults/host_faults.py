@@ -282,11 +282,11 @@ def stop_dockerd(host: Host) -> None:
     """Stop a host's Docker daemon as `systemctl stop docker` does, and with it, unless it has
     live-restore, the host's containers.
     """
-    daemons = [p for p in processes.on_host(host) if p.name == "dockerd"]
+    daemons = [p for p in processes.host_processes(host) if p.name == "dockerd"]
     for daemon in daemons:
-        processes.kill(daemon.pid, signal.SIGTERM)
+        processes.send_signal(daemon.pid, signal.SIGTERM)
     machine.await_true(
-        lambda: not any(p.name == "dockerd" for p in processes.on_host(host)),
+        lambda: not any(p.name == "dockerd" for p in processes.host_processes(host)),
         what=f"the end of dockerd on `{host.name}`",
         timeout=60,
     )
@@ -303,8 +303,8 @@ def set_live_restore(host: Host, on: bool) -> None:
     path = host.root / "etc/docker/daemon.json"
     settings = {**json.loads(path.read_text()), "live-restore": on}
     path.write_text(json.dumps(settings, indent=2) + "\n")
-    for daemon in (p for p in processes.on_host(host) if p.name == "dockerd"):
-        processes.kill(daemon.pid, signal.SIGHUP)
+    for daemon in (p for p in processes.host_processes(host) if p.name == "dockerd"):
+        processes.send_signal(daemon.pid, signal.SIGHUP)
     shown = hosts.docker_argv(host, "info", "--format", "{{.LiveRestoreEnabled}}")
     machine.await_true(
         lambda: machine.run(*shown).strip() == str(on).lower(),
@@ -320,18 +320,20 @@ def kill_container(host: Host, name: str) -> None:
     inside = machine.run(
         *hosts.docker_argv(host, "inspect", "--format", "{{.State.Pid}}", name)
     ).strip()
-    found = [p for p in processes.on_host(host) if len(p.pids) > 1 and p.pids[1] == int(inside)]
+    found = [
+        p for p in processes.host_processes(host) if len(p.pids) > 1 and p.pids[1] == int(inside)
+    ]
     if not found:
         raise VlaunchError(f"`{name}` does not run on `{host.name}`")
-    processes.end(found)
+    processes.kill_processes(found)
 
 
 def kill_inside(host: Host, pid: int) -> bool:
     """Kill a process of a container by the number that it has inside; False when there is none."""
     # Only containers have a third level of numbers: the machine's, the host's, their own.
-    found = [p for p in processes.on_host(host) if len(p.pids) > 2 and p.pids[-1] == pid]
+    found = [p for p in processes.host_processes(host) if len(p.pids) > 2 and p.pids[-1] == pid]
     for process in found:
-        processes.kill(process.pid, signal.SIGKILL)
+        processes.send_signal(process.pid, signal.SIGKILL)
     return bool(found)
 
 
@@ -424,7 +426,7 @@ def ungarble(host: Host) -> int:
 
 def power_off(host: Host) -> None:
     """Turn a host off at once: every process and container of it ends; its disk stays."""
-    processes.end(processes.on_host(host))
+    processes.kill_processes(processes.host_processes(host))
 
 
 def reboot(lab: Lab, host: Host) -> None:
@@ -445,7 +447,7 @@ def power_on(lab: Lab, host: Host) -> None:
 
 
 def _kill(host: Host, *names: str) -> None:
-    processes.end([p for p in processes.on_host(host) if p.name in names])
+    processes.kill_processes([p for p in processes.host_processes(host) if p.name in names])
 
 
 def _tc(host: Host, side: str, what: str, verb: str, *words: str) -> None:

@@ -129,7 +129,7 @@ class Practice:
         """Return a host's root directory as the host sees it, mounts included."""
         first = self._firsts.get(host.name)
         if first is None or not Path(f"/proc/{first}/root/run/booted").exists():
-            first = processes.init_of(host)
+            first = processes.init_pid(host)
             self._firsts[host.name] = first or 0
         return Path(f"/proc/{first}/root") if first else host.root
 
@@ -221,7 +221,7 @@ class Practice:
         """Return what of a cluster that should be up is not there."""
         lacking = []
         for host in self.lab.hosts:
-            names = [process.name for process in processes.on_host(host)]
+            names = [process.name for process in processes.host_processes(host)]
             wanted = ["raylet", *(["gcs_server"] if host is self.head else [])]
             lacking += [f"no {name} on {host.name}" for name in wanted if name not in names]
             if "state UP" not in _link(host):
@@ -272,7 +272,7 @@ def bring_up(folder: Path, beside: int) -> Practice:
         done = subprocess.run(
             words, stdout=out, stderr=subprocess.STDOUT, timeout=1800, check=False
         )
-    lab = layout.load(layout.default_dir(name))
+    lab = layout.load_lab(layout.default_dir(name))
     if done.returncode != 0 or lab is None:
         sys.exit(f"the practice hosts do not start:\n{log.read_text()[-2000:]}")
     inventories(lab, folder)
@@ -281,7 +281,7 @@ def bring_up(folder: Path, beside: int) -> Practice:
 
 def running(host: Host, *words: str) -> Iterator[tuple[processes.Process, str]]:
     """Yield a host's processes whose command line has all of `words` in it, with that line."""
-    for process in processes.on_host(host):
+    for process in processes.host_processes(host):
         line = engines.command_line(process.pid)
         if line is not None and all(word in line for word in words):
             yield process, line
@@ -313,7 +313,7 @@ def _on(practice: Practice, host: Host) -> Iterator[str]:
                 yield f"file /{name}"
     shared = host_faults.enter(host, "find", "/dev/shm", "-mindepth", "1").stdout.split()
     yield from (f"shared memory {path}" for path in shared)
-    first = processes.init_of(host)
+    first = processes.init_pid(host)
     for line in Path(f"/proc/{first}/mountinfo").read_text().splitlines() if first else ():
         if not line.split()[4].startswith("/run/docker"):
             yield f"mount {line.split()[4]}"

@@ -17,7 +17,7 @@ from launcher.agent import process
 @pytest.mark.parametrize(("name", "marked"), [("default", True), ("other", False), ("def", False)])
 def test_the_mark_of_a_server(name: str, marked: bool) -> None:
     """As the agent makes it, for any generation."""
-    env = {process.MARK: process.mark("default.12")}
+    env = {process.MARK: process.mark_value("default.12")}
     with subprocess.Popen(["sleep", "5"], env=env, start_new_session=True) as one:
         # During exec(2) a process has no environment for a moment.
         assert until(lambda: engines._marked(one.pid, "default"), 2)
@@ -28,7 +28,7 @@ def test_the_mark_of_a_server(name: str, marked: bool) -> None:
 
 def test_what_ray_runs_has_another_mark() -> None:
     """It belongs to no server."""
-    with subprocess.Popen(["sleep", "5"], env={process.MARK: process.mark("ray")}) as one:
+    with subprocess.Popen(["sleep", "5"], env={process.MARK: process.mark_value("ray")}) as one:
         assert until(lambda: b"VLAUNCH_ENGINE" in Path(f"/proc/{one.pid}/environ").read_bytes(), 2)
         assert not engines._marked(one.pid, "ray")
         assert not engines._marked(one.pid, "default")

@@ -233,7 +233,7 @@ def test_a_record_that_is_not_renewed_is_unknown(age: float, verdict: str, state
 class Alone:
     """Practice hosts on which nothing runs, with the record of a server that was ready."""
 
-    head = layout.make(
+    head = layout.make_lab(
         name="nothing", directory=Path("/nowhere"), subnet="10.79.99.0/24", nodes=1, gpus=1
     ).hosts[0]
 

@@ -7,7 +7,7 @@ import statistics
 from benchmarks import plan
 from benchmarks.plan import FIXTURES, Known, error, fit_of, fitted, known, table
 from launcher.planner import working
-from launcher.planner.choice import verdict_of
+from launcher.planner.choice import judge_estimate
 
 CASES = [each for path in sorted(FIXTURES.glob("*.yaml")) for each in known(path)]
 # It ran out of memory beside its own budget, after the KV cache was allocated:
@@ -57,7 +57,7 @@ def test_the_promise_holds_on_cases_that_were_held_out() -> None:
 def test_nothing_that_did_not_start_is_said_to_fit() -> None:
     """And what started is never said not to."""
     for each in decided():
-        said = verdict_of(each.case.estimated())
+        said = judge_estimate(each.case.estimated())
         if each.case.id == _BEYOND:
             continue
         assert not (said == "fits" and not each.fits), each.case.id

@@ -17,7 +17,7 @@ from benchmarks.client import Endpoint
 from benchmarks.faults.practice import until
 from benchmarks.serve import Bench, Row
 from launcher.agent import desired
-from launcher.agent.desired import Process
+from launcher.agent.desired import ProcessSpec
 from launcher.inventory.load import loads
 
 INVENTORY = loads(
@@ -32,7 +32,7 @@ def test_by_hand_is_what_the_keeper_starts() -> None:
     program.
     """
     argv = ("vllm", "serve", "it's", "--headless")
-    process = Process(node="n2", argv=argv, env={"B": "two words", "A": "1"}, gpus=(4, 5))
+    process = ProcessSpec(node="n2", argv=argv, env={"B": "two words", "A": "1"}, gpus=(4, 5))
     want = desired.Desired(
         name="bench",
         id="1",
@@ -110,7 +110,7 @@ def test_the_stand_ins_are_servers_that_the_keeper_can_read() -> None:
     """Each is one process on the head, at a port of its own."""
     server = serve.stand_in("bench-1", INVENTORY.head, 8102)
 
-    assert desired.read(json.loads(json.dumps(server.as_json()))) == server
+    assert desired.parse_spec(json.loads(json.dumps(server.as_json()))) == server
     assert (server.api_node, server.port, server.places, server.ray) == ("n1", 8102, {}, None)
 
 

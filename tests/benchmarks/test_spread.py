@@ -67,5 +67,5 @@ def test_the_files_are_those_that_are_copied(tmp_path: Path) -> None:
     manifest = Bench(tmp_path).make([each // 1000 for each in SIZES])
 
     assert len(manifest.files) == len(SIZES)
-    assert manifest.bytes == sum(each // 1000 for each in SIZES)
+    assert manifest.total_bytes == sum(each // 1000 for each in SIZES)
     assert sum(SIZES) // CHUNK == 400

@@ -17,7 +17,7 @@ from launcher.agent.desired import ProcessSpec
 from launcher.core import redaction
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
-from tests import kept
+from tests import supervision
 from tests.command_line import INVENTORY, SECRET, Cluster
 from tests.diagnose.node_answers import NodeAnswers, set_answers, state
 
@@ -76,9 +76,11 @@ def leaky(cluster: Cluster, tmp_path: Path) -> Cluster:
             },
         }
     ]
-    fault = kept.fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
-    record = kept.seen("chat", "gave-up", since=1795299000.0, faults=[fault]).as_json()
-    server = kept.wanted(
+    fault = supervision.make_fault(at=1795299000.0, what=ALL, cause=ALL, evidence=noise)
+    record = supervision.make_record(
+        "chat", "gave-up", since=1795299000.0, faults=[fault]
+    ).as_json()
+    server = supervision.make_spec(
         "chat", processes=(ProcessSpec(node="gpu01", argv=("vllm",), env={"A": ALL}),)
     ).as_json()
     telling = NodeAnswers(

@@ -15,7 +15,7 @@ from launcher.core import untrusted
 from launcher.diagnose import doctor_view as ui
 from launcher.diagnose.doctor import Diagnosis, diagnose
 from launcher.tools.diagnosis import ContainerState, Log, NodeReport, format_time
-from tests import kept
+from tests import supervision
 
 NOW = 1795300000.0  # 2026-11-21 22:26:40 UTC
 VLLM = Path(__file__).parent.parent / "fixtures" / "vllm"
@@ -60,12 +60,18 @@ def record(
     name: str = "chat", state: str = "pausing", *faults: Fault, **fields: Any
 ) -> dict[str, Any]:
     """Return a server's files as the supervisor writes them."""
-    return {name: {"observed": kept.seen(name, state, faults=list(faults), **fields).as_json()}}
+    return {
+        name: {
+            "observed": supervision.make_record(
+                name, state, faults=list(faults), **fields
+            ).as_json()
+        }
+    }
 
 
 def fault(**fields: Any) -> Fault:
     """Return a fault of a minute ago as the supervisor records it."""
-    return kept.fault(**{"at": NOW - 60, "cause": "", "evidence": "", **fields})
+    return supervision.make_fault(**{"at": NOW - 60, "cause": "", "evidence": "", **fields})
 
 
 def test_a_cause_comes_before_what_follows_from_it() -> None:

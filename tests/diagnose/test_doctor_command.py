@@ -15,7 +15,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.diagnose import log_files
-from tests import kept
+from tests import supervision
 from tests.command_line import SECRET, Cluster
 from tests.diagnose.node_answers import NodeAnswers, set_answers, state
 
@@ -123,7 +123,9 @@ def test_a_node_with_another_answer_is_a_finding(cluster: Cluster, instead: Answ
 def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None:
     """With the server's name, rank and node, and the engine's first error."""
     record = json.dumps(
-        kept.seen("chat", "pausing", faults=[kept.fault(at=1795299000.0)]).as_json()
+        supervision.make_record(
+            "chat", "pausing", faults=[supervision.make_fault(at=1795299000.0)]
+        ).as_json()
     )
     set_answers(
         cluster, gpu01=NodeAnswers(parts={"servers": "chat\n", "observed-1": record, "log-1": GLOO})

@@ -12,8 +12,8 @@ from launcher.agent.observed import EndpointHealth, Wedge
 from launcher.core.domain import Inventory, Secret
 from launcher.inventory.load import loads
 from launcher.tools import observe
-from tests import kept
 from tests import plan_case as case
+from tests import supervision
 from tests.simulated import World
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -37,7 +37,7 @@ def world() -> World:
 def probes() -> tuple[tuple[str, str], ...]:
     """What both nodes answer when they are surveyed."""
     made = world()
-    asked = observe.commands(inventory(), [inventory().image], survey=True, clock=lambda: 1e9)
+    asked = observe.probe_commands(inventory(), [inventory().image], survey=True, clock=lambda: 1e9)
     return tuple((command.node, made.answer(command).out) for command in asked)  # type: ignore[union-attr]
 
 
@@ -79,9 +79,9 @@ def jobs() -> Mapping[str, Any]:
 @cache
 def servers() -> Mapping[str, Any]:
     """What the head says of two servers: one works, the other has died."""
-    fault = kept.fault(node="10.0.0.12", lost=2, phases={"stopped": 0.4, "whole": 2.0})
-    works = kept.seen(
-        load=kept.load(),
+    fault = supervision.make_fault(node="10.0.0.12", lost=2, phases={"stopped": 0.4, "whole": 2.0})
+    works = supervision.make_record(
+        load=supervision.make_load(),
         asking=3.0,
         still=95.0,
         endpoints={"gpu01": EndpointHealth(verdict="answering", seconds=0.1)},
@@ -93,20 +93,22 @@ def servers() -> Mapping[str, Any]:
         restarts=[1e9],
         faults=[fault],
     )
-    died = kept.seen(
+    died = supervision.make_record(
         "embed",
         "pausing",
         doing="waits",
         faults=[fault],
         fault_count=3,
-        next_start=kept.AT + 9,
+        next_start=supervision.AT + 9,
         restarts_left=2,
     )
     rows = (
-        kept.one(kept.wanted(), works),
-        kept.one(kept.wanted("embed", backend="mp", node="gpu02", port=8001), died),
+        supervision.server_row(supervision.make_spec(), works),
+        supervision.server_row(
+            supervision.make_spec("embed", backend="mp", node="gpu02", port=8001), died
+        ),
     )
-    said: dict[str, Any] = json.loads(json.dumps(kept.said(*rows)))
+    said: dict[str, Any] = json.loads(json.dumps(supervision.head_report(*rows)))
     return said
 
 

@@ -54,7 +54,7 @@ from launcher.tools import (
 from launcher.tools import ray_judges as ray_checks
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
-from tests import kept
+from tests import supervision
 from tests.fakes import FakeTransport
 from tests.hostile import mutate, seeds
 from tests.simulated import query
@@ -117,21 +117,24 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
     ]
 
     def read() -> None:
-        facts, silent = observe.read(said)
+        facts, silent = observe.parse_answers(said)
         for error in silent.values():
             terminal.show_error(error)
         missing = {name: error.message for name, error in silent.items()}
         evidence = Evidence(
-            inventory=inventory, facts=facts, missing=missing, expectations=expectations_read.load()
+            inventory=inventory,
+            facts=facts,
+            missing=missing,
+            expectations=expectations_read.load_expectations(),
         )
-        results = catalogue.run(evidence)
-        harmless(shown(ui_checks.render(results)))
-        json.loads(dump_json(ui_checks.plain(results)))
-        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=seeds.jobs())
-        seen = status.read(snapshot, missing, batches.running(snapshot, None))
-        harmless(shown(ui_status.render(seen)))
-        preflight.look_inside(Site(inventory, facts))
-        preflight.probe_ports(Site(inventory, facts), high=40000, nonce="n")
+        results = catalogue.run_checks(evidence)
+        harmless(shown(ui_checks.render_results(results)))
+        json.loads(dump_json(ui_checks.results_json(results)))
+        snapshot = ClusterSnapshot(site=Site(inventory, facts), payload=seeds.jobs())
+        seen = status.build_status(snapshot, missing, batches.running_jobs(snapshot, None))
+        harmless(shown(ui_status.render_status(seen)))
+        preflight.query_containers(Site(inventory, facts))
+        preflight.query_port_probes(Site(inventory, facts), high=40000, nonce="n")
         if not silent:
             up_plan.plan_image(Site(inventory, facts))
 
@@ -173,15 +176,15 @@ def test_what_the_head_says_of_its_jobs(chance: Chance) -> None:
     def read() -> None:
         payload = ray_checks.try_payload(response)
         record = network_verdict.parse_record(answer(mutate.text(seeds.RECORD, chance)))
-        snapshot = ClusterSnapshot(site=Site(inventory, facts), said=payload, network=record)
+        snapshot = ClusterSnapshot(site=Site(inventory, facts), payload=payload, network=record)
         jobs = answer(mutate.text({"jobs": [seeds.ENTRY]}, chance))
-        holders = serving_judges.holders(payload)
-        serving_judges.free_gpus(inventory, 2, "TP 2", payload, holders)
-        serving_judges.job_room(inventory, 1, 2, payload, holders, queue=False)
+        holders = serving_judges.gpu_users(payload)
+        serving_judges.judge_free_gpus(inventory, 2, "TP 2", payload, holders)
+        serving_judges.judge_job_room(inventory, 1, 2, payload, holders, queue=False)
         judge_stopped(["batch-rows-1"], payload, [])
-        survived(lambda: serving_judges.busy_by_node(payload))
-        cluster = status.read(snapshot, {}, batches.running(snapshot, jobs))
-        harmless(shown(ui_status.render(cluster)))
+        survived(lambda: serving_judges.busy_gpus_by_node(payload))
+        cluster = status.build_status(snapshot, {}, batches.running_jobs(snapshot, jobs))
+        harmless(shown(ui_status.render_status(cluster)))
         json.loads(dump_json(cluster.as_json()))
 
     survived(read)
@@ -193,7 +196,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
     """Answers of the head until the deadline: the watching ends, with an answer or an error of
     ours.
     """
-    site, spec = Site(seeds.inventory()), kept.wanted(replicas=chance.choice((1, 2)))
+    site, spec = Site(seeds.inventory()), supervision.make_spec(replicas=chance.choice((1, 2)))
     now = [0.0]
 
     def reply(command: Any) -> Answer:
@@ -208,7 +211,7 @@ def test_a_server_that_is_watched(chance: Chance) -> None:
         now[0] += 10.0
 
     def read() -> None:
-        for event in watch.watch(
+        for event in watch.watch_start(
             site, spec, FakeTransport(reply), timeout=100, clock=lambda: now[0], sleep=sleep
         ):
             json.loads(dump_json(event.as_json()))
@@ -226,9 +229,9 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
         now[0] += 10.0
 
     def read() -> None:
-        job = watch_batch.Watched(name="rows", work="/w/rows", job="batch-rows-1")
+        job = watch_batch.WatchedJob(name="rows", work="/w/rows", job="batch-rows-1")
         transport_ = FakeTransport(lambda _: answer(mutate.text(seeds.FOLLOW, chance)))
-        for event in watch_batch.watch(
+        for event in watch_batch.watch_job(
             Site(seeds.inventory()), job, transport_, clock=lambda: now[0], sleep=sleep
         ):
             json.loads(dump_json(event.as_json()))
@@ -239,34 +242,34 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
 
 
 def _facts() -> dict[str, host.HostFacts]:
-    return observe.read([answer(text, node) for node, text in seeds.probes()])[0]
+    return observe.parse_answers([answer(text, node) for node, text in seeds.probes()])[0]
 
 
 def _list(said: Answer) -> None:
     entries = job_store.parse_list(said)
-    found = batches.read(seeds.inventory(), entries, seeds.jobs())
-    harmless(shown(jobs_command.render(found, ["a remark"])))
+    found = batches.merge_jobs(seeds.inventory(), entries, seeds.jobs())
+    harmless(shown(jobs_command.render_table(found, ["a remark"])))
     json.loads(dump_json([each.as_json() for each in found]))
     for each in entries:
         assert all(count >= 0 for count in each.inputs.values())
 
 
 def _port_probes(said: Answer) -> None:
-    probes = pairs.parse(said)
+    probes = pairs.parse_probes(said)
     evidence = Evidence(inventory=seeds.inventory(), facts=_facts(), port_probes=probes)
-    results = catalogue.run(evidence)
-    harmless(shown(ui_checks.render(results)))
+    results = catalogue.run_checks(evidence)
+    harmless(shown(ui_checks.render_results(results)))
 
 
 def _reports(said: Answer) -> None:
     inventory = seeds.inventory()
     other = {**_report(), "node": "gpu02"}
-    reports, missing = network_plan.read(
+    reports, missing = network_plan.parse_answers(
         {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
-    known = expectations_read.load()
+    known = expectations_read.load_expectations()
     level = required_level(
-        inventory, gpus=[each.gpu for each in reports.values()], rdma=[], known=known
+        inventory, gpus=[each.gpu for each in reports.values()], rdma=[], expectations=known
     )
     measured = Measurement(inventory=inventory, reports=reports, missing=missing)
     seen = transport.judge(measured, level)
@@ -277,7 +280,7 @@ def _reports(said: Answer) -> None:
 
 
 def _containers(said: Answer) -> None:
-    ray_checks.container_trouble(seeds.inventory().head, said)
+    ray_checks.judge_container(seeds.inventory().head, said)
     for each in docker_read.parse_containers(said.out):
         docker.remove(("docker",), each.id)
         assert all(
@@ -343,11 +346,11 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
             "python": "3.12.3",
             "ray": "2",
         },
-        inside.parse_look,
+        inside.parse_view,
     ),
     "a model": (
         lambda: {"architectures": ["X"], "num_hidden_layers": 4},
-        lambda scan: model.parse(answer(f"\n{scan.out}")),
+        lambda scan: model.parse_scan(answer(f"\n{scan.out}")),
     ),
     "a verdict": (lambda: seeds.RECORD, network_verdict.parse_record),
 }
@@ -371,7 +374,7 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
     ),
     "files of a model": (
         lambda: "f 12 config.json\nl 3 x y",
-        lambda text: model.parse(answer(f"{text}\n\n{{}}")),
+        lambda text: model.parse_scan(answer(f"{text}\n\n{{}}")),
     ),
     "stock": (
         lambda: (
@@ -380,14 +383,14 @@ LINES: dict[str, tuple[Callable[[], str], Callable[[str], Any]]] = {
             + (seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()
             + "\n@@stock end\n"
         ),
-        local_assets.parse,
+        local_assets.parse_local_assets,
     ),
     "vLLM's log": (
         lambda: (seeds.FIXTURES / "vllm" / "serve_ray_pp2_ok.log").read_text()[:20_000],
         lambda text: (
-            vllm.capacity({"block_size": "1e999"}, text),
-            vllm.raised(text),
-            vllm.shards(text.splitlines()),
+            vllm.parse_capacity({"block_size": "1e999"}, text),
+            vllm.find_exception(text),
+            vllm.shard_progress(text.splitlines()),
         ),
     ),
 }
@@ -415,17 +418,17 @@ ENDLESS = {
 }
 BUSY: dict[str, Callable[[str], Any]] = {
     "probe": host_read.parse_probe,
-    "processes": gpu_survey.read_processes,
-    "topology": gpu_survey.topology,
-    "symptoms": symptoms.first,
-    "plain": untrusted.brief,
+    "processes": gpu_survey.parse_processes,
+    "topology": gpu_survey.parse_topology,
+    "symptoms": symptoms.first_match,
+    "plain": untrusted.single_line,
     "ray status": ray.parse_status,
-    "exception": vllm.raised,
-    "JSON": lambda text: job_store.parse(answer(text)),
+    "exception": vllm.find_exception,
+    "JSON": lambda text: job_store.parse_answer(answer(text)),
     "log": lambda text: _reports(
         answer(json.dumps({**_report(), "log": text, "pair_logs": {"gpu02": text}}))
     ),
-    "stock": local_assets.parse,
+    "stock": local_assets.parse_local_assets,
 }
 
 

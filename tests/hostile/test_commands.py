@@ -23,7 +23,7 @@ from launcher.batch import watch as watch_batch
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.serving import watch
-from tests import kept
+from tests import supervision
 from tests.batch import batch_job
 from tests.command_line import Cluster
 from tests.diagnose.node_answers import NodeAnswers, set_answers, state
@@ -82,10 +82,10 @@ def up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
             "metadata": {"vlaunch.batch": "rows"},
         },
     ]
-    kept.keep(
+    supervision.store_server(
         cluster.world,
-        kept.wanted("embed", node="gpu02", backend="mp"),
-        faults=[dataclasses.asdict(kept.fault())],
+        supervision.make_spec("embed", node="gpu02", backend="mp"),
+        faults=[dataclasses.asdict(supervision.make_fault())],
     )
     entry = AuditLine(
         at="2026-11-20T10:00:00Z",

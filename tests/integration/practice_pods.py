@@ -145,7 +145,7 @@ def podman(host: Host, *words: str, stdin: str = "", timeout: float = 60) -> Com
 def _argv(host: Host, *words: str) -> tuple[str, ...]:
     return (
         *("env", "-i", f"PATH={machine.PATH}", "HOME=/root", "LANG=C.UTF-8", host.marker),
-        *("nsenter", f"--target={processes.init_of(host)}", "--uts", "--ipc", "--net", "--pid"),
+        *("nsenter", f"--target={processes.init_pid(host)}", "--uts", "--ipc", "--net", "--pid"),
         *("unshare", "--mount", "--propagation", "private", "sh", "-euc", _SCRIPT.read_text()),
         *("podman", str(debian13.ROOT), str(host.root), HF_HOME, *words),
     )

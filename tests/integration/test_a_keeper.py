@@ -108,7 +108,7 @@ def _rank(served: Served) -> None:
 
 def _in_containers(host: Host) -> set[int]:
     """Return this machine's process ids of all that a host's containers run."""
-    return {process.pid for process in processes.on_host(host) if len(process.pids) > 2}
+    return {process.pid for process in processes.host_processes(host) if len(process.pids) > 2}
 
 
 def _started(practice: Practice, host: Host) -> str:

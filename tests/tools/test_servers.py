@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from launcher.tools import servers
-from tests.served import desired, kept, request
+from tests.served import make_spec, request, server_row
 
 
 def test_a_server_of_this_version_is_read_back() -> None:
     """Specs of `serve` can be parsed by other commands."""
-    (server,) = servers.parse_servers({"servers": [kept(request("mp"))]}).servers
+    (server,) = servers.parse_servers({"servers": [server_row(request("mp"))]}).servers
 
-    assert server.desired == desired(request("mp"))
+    assert server.desired == make_spec(request("mp"))

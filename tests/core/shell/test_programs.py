@@ -68,7 +68,7 @@ def test_every_program_is_valid_shell(tmp_path: Path) -> None:
 def test_every_file_of_shell_is_used_and_packed() -> None:
     """Unused files are leftovers; files missing from the wheel fail on a user's machine."""
     python = "".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
-    named = re.findall(r'shell\.program\("(\w+)"\)', python)
+    named = re.findall(r'shell\.program_text\("(\w+)"\)', python)
     for name in named:  # grows: an included program may include another one
         text = (FOLDER / f"{name}.sh").read_text()
         named += re.findall(r"(?:^\. |cat )\./(\w+)\.sh", text, re.MULTILINE)
