@@ -115,4 +115,4 @@ def test_nccl_is_called_as_its_group_is_made(payload: SimpleNamespace) -> None:
     assert (name, store, rank, size) == ("group", "store", 1, 2)
     assert options._timeout == datetime.timedelta(seconds=0.05)
     assert rest == [("send", ["t"], 0, 0), ("recv", ["t"], 0, 0), ("allreduce", ["t"]), ("abort",)]
-    assert lane.between(lane.mark(), lane.mark()) == 0.0025
+    assert lane.elapsed(lane.mark(), lane.mark()) == 0.0025

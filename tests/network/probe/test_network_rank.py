@@ -39,10 +39,10 @@ def test_a_rank_begins_without_the_nodes_that_did_not_come(
     rank = SimpleNamespace(
         lost=[],
         ranks_of={"b": [2, 3], "c": [4, 5]}.get,
-        called=str,
-        told=SimpleNamespace(say=lambda **what: messages.append(what)),
+        format_ranks=str,
+        events=SimpleNamespace(send=lambda **fields: messages.append(fields)),
     )
-    payload.rank.ProbeRank.let_go(rank, io.StringIO(f"{label}\n"))
+    payload.rank.ProbeRank.await_release(rank, io.StringIO(f"{label}\n"))
 
     assert (rank.lost, len(messages)) == (lost, 1 if lost else 0)
 
@@ -56,7 +56,7 @@ def test_a_rank_that_cannot_meet_the_others_says_why(
 ) -> None:
     """In its parent's words."""
     with pytest.raises(payload.work.RankError, match=why):
-        payload.rank.ProbeRank.let_go(SimpleNamespace(), io.StringIO(label))
+        payload.rank.ProbeRank.await_release(SimpleNamespace(), io.StringIO(label))
 
 
 class FakeStore:
@@ -92,10 +92,10 @@ def test_the_head_waits_for_no_rank_that_has_ended(
     )
     rank = payload.rank.ProbeRank(args, SimpleNamespace())
     rank.store = FakeStore("arrived/rendezvous/0", "arrived/rendezvous/3")
-    rank.obey(io.StringIO(text))
+    rank.follow_parent(io.StringIO(text))
     arrived = {other: f"arrived/rendezvous/{other}" for other in range(4)}
     began = time.monotonic()
-    rank.count("rendezvous", arrived, 1.0)
+    rank.count_arrived("rendezvous", arrived, 1.0)
     took = time.monotonic() - began
 
     assert json.loads(rank.store.keys["over/rendezvous"]) == [1, 2]
@@ -105,7 +105,7 @@ def test_the_head_waits_for_no_rank_that_has_ended(
 def test_a_rank_that_came_before_it_ended_is_not_lost(payload: SimpleNamespace) -> None:
     """Its pairs will fail, and name it."""
     rank = SimpleNamespace(dead={1}, lost=[], store=FakeStore("x/0", "x/1"))
-    payload.rank.ProbeRank.count(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
+    payload.rank.ProbeRank.count_arrived(rank, "x", {0: "x/0", 1: "x/1"}, 1.0)
 
     assert json.loads(rank.store.keys["over/x"]) == []
 
@@ -117,8 +117,10 @@ def test_a_rank_stops_at_its_parents_word(
     """Unless it has met the others: then it can measure."""
     ends, text = list[int](), list[dict[str, object]]()
     monkeypatch.setattr(payload.rank, "exit_now", ends.append)
-    rank = SimpleNamespace(met=met, told=SimpleNamespace(say=lambda **what: text.append(what)))
-    payload.rank.ProbeRank.obey(rank, io.StringIO("no stopped: rank 7 ended\n"))
+    rank = SimpleNamespace(
+        met=met, events=SimpleNamespace(send=lambda **fields: text.append(fields))
+    )
+    payload.rank.ProbeRank.follow_parent(rank, io.StringIO("no stopped: rank 7 ended\n"))
 
     assert (ends, text) == (([], []) if met else ([1], [{"error": "stopped: rank 7 ended"}]))
 

@@ -58,7 +58,7 @@ def test_a_thread_takes_its_own_gpu(
     store = SimpleNamespace(set_timeout=lambda _: None)
     args = SimpleNamespace(backend="nccl", pair_timeout=5, node_rank=0)
     rank = SimpleNamespace(
-        torch=torch, args=args, local=3, ips=["10.0.0.1"], connect=lambda prefix: store
+        torch=torch, args=args, local=3, ips=["10.0.0.1"], connect_store=lambda prefix: store
     )
     monkeypatch.setitem(payload.lanes.LANES, "nccl", lambda *args: args[1:])
 
@@ -69,11 +69,11 @@ def test_a_thread_takes_its_own_gpu(
 def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespace) -> None:
     """A hang, an error of the library, and a word of our own that needs nothing added."""
     rank = SimpleNamespace(
-        args=SimpleNamespace(pair_timeout=8), called=lambda ranks: f"rank {ranks[0]} (b)"
+        args=SimpleNamespace(pair_timeout=8), format_ranks=lambda ranks: f"rank {ranks[0]} (b)"
     )
     work = payload.work.PairWork(rank, 0, 1, 1)
-    work.say("sending")
+    work.set_step("sending")
 
-    assert work.told(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
-    assert work.told(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
-    assert work.told(payload.work.RankError("no eth9")) == "no eth9"
+    assert work.describe_error(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
+    assert work.describe_error(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
+    assert work.describe_error(payload.work.RankError("no eth9")) == "no eth9"
