@@ -36,7 +36,7 @@ from benchmarks.faults.practice import API_KEY, Practice
 from benchmarks.faults.traffic import Traffic, ask
 from benchmarks.flood import Flood
 from benchmarks.health import SERVE, Watch
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 
 RESULTS = Path(__file__).with_name("faults") / "healthy.jsonl"
 PAGE = Path(__file__).parent / "RESULTS.md"

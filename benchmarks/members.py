@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from launcher.agent import crew
+from launcher.agent import leader
 from launcher.agent.api import Counters
 from launcher.agent.certificates import Certificates
-from launcher.agent.crew import Leader
+from launcher.agent.leader import Leader
 from launcher.agent.members import Member, ReportReply
 from launcher.agent.node import RUN, Order, ServerReport
 from launcher.agent.probe import ProbeReport
@@ -111,7 +111,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
             authority.deliver(folder / member, member)
         lead, lock = CountingLead("head", Node()), threading.RLock()  # type: ignore[arg-type]
         certificates = Certificates(server=True, folder=str(folder / "head"))
-        server = HttpServer(crew.members_site(lead, lock, certificates, "127.0.0.1", 0))
+        server = HttpServer(leader.members_site(lead, lock, certificates, "127.0.0.1", 0))
         server.start()
         wait(lambda: bool(server.bound))
         options = ["--members", name, str(*server.bound.values()), str(nodes)]
@@ -182,7 +182,7 @@ def main() -> int:
     print("| members | connected, s | CPU of an exchange, ms | of a core | orders carried out, s |")
     print("|---|---|---|---|---|")
     costs = []
-    mock.patch("launcher.agent.crew.say").start()
+    mock.patch("launcher.agent.leader.say").start()
     for nodes in map(int, args.nodes.split(",")):
         connected, cpu, share, settled = measure(nodes, args.seconds)
         costs.append(cpu)

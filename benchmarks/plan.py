@@ -22,9 +22,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.plan_case import Case, read, version_of
-from launcher.core import expectations_read as expectations
+from launcher.core import expectations_file as expectations
 from launcher.core.expectations import Expectations
-from launcher.planner import working
+from launcher.planner import working_memory
 from launcher.planner.architecture import Architecture
 from launcher.planner.choice import Demand, PlanQuestion, choose_layout, judge_estimate
 from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
@@ -119,13 +119,13 @@ def error(each: Known, found: Estimate) -> float | None:
 class Fit:
     """What a fit needs of one case: what is left after the weights, and the measured KV cache."""
 
-    parts: working.Parts
+    parts: working_memory.Parts
     left: float
     kv: float
 
-    def error(self, factors: Mapping[str, working.Factors]) -> float:
+    def error(self, factors: Mapping[str, working_memory.Factors]) -> float:
         """Return the error as a share, of which none counts for too much."""
-        likely = working.sum_parts(self.parts, factors)[1]
+        likely = working_memory.sum_parts(self.parts, factors)[1]
         return min(0.5, abs(self.left - likely - self.kv) / self.kv)
 
 
@@ -138,12 +138,12 @@ def fit_of(each: Known) -> Fit | None:
     return Fit(stage.parts, stage.budget - stage.weights.likely, each.kv_gib)
 
 
-def fitted(fits: Sequence[Fit]) -> dict[str, working.Factors]:
+def fitted(fits: Sequence[Fit]) -> dict[str, working_memory.Factors]:
     """Fit the likely factors by trying steps of each in turn; they stay in their ranges."""
-    factors = dict(working.FACTORS)
+    factors = dict(working_memory.FACTORS)
     best = statistics.fmean(fit.error(factors) for fit in fits)
     for _ in range(_ROUNDS):
-        for name, (low, _, high) in working.FACTORS.items():
+        for name, (low, _, high) in working_memory.FACTORS.items():
             for step in _STEPS:
                 before = factors[name]
                 factors[name] = (low, min(max(before[1] * step, low), high), high)
@@ -157,12 +157,12 @@ def fitted(fits: Sequence[Fit]) -> dict[str, working.Factors]:
 
 def judged(cases: Sequence[Known]) -> list[tuple[Known, Estimate]]:
     """Work each case out with factors that were fitted to all other sources."""
-    begun, results = dict(working.FACTORS), []
+    begun, results = dict(working_memory.FACTORS), []
     fits = [(each.source, fit) for each in cases if (fit := fit_of(each))]
     for source in dict.fromkeys(each.source for each in cases):
-        working.FACTORS.update(fitted([fit for other, fit in fits if other != source]))
+        working_memory.FACTORS.update(fitted([fit for other, fit in fits if other != source]))
         results += [(each, each.case.estimated()) for each in cases if each.source == source]
-        working.FACTORS.update(begun)
+        working_memory.FACTORS.update(begun)
     return results
 
 

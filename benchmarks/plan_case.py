@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from launcher.core.errors import RequestError
 from launcher.planner import versions
 from launcher.planner.architecture import Architecture
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.config_fields import MOST_LAYERS
 from launcher.planner.estimate import (
     Estimate,

@@ -32,7 +32,7 @@ import json, sys, time
 from collections import Counter
 from pathlib import Path
 from launcher.core.domain import Inventory, Node, Ssh
-from launcher.tools import observe
+from launcher.tools import node_probes as observe
 from launcher.ssh.fleet import Fleet
 
 hosts, port, user, key, known = sys.argv[1].split(","), int(sys.argv[2]), *sys.argv[3:]

@@ -4,7 +4,7 @@
 
 Needs root: each node is a network namespace, a bridge in one more joins them, and both ends of each
 link carry so many Mbit/s (tbf). The files lie in memory, and are as large as a link carries in 17
-seconds. The programs are the nodes' own, run by `launcher.distribute.run_copy`; only SSH is left
+seconds. The programs are the nodes' own, run by `launcher.distribute.coordinator`; only SSH is left
 out. After each run every file is compared byte by byte. Tools of others are taken along where they
 are there: rsync, and libtorrent's module. Beside each figure stands how busy the machine was.
 """
@@ -42,15 +42,15 @@ from benchmarks.spread_network import (
     network,
     unlimit,
 )
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.core.domain import Inventory
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain
-from launcher.distribute.copying import STREAMS as STREAMS_OF_COPIES
+from launcher.distribute.coordinator import Connections, CopyResult, MemberSpec, coordinate_copy
+from launcher.distribute.copy_session import STREAMS as STREAMS_OF_COPIES
 from launcher.distribute.model_plan import choose_chunk_size
 from launcher.distribute.node.files import CopyManifest, ManifestFile
-from launcher.distribute.run_copy import Connections, CopyResult, MemberSpec, coordinate_copy
 from launcher.ssh.fleet import Fleet
 
 # A large shard, a smaller one, and what lies beside them.
@@ -123,7 +123,7 @@ class Bench:
         self, manifest: CopyManifest, count: int, at: Callable[[Event], None] = lambda event: None
     ) -> CopyResult:
         """Copy from node 0 to the others, in their order; `at` is called with each event."""
-        ours = issue_certificates.make_certificate("bench")
+        ours = certificates.make_certificate("bench")
         parts = [self._part(node, manifest, ours) for node in range(count)]
         with Fleet(NOTHING) as fleet:
             connections = Connections(start=fleet.hold_local, tunnel=lambda name, port: port)

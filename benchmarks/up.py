@@ -275,7 +275,7 @@ def first_ever(bench: Bench, rounds: int) -> None:
     """Compare with the derived image still to be built, wheels already on this machine, and print
     the table.
     """
-    from launcher.cluster.prepare import cache_dir
+    from launcher.cluster.up_inputs import cache_dir
 
     ours, theirs, again = list[float](), list[float](), list[float]()
     for number in range(rounds):

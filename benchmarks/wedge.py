@@ -31,7 +31,7 @@ from benchmarks.faults.practice import API_KEY, Practice, until
 from benchmarks.faults.traffic import Traffic
 from benchmarks.health import SERVE, Watch
 from launcher.agent import state
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 
 RESULTS = Path(__file__).with_name("faults") / "wedges.jsonl"
 PAGE = Path(__file__).parent / "RESULTS.md"

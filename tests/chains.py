@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.core.domain import Answer, Node
 from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.distribute import chain
+from launcher.distribute.coordinator import Connections, CopyResult, MemberSpec, coordinate_copy
 from launcher.distribute.node.files import CopyManifest, ManifestFile
-from launcher.distribute.run_copy import Connections, CopyResult, MemberSpec, coordinate_copy
+from launcher.ssh.background import BackgroundCommand
 from launcher.ssh.fleet import Fleet, Line
-from launcher.ssh.held import BackgroundCommand
 from tests.ssh import sshd
 
 MB = 10**6
@@ -139,7 +139,7 @@ class Chain:
             for name in names
         )
         fields = {
-            "certificate": issue_certificates.make_certificate("copy"),
+            "certificate": certificates.make_certificate("copy"),
             "encrypt": False,
             **fields,
         }

@@ -13,7 +13,7 @@ from launcher.core.domain import Inventory, Secret
 from launcher.serving import status
 from launcher.serving.status import ClusterStatus, ServerStatus
 from launcher.tools import network_verdict
-from launcher.tools.observe import parse_answers, probe_commands
+from launcher.tools.node_probes import parse_answers, probe_commands
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot

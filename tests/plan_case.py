@@ -27,7 +27,7 @@ from typing import Any
 
 from launcher.app.apply import apply
 from launcher.app.secrets import resolve
-from launcher.cluster import prepare
+from launcher.cluster import up_inputs
 from launcher.cluster.down_plan import plan_down
 from launcher.cluster.up_plan import RayImage, plan_image, plan_up
 from launcher.core.check import Finding
@@ -38,7 +38,7 @@ from launcher.network import network_plan
 from launcher.network.network_shape import CheckOptions, CheckResult
 from launcher.tools import derived, ray
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import parse_answers, probe_commands, probe_nodes
+from launcher.tools.node_probes import parse_answers, probe_commands, probe_nodes
 from launcher.tools.site import Site
 from tests.fakes import FakeTransport
 from tests.simulated import World
@@ -90,7 +90,7 @@ class Case:
             if self.observed.get("offline")
             else probe_nodes(inventory, FakeTransport(self.world.answer), [inventory.image])
         )
-        renewal = prepare.renew_certificates(inventory, facts, make=False)
+        renewal = up_inputs.renew_certificates(inventory, facts, make=False)
         return [
             plan_image(Site(inventory, facts)),
             plan_up(Site(inventory, facts), self.secrets, image, renewal),
@@ -175,7 +175,7 @@ def bring_up(
     """Observe, plan and apply on a world, and return the plan."""
     transport = FakeTransport(world.answer)
     facts = probe_nodes(inventory, transport, [inventory.image])
-    renewal = prepare.renew_certificates(inventory, facts)
+    renewal = up_inputs.renew_certificates(inventory, facts)
     plan = plan_up(Site(inventory, facts), secrets, ray_image(inventory, context), renewal)
     drain(plan, transport)
     return plan

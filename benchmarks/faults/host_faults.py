@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.core.errors import VlaunchError
-from launcher.lab import hosts, machine, network, processes, render
+from launcher.lab import host_configs, hosts, machine, network, processes
 from launcher.lab.layout import Host, Lab
 
 _INSIDE, _OUTSIDE = "inside", "outside"  # the two ends of a host's cable
@@ -224,7 +224,7 @@ def name_on_loopback(lab: Lab, host: Host, *, yes: bool = True) -> None:
     `yes=False` puts it right.
     """
     path = host.root / "etc/hosts"
-    right = render.etc_files(lab, host)["hosts"]
+    right = host_configs.etc_files(lab, host)["hosts"]
     path.write_text(
         f"127.0.1.1 {host.name}\n{right.replace(f'{host.ip} {host.name}', '')}" if yes else right
     )
@@ -235,7 +235,7 @@ def lost_names(lab: Lab, host: Host) -> Iterator[None]:
     """Let a host ask a name server that never answers, and know no name by itself, for a while."""
     server = next(each for each in lab.hosts if each is not host)
     rule = ("INPUT", "-p", "udp", "--dport", "53", "-j", "DROP")
-    etc, right = host.root / "etc", render.etc_files(lab, host)
+    etc, right = host.root / "etc", host_configs.etc_files(lab, host)
     _filter(server, "-I", *rule)
     (etc / "hosts").write_text("127.0.0.1 localhost\n")
     (etc / "resolv.conf").write_text(f"nameserver {server.ip}\n")

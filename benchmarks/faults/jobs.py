@@ -16,8 +16,8 @@ import yaml
 
 from benchmarks.faults.cases import REAL, Case
 from benchmarks.faults.practice import CLUSTER, Practice
+from launcher.lab.host_configs import MODEL
 from launcher.lab.layout import HF_HOME
-from launcher.lab.render import MODEL
 
 ROWS = 200
 PADDED = 20_000_000  # bytes of an input that takes a while to travel

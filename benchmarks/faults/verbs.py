@@ -22,7 +22,7 @@ from benchmarks.faults.practice import API_KEY, Practice, Ran, Started, traces, 
 from benchmarks.faults.traffic import Traffic, ask
 from launcher.agent import state
 from launcher.core.errors import VlaunchError
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 
 DEADLINES = {
     "up": 420.0,

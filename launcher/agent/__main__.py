@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 
-from . import children, crew, metrics, process, queries, server, state
+from . import children, leader, metrics, process, queries, server, state
 from .certificates import Certificates
-from .crew import Leader
-from .keeper import Supervisor
+from .leader import Leader
 from .log import say, trace
 from .members import Member
 from .node import LocalNode, Order
+from .supervisor import Supervisor
 
 # seconds between two turns: mostly, and while something is being started or ended
 _INTERVAL, _BUSY_INTERVAL = 0.5, 0.1
@@ -120,7 +120,7 @@ class Agent:
         sites = [queries.site(state.SOCKET, self)]
         if args.lead:
             lead = self.lead = Leader(args.node, self.node)
-            sites.append(crew.members_site(lead, self.lock, certificates, *address))
+            sites.append(leader.members_site(lead, self.lock, certificates, *address))
 
             def page(now: float) -> str:
                 return metrics.render_metrics(

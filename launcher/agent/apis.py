@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from . import health
 from .api import Counters
-from .crew import Leader
 from .desired import Desired, ProcessSpec
 from .health import Clock, Steps, Wait
+from .leader import Leader
 from .observed import EndpointHealth, FirstAnswer, Load, Observed, Refusal
 from .probe import ApiProbe, ProbeReport
 from .task import HEALTH, ONLY_HEALTH, task_named

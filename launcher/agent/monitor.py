@@ -12,10 +12,10 @@ from dataclasses import replace
 from .apis import Apis
 from .background import Background
 from .cause import LONGEST
-from .crew import Leader
 from .desired import Desired
 from .faults import DeathSign
 from .health import Clock
+from .leader import Leader
 from .node import ServerReport
 from .observed import Observed
 from .process import RUNNING

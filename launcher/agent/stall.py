@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from . import health
 from .blame import Inspections, StallFinding
-from .crew import Leader
 from .desired import Desired
 from .faults import DeathSign
 from .health import Clock, Wait
+from .leader import Leader
 from .observed import Wedge
 from .ray_view import RayRank
 

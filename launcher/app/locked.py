@@ -17,8 +17,8 @@ from launcher.core.errors import LockError, NodeError, VlaunchError
 from launcher.core.transport import Command, RecordingTransport
 
 if TYPE_CHECKING:
+    from launcher.ssh.background import BackgroundCommand
     from launcher.ssh.fleet import Line
-    from launcher.ssh.held import BackgroundCommand
 
 _ANSWER = 30.0  # seconds beyond the waiting time
 _COMPLAINT_LINES = 6  # last lines of the head's standard error

@@ -89,7 +89,7 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     return ["", f"# {comment}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 
-# What launcher/app/issue_certificates.py does, for OpenSSL 3.
+# What launcher/app/certificates.py does, for OpenSSL 3.
 _ISSUE = r"""
 # The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
 certificates=$(mktemp -d)

@@ -12,7 +12,7 @@ from launcher.core.transport import Command, run_by_node
 from launcher.tools import history, network_verdict, serving_judges
 from launcher.tools import model as models
 from launcher.tools.node_files import plan_files
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot

@@ -13,8 +13,8 @@ import click
 
 from launcher.app.apply import apply
 from launcher.app.audit import Operator, Recorder, current_operator
-from launcher.app.find_inventory import find_inventory
 from launcher.app.hooks import Hooks
+from launcher.app.inventory_path import find_inventory
 from launcher.app.progress import Printer, show_all, show_through
 from launcher.app.secrets import hide_known_values
 from launcher.core import untrusted

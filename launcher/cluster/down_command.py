@@ -16,7 +16,7 @@ from launcher.core.domain import fold
 from launcher.core.errors import GateError, LockError, NodeError, VlaunchError, combine_errors
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import parse_answers, probe_commands
+from launcher.tools.node_probes import parse_answers, probe_commands
 from launcher.tools.site import Site
 
 

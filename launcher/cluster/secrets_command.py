@@ -27,7 +27,7 @@ from launcher.core.domain import Inventory, Secret, SecretSource, fold
 from launcher.core.errors import NodeError, RequestError, UnreadableAnswer
 from launcher.core.transport import Command
 from launcher.tools import ray, serving_judges
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -136,13 +136,13 @@ def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
 
 def _renew_certificates(session: Session) -> None:
     """Give every node a new certificate; containers and servers keep running."""
-    from launcher.cluster import prepare
+    from launcher.cluster import up_inputs
     from launcher.cluster.up_plan import plan_certificates
 
     inventory = session.inventory
     site = Site(inventory, probe_nodes(inventory, session.transport, [inventory.image]))
     _refuse_without_containers(site)
-    renewal = prepare.renew_certificates(inventory, site.facts, force=True)
+    renewal = up_inputs.renew_certificates(inventory, site.facts, force=True)
     assert renewal is not None  # noqa: S101 - `force`
     session.apply(plan_certificates(site, renewal))
     text = "the agents have new certificates; no container was restarted"

@@ -9,13 +9,13 @@ import click
 
 from launcher.app import options
 from launcher.app.command import CommandContext, command
-from launcher.app.find_inventory import remember
+from launcher.app.inventory_path import remember
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
 from launcher.core.domain import Inventory, Secret
 from launcher.core.plan import Plan
 from launcher.distribute import image_copy
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -70,7 +70,7 @@ def bring_up(
     There are two plans: the image must be on the head to be probed, and the build depends on the
     result.
     """
-    from launcher.cluster import prepare
+    from launcher.cluster import up_inputs
     from launcher.cluster.up_plan import nodes_without_image, plan_image, plan_up, privilege_notes
 
     began = time.monotonic()
@@ -80,10 +80,10 @@ def bring_up(
     image_plan = plan_image(site)
     missing_images = len(nodes_without_image(site))
     if dry_run and missing_images:
-        secrets = prepare.add_token(inventory, facts, values, make=not dry_run)
-        renewal = prepare.renew_certificates(inventory, facts, make=False, force=renew)
-        programs = prepare.load_py_spy(session, site, download=False)
-        image = prepare.placeholder_image(inventory)
+        secrets = up_inputs.add_token(inventory, facts, values, make=not dry_run)
+        renewal = up_inputs.renew_certificates(inventory, facts, make=False, force=renew)
+        programs = up_inputs.load_py_spy(session, site, download=False)
+        image = up_inputs.placeholder_image(inventory)
         return [image_plan, plan_up(site, secrets, image, renewal, py_spy=programs)]
     for note in privilege_notes(inventory):
         session.warn("rights", note)
@@ -93,10 +93,10 @@ def bring_up(
             image_copy.copy_to_all(session, inventory.image)
         facts = probe_nodes(inventory, session.transport, [inventory.image])
         site = Site(inventory, facts)
-    image = prepare.resolve_ray_image(session, facts)
-    secrets = prepare.add_token(inventory, facts, values, make=not dry_run)
-    renewal = prepare.renew_certificates(inventory, facts, make=not dry_run, force=renew)
-    programs = prepare.load_py_spy(session, site, download=not dry_run)
+    image = up_inputs.resolve_ray_image(session, facts)
+    secrets = up_inputs.add_token(inventory, facts, values, make=not dry_run)
+    renewal = up_inputs.renew_certificates(inventory, facts, make=not dry_run, force=renew)
+    programs = up_inputs.load_py_spy(session, site, download=not dry_run)
     up_plan = plan_up(site, secrets, image, renewal, py_spy=programs, join_timeout=join_timeout)
     if dry_run:
         return [image_plan, up_plan]
@@ -116,14 +116,14 @@ def bring_up(
 
 
 def _plan_offline(inventory: Inventory) -> list[Plan]:
-    from launcher.cluster import prepare
+    from launcher.cluster import up_inputs
     from launcher.cluster.up_plan import plan_image, plan_up
 
-    secrets = prepare.add_token(
+    secrets = up_inputs.add_token(
         inventory, {}, dict.fromkeys(inventory.secrets, Secret("")), make=False
     )
     image, renewal = (
-        prepare.placeholder_image(inventory),
-        prepare.renew_certificates(inventory, {}, make=False),
+        up_inputs.placeholder_image(inventory),
+        up_inputs.renew_certificates(inventory, {}, make=False),
     )
     return [plan_image(Site(inventory)), plan_up(Site(inventory), secrets, image, renewal)]

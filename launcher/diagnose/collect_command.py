@@ -215,13 +215,13 @@ def _diagnose(session: Session) -> object:
 
 
 def _run_checks(session: Session) -> object:
-    from launcher.core import expectations_read
+    from launcher.core import expectations_file
     from launcher.hosts import checks_view
     from launcher.hosts.checks import catalogue
 
     chosen = catalogue.select_checks(group=_GROUPS)
     evidence = gather_evidence(
-        session, chosen, model="", expectations=expectations_read.load_for_user(None), offline=True
+        session, chosen, model="", expectations=expectations_file.load_for_user(None), offline=True
     )
     return checks_view.results_json(catalogue.run_checks(evidence, [check.id for check in chosen]))
 

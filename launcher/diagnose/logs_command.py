@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.agent import state
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core import shell, untrusted
 from launcher.core.domain import Answer, Node, fold

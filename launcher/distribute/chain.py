@@ -17,9 +17,9 @@ from launcher.core import decode
 from launcher.core.decode import Default, Integer, Text
 from launcher.core.domain import Answer, Argv, Inventory, Mount, Node, Secret
 from launcher.core.errors import UnreadableAnswer
-from launcher.distribute.node import take
+from launcher.distribute.node import fetcher
 from launcher.distribute.node.files import CopyManifest, ManifestFile
-from launcher.distribute.node.look import cache_folder
+from launcher.distribute.node.models import cache_folder
 from launcher.tools import docker, zipapps
 
 _BOOTSTRAP: Final = """
@@ -31,7 +31,7 @@ sys.path.insert(0, "/proc/self/fd/%d" % program)
 from vlaunch_copy.distribute.node.main import main
 sys.exit(main(sent["request"]))
 """
-THIS_MACHINE: Final = take.THIS_MACHINE
+THIS_MACHINE: Final = fetcher.THIS_MACHINE
 # Empty for a model without revisions.
 _FOLDER_NAME: Final = r"(?!\.\.?$)[^/\x00]*"
 

@@ -9,17 +9,17 @@ from typing import Any
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core.domain import Answer, Argv, Node, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, combine_errors
 from launcher.core.sizes import format_size
 from launcher.core.transport import Command
 from launcher.distribute import chain, image_store, members
-from launcher.distribute import copying as copies
+from launcher.distribute import copy_session as copies
 from launcher.distribute.chain import THIS_MACHINE, Exported
-from launcher.distribute.copying import CopyLocation, CopyOptions
+from launcher.distribute.copy_session import CopyLocation, CopyOptions
 from launcher.distribute.image_plan import (
     ImagePlan,
     check_source,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from launcher.core import shell, untrusted
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import docker_read, host_read
+from launcher.tools import docker_output, host_output
 from launcher.tools.docker import Image
 from launcher.tools.parts import Parts, parse_parts
 
@@ -113,9 +113,9 @@ def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
     python = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", version)
     devices = [parts.output_if_ok(name) for name in ("device", "dockerdevice")]
     return ImageStore(
-        images=docker_read.parse_images(images) if images else (),
-        free=host_read.parse_free_bytes(parts.output_if_ok("dockerdisk") or "- - - 0"),
-        scratch_free=host_read.parse_free_bytes(parts.output_if_ok("disk") or "- - - 0"),
+        images=docker_output.parse_images(images) if images else (),
+        free=host_output.parse_free_bytes(parts.output_if_ok("dockerdisk") or "- - - 0"),
+        scratch_free=host_output.parse_free_bytes(parts.output_if_ok("disk") or "- - - 0"),
         same_disk=None not in devices and devices[0] == devices[1],
         folder=f"{top}/{cluster}/{node}",
         top=top,

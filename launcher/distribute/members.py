@@ -13,7 +13,7 @@ from launcher.distribute import chain
 
 
 class RunningProgram(Protocol):
-    """A program that runs on a node (`launcher.ssh.held`)."""
+    """A program that runs on a node (`launcher.ssh.background`)."""
 
     @property
     def over(self) -> Answer | None: ...

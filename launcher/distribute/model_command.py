@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, make_table, plain_text, say, show, text_line
 from launcher.core.domain import Node, fold

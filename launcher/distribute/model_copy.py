@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core import decode, sizes
 from launcher.core.domain import Inventory, Node, fold
 from launcher.core.errors import RequestError
 from launcher.core.sizes import format_size
 from launcher.distribute import chain
-from launcher.distribute import copying as copies
+from launcher.distribute import copy_session as copies
 from launcher.distribute.chain import THIS_MACHINE, NodeModels
-from launcher.distribute.copying import CopyOptions
+from launcher.distribute.copy_session import CopyOptions
 from launcher.distribute.model_plan import CopyPlan, plan_copy
 from launcher.distribute.model_programs import NodePrograms, check_path
-from launcher.distribute.node import look as scan
+from launcher.distribute.node import models as scan
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,7 +13,7 @@ from launcher.core.errors import NodeError, RequestError, UnreadableAnswer, comb
 from launcher.core.transport import Command
 from launcher.distribute import chain, members
 from launcher.distribute.chain import NodeModels, ProgramRuntime
-from launcher.tools import observe
+from launcher.tools import node_probes
 from launcher.tools.site import Site
 
 T = TypeVar("T")
@@ -46,8 +46,8 @@ class NodePrograms:
         self.session = session
         self.nodes = session.reached if nodes is None else session.reached_of(nodes)
         inventory = session.inventory
-        commands = observe.probe_commands(inventory, [inventory.image], self.nodes)
-        facts, failed = observe.parse_answers(session.transport.run(commands))
+        commands = node_probes.probe_commands(inventory, [inventory.image], self.nodes)
+        facts, failed = node_probes.parse_answers(session.transport.run(commands))
         if failed:
             raise combine_errors(list(failed.values()))
         self.site = Site(inventory, facts)

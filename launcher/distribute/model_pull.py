@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
 from launcher.app.secrets import resolve
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core.domain import Answer, Inventory, Node, Secret, fold
 from launcher.core.errors import NodeError, UnreadableAnswer, VlaunchError
 from launcher.core.sizes import format_size
 from launcher.distribute import chain, model_copy
 from launcher.distribute.chain import ProgramEvent, Resolved
-from launcher.distribute.copying import CopyOptions
+from launcher.distribute.copy_session import CopyOptions
 from launcher.distribute.file_filter import (
     FileFilter,
     missing_bytes,

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from launcher.app import options, session
-from launcher.app.choose import select_model, select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_model, select_nodes
 from launcher.app.terminal import say
 from launcher.core.domain import Inventory, ServeDefaults
 from launcher.core.errors import RequestError, VlaunchError
@@ -22,7 +22,7 @@ from launcher.export.group import build_group
 from launcher.export.target import ExportTarget, Kind, object_name
 from launcher.serving.serve_request import merge_vllm_args
 from launcher.serving.start import StartSpec, supervision_policy
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 
 
 @click.group()

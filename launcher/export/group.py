@@ -12,7 +12,7 @@ from launcher.agent.desired import Desired, Policy
 from launcher.core.domain import Inventory, Logging, Node, RaySettings
 from launcher.core.errors import RequestError
 from launcher.export.target import ExportTarget
-from launcher.serving import wanted
+from launcher.serving import server_spec
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -87,7 +87,7 @@ def build_group(
         original=inventory,
         inventory=pod_inventory,
         request=request,
-        desired=wanted.build_spec(snapshot, request, requested_at=0.0, policy=policy),
+        desired=server_spec.build_spec(snapshot, request, requested_at=0.0, policy=policy),
         target=target,
     )
 

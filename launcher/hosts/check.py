@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, get_args
 from launcher.core.check import Finding, passed, skipped
 from launcher.core.domain import Inventory, Level, Node, fold
 from launcher.core.expectations import Expectations, ExpectedGpu
-from launcher.hosts.inside import ContainerView
+from launcher.hosts.container_view import ContainerView
 from launcher.hosts.pairs import PortProbe
 from launcher.tools.host import HostFacts
 from launcher.tools.survey import Survey

@@ -47,7 +47,7 @@ def check(
     Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be
     looked at is never green.
     """
-    from launcher.core import expectations_read
+    from launcher.core import expectations_file
     from launcher.hosts import checks_view as ui
     from launcher.hosts.checks import catalogue
 
@@ -62,7 +62,7 @@ def check(
         ui.show_list(checks, as_json=call.as_json)
         return 0
     inventory = call.inventory
-    expectations = expectations_read.load_for_user(expect)
+    expectations = expectations_file.load_for_user(expect)
     with call.session(partial=True) as session:
         evidence = gather_evidence(
             session,

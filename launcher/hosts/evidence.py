@@ -16,11 +16,11 @@ from launcher.core.domain import Answer, Inventory, Level, Secret
 from launcher.core.errors import RequestError, UnreadableAnswer
 from launcher.core.expectations import Expectations, required_level
 from launcher.core.transport import run_by_node
-from launcher.hosts import inside, pairs, preflight
+from launcher.hosts import container_view, pairs, preflight
 from launcher.hosts.check import Check, Evidence, Group, HubAccess
 from launcher.hosts.checks.rdma import active_port_names, lacks_shared_switch
 from launcher.tools import model as models
-from launcher.tools import observe
+from launcher.tools import node_probes
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
 
@@ -100,10 +100,10 @@ def _survey_nodes(session: Session, model: str, expectations: Expectations) -> E
     started = time.monotonic()
     session.begin("check", "Look at the nodes")
     session.wait("check", "surveying every node")
-    commands = observe.probe_commands(
+    commands = node_probes.probe_commands(
         inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
     )
-    facts, failures = observe.parse_answers(session.transport.run(commands))
+    facts, failures = node_probes.parse_answers(session.transport.run(commands))
     missing = {name: error.brief for name, error in (session.missing | failures).items()}
     evidence = Evidence(
         inventory=inventory,
@@ -157,11 +157,11 @@ def _inspect_containers(session: Session, evidence: Evidence) -> Evidence:
     queries = preflight.query_containers(site)
     started = time.monotonic()
     session.wait("check", "looking into the containers")
-    views: dict[str, inside.ContainerView] = {}
+    views: dict[str, container_view.ContainerView] = {}
     missing = dict(queries.missing)
     for answer in session.transport.run(queries.commands):
         try:
-            views[answer.node] = inside.parse_view(answer)
+            views[answer.node] = container_view.parse_view(answer)
         except UnreadableAnswer as error:
             missing[answer.node] = _parse_failure(answer, error)
     if views:

@@ -27,9 +27,9 @@ from launcher.core.events import Event
 from launcher.core.transport import Command
 from launcher.hosts.discovery import local_assets
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.shape import DOCKER, HF_HOME, Discovery, InitOptions, ScannedHost
-from launcher.hosts.discovery.written import format_inventory
-from launcher.tools import compile_cache, host, observe
+from launcher.tools import compile_cache, host, node_probes
 
 _SUDO: Argv = ("sudo", "-n", "docker")
 
@@ -82,7 +82,7 @@ def init(
     ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
     --force.
     """
-    from launcher.hosts.discovery.asked import parse_hosts
+    from launcher.hosts.discovery.host_arguments import parse_hosts
 
     if output == "-" and call.as_json:
         raise click.UsageError(
@@ -120,7 +120,7 @@ def _scan_hosts(session: Session, wishes: InitOptions, docker: Argv | None) -> l
 
     Raises NodeError with the errors of all hosts.
     """
-    from launcher.hosts.discovery.asked import ssh_overrides
+    from launcher.hosts.discovery.host_arguments import ssh_overrides
 
     nodes = session.inventory.nodes
     session.begin("look", "Look at the hosts")
@@ -176,7 +176,7 @@ def _query_hosts(
         )
         commands.append(Command(node=node.name, argv=argv, timeout=240))
     answers = {answer.node: answer for answer in session.transport.run(commands)}
-    facts, failures = observe.parse_answers(answers.values())
+    facts, failures = node_probes.parse_answers(answers.values())
     if failures:
         raise combine_errors(list(failures.values()))
     scanned = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.core.domain import Argv, Node, Ports
 from launcher.core.transport import Command
-from launcher.hosts import inside, pairs
+from launcher.hosts import container_view, pairs
 from launcher.tools import containers, docker
 from launcher.tools.host import HostFacts
 from launcher.tools.site import Site
@@ -81,7 +81,7 @@ def fixed_ports(ports: Ports, node: Node) -> tuple[int, ...]:
 
 
 def _container_argv(site: Site, node: Node) -> Argv | None:
-    argv = inside.view_argv()
+    argv = container_view.view_argv()
     if (container := site.running_container(node)) is not None:
         return docker.exec_(node.docker, container.name, *argv)
     if site.image(node, site.inventory.image) is None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.inventory import words
+from launcher.inventory import validation_messages
 from launcher.inventory.mistakes import Mistake, YamlPath
 from launcher.inventory.schema import type_adapter
 
@@ -32,7 +32,9 @@ def validate_parts(
         try:
             return type_adapter(root).validate_python(data), mistakes
         except ValidationError as error:
-            new_mistakes = [words.to_mistake(detail, root) for detail in _relevant_errors(error)]
+            new_mistakes = [
+                validation_messages.to_mistake(detail, root) for detail in _relevant_errors(error)
+            ]
             if attempt == 0:
                 mistakes = new_mistakes
             for mistake in new_mistakes:

@@ -10,14 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from launcher.core.values import (
-    LABEL,
-    MAX_LENGTH,
-    Bounds,
-    Pattern,
-    bare_error,
-    value_error,
-)
+from launcher.core.values import LABEL, MAX_LENGTH, Bounds, Pattern, bare_error, value_error
 from launcher.inventory import ranges
 
 # IFNAMSIZ is 16, with the final NUL; dev_valid_name() forbids `.`, `..`, `/`, `:` and spaces.

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.core.errors import VlaunchError
-from launcher.lab import machine, processes, render
+from launcher.lab import host_configs, machine, processes
 from launcher.lab.layout import HF_HOME, Host, Lab
 
 SERVICES = {
@@ -70,7 +70,7 @@ def prepare(lab: Lab, host: Host) -> None:
     etc = host.root / "etc"
     for name in _BORROWED:
         _borrow(Path("/etc") / name, etc / name)
-    for name, text in render.etc_files(lab, host).items():
+    for name, text in host_configs.etc_files(lab, host).items():
         (etc / name).write_text(text)
     (etc / "shadow").chmod(0o600)
     (etc / "sudoers").chmod(0o440)

@@ -10,7 +10,7 @@ import click
 
 from launcher.app.terminal import say
 from launcher.core.errors import RequestError, VlaunchError
-from launcher.lab import bring_up, layout, parts, remove
+from launcher.lab import layout, prerequisites, removal, startup
 from launcher.lab import status as observed
 from launcher.lab.gpu_models import MODELS, PLAINLY
 from launcher.lab.layout import Lab
@@ -118,8 +118,8 @@ def up(
         rdma=rdma or "",
         troubles=gpu_trouble,
     )
-    parts.ensure_installed(install=install_missing, say=say)
-    bring_up.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
+    prerequisites.ensure_installed(install=install_missing, say=say)
+    startup.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
     click.echo(lab_spec.inventory)
     say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {lab_spec.inventory}`")
     say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them without a trace")
@@ -129,7 +129,7 @@ def up(
 @lab.command(short_help="install the Debian packages that practice hosts need")
 def install() -> None:
     """Install the Debian packages that practice hosts need; nothing when they are there."""
-    parts.ensure_installed(install=True, say=say)
+    prerequisites.ensure_installed(install=True, say=say)
     say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
 
@@ -138,7 +138,7 @@ def install() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
     """Show how every practice host is; exit 1 when something is down."""
-    parts.require_linux_root()
+    prerequisites.require_linux_root()
     location = directory or layout.default_dir(name)
     existing = layout.load_lab(location)
     if existing is None or existing.name != name:
@@ -165,10 +165,10 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image
     stay for the next time unless --purge-cache is given.
     """
-    parts.require_linux_root()
+    prerequisites.require_linux_root()
     location = (directory or layout.default_dir(name)).absolute()
-    remove.remove_lab(name, location, say)
-    if leftovers := remove.leftovers(name, location):
+    removal.remove_lab(name, location, say)
+    if leftovers := removal.leftovers(name, location):
         raise VlaunchError(
             f"traces of the practice cluster `{name}` are left",
             evidence=leftovers,
@@ -176,7 +176,7 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
         )
     say(f"nothing of `{name}` is left")
     if purge_cache:
-        remove.remove_cache(cache)
+        removal.remove_cache(cache)
     elif cache.exists():
         say(f"wheels and image stay in `{cache}` for the next time; `--purge-cache` removes them")
 

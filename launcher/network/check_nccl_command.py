@@ -27,7 +27,7 @@ from launcher.network import page as network_page
 from launcher.network.network_shape import CheckOptions, CheckResult, Verdict
 from launcher.network.network_shape import as_json as plain
 from launcher.tools import network_verdict as kept
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 
@@ -83,8 +83,8 @@ def check_nccl(
         if html is not None:
             raise click.UsageError("--html shows what was measured; a log alone has no figures")
         return _judge_logs(call, (*logs, *paths), require)
-    from launcher.app import issue_certificates
-    from launcher.core import expectations_read
+    from launcher.app import certificates
+    from launcher.core import expectations_file
 
     if len(paths) > 1:
         raise click.UsageError(
@@ -102,12 +102,12 @@ def check_nccl(
 
     ask = CheckOptions(
         nonce=secrets.token_hex(4),
-        certificate=Secret(issue_certificates.make_certificate("vlaunch check-nccl")),
+        certificate=Secret(certificates.make_certificate("vlaunch check-nccl")),
         require=require,
         ranks_per_node=ranks_per_node,
         deadline=deadline,
         pair_timeout=call.pair_timeout,
-        expectations=expectations_read.load_for_user(expect),
+        expectations=expectations_file.load_for_user(expect),
     )
     with call.session() as session, call.locked(session) as ours:
         verdict = measure(ours, ask)

@@ -12,7 +12,7 @@ from statistics import median
 from launcher.core.check import Finding, Status
 from launcher.core.domain import LEVEL_LABELS, LEVELS, Level
 from launcher.core.expectations import NO_SHARED_SWITCH
-from launcher.network import culprits, levels, nccl_log
+from launcher.network import levels, nccl_log, suspects
 from launcher.network.network_shape import Cell, Measurement, Verdict, format_rate
 from launcher.network.probe_command import Collective, Report, Transfer
 
@@ -34,7 +34,7 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
     """
     inventory, reports = measured.inventory, measured.reports
     names = tuple(node.name for node in inventory.nodes)
-    findings = [*culprits.node_findings(measured), *_version_findings(reports)]
+    findings = [*suspects.node_findings(measured), *_version_findings(reports)]
     received = _transfers_by_direction(reports)
     cells = _mark_outliers(
         [
@@ -42,7 +42,7 @@ def judge(measured: Measurement, level: tuple[Level, str], *, collective: bool =
             for pair in permutations(names, 2)
         ]
     )
-    findings += culprits.cell_findings(measured, cells)
+    findings += suspects.cell_findings(measured, cells)
     failed = any(finding.status == "fail" for finding in findings)
     outcome, problems = _judge_collective(names, reports, needed=collective, failed=failed)
     findings += [

@@ -15,7 +15,7 @@ from launcher.planner.cluster import Cluster
 from launcher.planner.estimate import Estimate, GpuModel, PlannedEngine, Range, estimate_replica
 from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import count_kv_copies, partition_layers
-from launcher.planner.measured import MeasuredStart, apply_measurement
+from launcher.planner.measurement import MeasuredStart, apply_measurement
 from launcher.planner.versions import CURRENT
 
 Verdict = Literal["fits", "tight", "does-not-fit"]

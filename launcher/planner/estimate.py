@@ -19,7 +19,7 @@ from launcher.planner.architecture import Architecture
 from launcher.planner.flags import EngineFlags
 from launcher.planner.kv_cache import CacheRequest, KvCache, build_cache, partition_layers
 from launcher.planner.weights import GIB, ParallelConfig, stage_bytes
-from launcher.planner.working import FACTORS, EngineLoad, Parts, memory_parts, sum_parts
+from launcher.planner.working_memory import FACTORS, EngineLoad, Parts, memory_parts, sum_parts
 
 CPU_NAME = "CPU"
 CPU_DEFAULTS = (2048, 128)  # batched tokens and sequences, for each rank

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_model
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_model
 from launcher.app.terminal import dump_json, print_field
 from launcher.core.errors import RequestError
 from launcher.planner import choice, plan_view
 from launcher.planner.advice import serve_commands
-from launcher.planner.answer import plan_json
 from launcher.planner.choice import Demand, PlannedLayout, PlanQuestion
 from launcher.planner.cluster import ClusterLink
 from launcher.planner.flags import EngineFlags, parse_flags, parse_length
+from launcher.planner.plan_json import plan_json
 
 if TYPE_CHECKING:
     from launcher.planner.plan_inputs import Model, PlanInputs

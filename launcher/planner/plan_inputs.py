@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from launcher.app.session import Session
-from launcher.core import expectations_read
+from launcher.core import expectations_file
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import RequestError
 from launcher.core.transport import run_by_node
 from launcher.planner import estimate
 from launcher.planner.architecture import Architecture
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.cluster import Cluster, ClusterLink, PlanHost
 from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import parse_flags
-from launcher.planner.measured import MeasuredStart
+from launcher.planner.measurement import MeasuredStart
 from launcher.planner.weights import GIB
-from launcher.tools import history, network_verdict, observe, vllm
+from launcher.tools import history, network_verdict, node_probes, vllm
 from launcher.tools import model as models
 from launcher.tools.history import ServerRevision
 from launcher.tools.site import Site
@@ -88,7 +88,7 @@ def describe_cluster(
 
     Raises RequestError for an unknown GPU.
     """
-    expected = expectations_read.load_for_user().gpu(gpu) if gpu else None
+    expected = expectations_file.load_for_user().gpu(gpu) if gpu else None
     memory = memory_gib or (expected.reported_gib(gpu) if expected and gpu else None)
     if memory is None:
         raise RequestError(
@@ -107,7 +107,7 @@ def query_inputs(session: Session, name: str, link: ClusterLink, local: Model | 
     Raises NodeError, and RequestError if no node has GPUs or the model.
     """
     inventory = session.inventory
-    site = Site(inventory, observe.probe_nodes(inventory, session.transport, [], survey=True))
+    site = Site(inventory, node_probes.probe_nodes(inventory, session.transport, [], survey=True))
     cluster = Cluster(hosts=list_hosts(site), link=link)
     history_query = history.query_all_histories(site)
     model_queries = [] if local else models.query_scans(site, name, hosts=True)
@@ -223,7 +223,7 @@ def _build_host(site: Site, node: Node) -> PlanHost | None:
     if not used:
         return None
     smallest = min(used, key=lambda gpu: gpu.memory_total)
-    expected = expectations_read.load_for_user().gpu(smallest.name)
+    expected = expectations_file.load_for_user().gpu(smallest.name)
     total = smallest.memory_total / 1024
     reported = expected.reported_gib(smallest.name) if expected else None
     is_plausible = reported is not None and abs(reported - total) < total / 10

@@ -13,7 +13,7 @@ from launcher.recipes.merge import version_numbers
 from launcher.recipes.vllm_command import CommandOption, VllmCommand, parse_options
 from launcher.tools import vllm
 
-# Variables that vlaunch sets on each node (`launcher/tools/containers.py`, `serving/wanted.py`,
+# Variables that vlaunch sets on each node (`tools/containers.py`, `serving/server_spec.py`,
 # `network/engine_log.py`), with their sources. Options: `vllm.RESERVED`.
 _RESERVED_ENV = {
     r"\w+_SOCK(ET)?_IFNAME|MN_IF_NAME|OMPI_MCA_btl_tcp_if_include": (

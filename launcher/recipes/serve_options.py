@@ -16,7 +16,7 @@ from launcher.core.domain import Inventory
 from launcher.recipes import vllm_command
 from launcher.recipes.vllm_command import VllmCommand
 from launcher.serving.start import StartSpec
-from launcher.tools import observe, placement, vllm
+from launcher.tools import node_probes, placement, vllm
 from launcher.tools.placement import Placement
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,7 +144,7 @@ def _recipe_command(call: CommandContext, flags: RecipeFlags, inventory: Invento
         hardware = library.find_hardware(flags.hardware, candidates)
     elif not call.offline:
         with call.session() as session:
-            facts = observe.probe_nodes(session.inventory, session.transport, [])
+            facts = node_probes.probe_nodes(session.inventory, session.transport, [])
         gpus = [gpu for node in inventory.nodes for gpu in facts[node.name].used_gpus(node)]
         count = min(node.gpus for node in inventory.nodes)
         hardware = library.match_hardware(gpus, count, candidates) or hardware

@@ -15,7 +15,7 @@ import click
 
 from launcher.agent.desired import Desired
 from launcher.agent.task import HEALTH, task_named
-from launcher.app import choose, options
+from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
@@ -62,8 +62,8 @@ def chat(
     if not interactive and not prompt:
         raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
-        head_state = choose.query_servers(session)
-        spec, node = choose.select_server(session, head_state, server)
+        head_state = selection.query_servers(session)
+        spec, node = selection.select_server(session, head_state, server)
         task = task_named(servers.choose_server(head_state.running, server).task)
         limits = {"max_tokens": max_tokens, "timeout": timeout}
         request = {"api_host": spec.api_host, "api": spec.port, **limits}

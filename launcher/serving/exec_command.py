@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 
 from launcher.app import options
-from launcher.app.choose import select_nodes
 from launcher.app.command import CommandContext, command
+from launcher.app.selection import select_nodes
 from launcher.app.session import Session
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Argv, Node, fold

@@ -10,7 +10,7 @@ from itertools import islice
 
 import click
 
-from launcher.app import choose, options
+from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show, show_live
@@ -81,7 +81,7 @@ def _poll_metrics(
         NodeError: the head cannot list its servers.
         RequestError: no server runs, or none of that name.
     """
-    state = choose.query_servers(session)
+    state = selection.query_servers(session)
     if server_name is not None or not state.running:
         servers.choose_server(state.running, server_name)  # raises
     collector, next_at = MetricsCollector(session.site), time.monotonic()

@@ -7,12 +7,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.app.apply import apply
 from launcher.app.progress import show_all
 from launcher.app.servers import query_cluster
 from launcher.app.session import Session
-from launcher.core import expectations_read, untrusted
+from launcher.core import expectations_file, untrusted
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory, Level, Secret, fold
 from launcher.core.errors import GateError, VlaunchError
@@ -23,7 +23,7 @@ from launcher.network import engine_log, levels, nccl_log, network_plan
 from launcher.network.check_nccl_command import timestamp
 from launcher.network.nccl_log import Reading
 from launcher.network.network_shape import CheckOptions, CheckResult
-from launcher.serving import wanted
+from launcher.serving import server_spec
 from launcher.serving.serve_plan import StartPlan
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.stop_plan import plan_stop
@@ -55,11 +55,11 @@ def plan_network_check(
         return (), (*notes, earlier)
     options = CheckOptions(
         nonce=secrets.token_hex(4) if snapshot.site.facts else "NONCE",
-        certificate=Secret(issue_certificates.make_certificate("vlaunch serve")),
+        certificate=Secret(certificates.make_certificate("vlaunch serve")),
         nodes=_checked_nodes(request),
         pair_timeout=pair_timeout,
         collective=placement.crosses or placement.coupled,
-        expectations=expectations_read.load_for_user(),
+        expectations=expectations_file.load_for_user(),
     )
     result = CheckResult(servers=snapshot.network.servers)
     stages = network_plan.check_stages(snapshot.site, options, result, measured_at=timestamp())
@@ -107,7 +107,7 @@ def confirm_transport(
     nodes = [name for name, _ in request.placement.nodes]
     if not request.placement.networked:
         return _INDEPENDENT_REPLICAS if len(nodes) > 1 else ""
-    log, site = wanted.log_name(start.spec.name, start.spec.id), snapshot.site
+    log, site = server_spec.log_name(start.spec.name, start.spec.id), snapshot.site
     queries = [network_verdict.query_record(site), *engine_log.query_logs(site, nodes, log)]
     answers = run_by_node(session.transport, queries)
     record = network_verdict.parse_record(answers[inventory.head.name].pop(0))
@@ -146,7 +146,7 @@ def _earlier_result(
     """Describe the result from before the start, and return the level that links must reach."""
     if record.passed:
         return f"{record.summary} (proven before the start)", record.required
-    gpus, expectations = _gpu_names(snapshot), expectations_read.load_for_user()
+    gpus, expectations = _gpu_names(snapshot), expectations_file.load_for_user()
     level, _ = required_level(inventory, gpus=gpus, rdma=(), expectations=expectations)
     return "not proven", level
 

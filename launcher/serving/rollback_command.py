@@ -36,7 +36,7 @@ from launcher.serving.start import (
 )
 from launcher.tools import history
 from launcher.tools.history import ServerRevision
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 
 

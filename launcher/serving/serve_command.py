@@ -12,9 +12,9 @@ import click
 
 from launcher.agent.state import NAME
 from launcher.app import options
-from launcher.app.choose import select_model
 from launcher.app.command import CommandContext, command
 from launcher.app.registry import extend_options
+from launcher.app.selection import select_model
 from launcher.app.terminal import print_field
 from launcher.core.domain import Backend, Ports, ServeDefaults
 from launcher.inventory import ranges

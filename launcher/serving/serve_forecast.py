@@ -11,13 +11,13 @@ from launcher.app.session import Session
 from launcher.core.domain import ServerSpec
 from launcher.core.errors import RequestError
 from launcher.planner.advice import extra_node_tokens, layout_flags
-from launcher.planner.answer import figures_basis
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.choice import Demand, Layout, PlannedLayout, PlanQuestion, choose_layout
 from launcher.planner.cluster import Cluster, ClusterLink
 from launcher.planner.estimate import Range
 from launcher.planner.flags import parse_flags
 from launcher.planner.plan_inputs import engine_env, list_hosts, measured_starts, merge_link
+from launcher.planner.plan_json import figures_basis
 from launcher.serving.serve_request import ServeRequest
 from launcher.serving.start import StartSpec
 from launcher.tools import vllm

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from launcher.agent.desired import Desired, Policy
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
-from launcher.serving import room, wanted
+from launcher.serving import server_spec
+from launcher.serving import start_gates as room
 from launcher.serving.serve_request import ServeRequest
 from launcher.tools.servers import Server
 from launcher.tools.snapshot import ClusterSnapshot
@@ -53,9 +54,9 @@ def plan_serve(
         attached = _attach(existing, request, policy, replace_other, require_unsupervised)
         if attached is not None:
             return attached
-    spec = wanted.build_spec(snapshot, request, requested_at=requested_at, policy=policy)
+    spec = server_spec.build_spec(snapshot, request, requested_at=requested_at, policy=policy)
     gates = room.start_gates(snapshot, request, existing) if snapshot.site.facts else ()
-    write = wanted.write_spec(snapshot.site, spec)
+    write = server_spec.write_spec(snapshot.site, spec)
     stages = (
         Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
         *check_stages,

@@ -13,7 +13,7 @@ import click
 
 from launcher.agent.desired import Desired
 from launcher.agent.task import task_named
-from launcher.app import choose, options
+from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.secrets import resolve
 from launcher.app.session import Session
@@ -73,7 +73,7 @@ def soak(
 def _run_soak(
     session: Session, name: str | None, seconds: float, streams: int, tokens: int
 ) -> dict[str, Any]:
-    chosen = servers.choose_server(choose.query_servers(session).running, name)
+    chosen = servers.choose_server(selection.query_servers(session).running, name)
     spec, before = chosen.desired, chosen.observed
     if spec is None or before is None or before.state != "ready":
         raise RequestError(
@@ -95,7 +95,7 @@ def _run_soak(
     later = retransmits.parse_counters(session.transport.run(queries))
     again = retransmits.compare_counters(counters, later)
     try:
-        current = choose.query_servers(session).servers
+        current = selection.query_servers(session).servers
         after = {server.name: server.observed for server in current}.get(chosen.name)
     except NodeError:
         after = replace(before, verdict="unknown")

@@ -21,7 +21,7 @@ from launcher.core.domain import Inventory, Node, ServeDefaults, ServerSpec
 from launcher.core.errors import RequestError
 from launcher.core.plan import Plan, Stage
 from launcher.distribute import model_fetch
-from launcher.serving import balancing, endpoints
+from launcher.serving import endpoints, load_balancing
 from launcher.serving.endpoints import endpoint_url
 from launcher.serving.serve_plan import StartPlan, plan_serve
 from launcher.serving.serve_request import ServeRequest
@@ -91,7 +91,7 @@ class StartSpec(ServerSpec):
             narrowed, tp, pp, config, dp=dp, pcp=pcp, backend=self.backend
         )
         request = ServeRequest(**self.spec_fields(), placement=chosen)
-        balancing.check_balancing(request, narrowed)
+        load_balancing.check_balancing(request, narrowed)
         return request
 
     def has_fixed_layout(self, inventory: Inventory) -> bool:

@@ -15,7 +15,7 @@ from launcher.app.registry import workloads
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, show, show_live
 from launcher.tools.network_verdict import parse_record
-from launcher.tools.observe import parse_answers, probe_commands
+from launcher.tools.node_probes import parse_answers, probe_commands
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot

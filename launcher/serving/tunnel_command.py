@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import click
 
-from launcher.app import choose, options
+from launcher.app import options, selection
 from launcher.app.command import CommandContext, command
 from launcher.app.session import Session
 from launcher.app.terminal import say
@@ -50,7 +50,7 @@ def _api_address(session: Session, server: str | None) -> tuple[Node, str, int]:
     """Return node, address and port of a server's API, else the inventory's."""
     inventory = session.inventory
     try:
-        head_state = choose.query_servers(session)
+        head_state = selection.query_servers(session)
     except NodeError:
         if server is not None:
             raise
@@ -59,5 +59,5 @@ def _api_address(session: Session, server: str | None) -> tuple[Node, str, int]:
         bind = inventory.serve.bind
         host = "127.0.0.1" if bind in ("0.0.0.0", "::", "") else bind  # noqa: S104 - compared
         return inventory.head, host, inventory.ports.api
-    spec, node = choose.select_server(session, head_state, server)
+    spec, node = selection.select_server(session, head_state, server)
     return node, spec.api_host, spec.port

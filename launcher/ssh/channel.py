@@ -18,7 +18,7 @@ import paramiko
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.ssh import envelope
-from launcher.ssh.held import OnStart, RunningCommands
+from launcher.ssh.background import OnStart, RunningCommands
 from launcher.ssh.output import OnLine, Output
 
 GRACE: Final = 10.0  # seconds after the node's own deadline before this side stops reading

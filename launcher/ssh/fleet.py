@@ -21,8 +21,8 @@ from launcher.core.domain import Answer, Inventory
 from launcher.core.errors import ConnectError, NodeError
 from launcher.core.transport import Command
 from launcher.ssh import channel, local
+from launcher.ssh.background import BackgroundCommand, BoundedQueue, OnStart, RunningCommands
 from launcher.ssh.connect import Connector
-from launcher.ssh.held import BackgroundCommand, BoundedQueue, OnStart, RunningCommands
 from launcher.ssh.openssh import Terminal
 
 if TYPE_CHECKING:

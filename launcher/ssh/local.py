@@ -15,8 +15,8 @@ from typing import IO, Final
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.ssh import envelope
+from launcher.ssh.background import OnStart, RunningCommands
 from launcher.ssh.channel import GRACE
-from launcher.ssh.held import OnStart, RunningCommands
 from launcher.ssh.output import OnLine, Output
 
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open

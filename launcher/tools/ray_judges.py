@@ -13,7 +13,7 @@ from launcher.core.check import Finding, failed, passed, skipped, waiting, worst
 from launcher.core.decode import Integer
 from launcher.core.domain import Answer, Inventory, Node
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import docker, docker_read, ray, symptoms
+from launcher.tools import docker, docker_output, ray, symptoms
 
 Answers = Mapping[str, Sequence[Answer]]
 
@@ -182,7 +182,7 @@ def judge_container(
 def _parse_container(answer: Answer) -> docker.Container | None:
     """Parse `docker inspect` of a container; `None` if it is missing or unreadable."""
     try:
-        containers = docker_read.parse_containers(answer.out) if answer.ok else ()
+        containers = docker_output.parse_containers(answer.out) if answer.ok else ()
     except UnreadableAnswer:
         return None
     return containers[0] if containers else None

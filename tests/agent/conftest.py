@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import api, keeper, monitor, needs, reservation, state
+from launcher.agent import api, monitor, reservation, start_conditions, state, supervisor
 from launcher.agent.desired import Desired
 from launcher.agent.ray_view import RayRank
 from tests.agent.specs import TWO
@@ -55,7 +55,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock for all that the keeper does."""
     created = Clock()
-    for module in (keeper, monitor, needs, reservation):
+    for module in (supervisor, monitor, start_conditions, reservation):
         monkeypatch.setattr(module, "Background", Now)
     monkeypatch.setattr(state, "container_id", lambda: "first")
     monkeypatch.setattr(state.os, "fsync", lambda _: None)  # thousands of records
@@ -84,7 +84,7 @@ def ready(make: Make) -> Make:
 @pytest.fixture
 def view(monkeypatch: pytest.MonkeyPatch) -> type[View]:
     """Answers of Ray."""
-    monkeypatch.setattr(keeper, "RayView", View)
+    monkeypatch.setattr(supervisor, "RayView", View)
     monkeypatch.setattr(View, "lacks", "")
     monkeypatch.setattr(View, "blamed", None)
     monkeypatch.setattr(

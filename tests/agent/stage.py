@@ -12,10 +12,10 @@ from typing import Any
 
 from launcher.agent import records, state
 from launcher.agent.desired import Desired
-from launcher.agent.keeper import Supervisor
 from launcher.agent.node import NOTHING, PREPARE, RUN, Order, ServerReport
 from launcher.agent.observed import Observed
 from launcher.agent.ray_view import Culprit, RayRank
+from launcher.agent.supervisor import Supervisor
 
 KILLED = "was killed by SIGKILL (by hand, or for lack of memory)"
 HEAD = "gpu1"

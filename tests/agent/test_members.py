@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from launcher.agent import crew, members, records, server
+from launcher.agent import leader, members, records, server
 from launcher.agent.certificates import Certificates
-from launcher.agent.crew import Leader
+from launcher.agent.leader import Leader
 from launcher.agent.members import Member, ReportReply
 from launcher.agent.node import KEEP, RUN, Order, ServerReport
 from launcher.agent.server import HttpServer
@@ -68,7 +68,7 @@ class World:
         """The address of the head's agent."""
         if self.server is None:
             own = Certificates(server=True, folder=str(self.folder / "gpu1"))
-            self.server = HttpServer(crew.members_site(self.lead, self.lock, own, "127.0.0.1", 0))
+            self.server = HttpServer(leader.members_site(self.lead, self.lock, own, "127.0.0.1", 0))
             self.server.start()
             until(lambda: self.server and self.server.bound, "it listens")
         return self.server.bound["the agents of other nodes"]
@@ -256,7 +256,7 @@ def test_a_main_loop_that_hangs_holds_up_reports_alone(
     world: World, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reports learns of it, and so does the log; other answers come meanwhile."""
-    monkeypatch.setattr(crew, "_HANGS", 1.0)
+    monkeypatch.setattr(leader, "_HANGS", 1.0)
     read, arrived = records.parse_record, threading.Event()
     monkeypatch.setattr(records, "parse_record", lambda *args: arrived.set() or read(*args))
     client, other = world.client(), world.client("gpu3").connection
@@ -291,7 +291,7 @@ def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
     again = Leader("gpu1", Node())  # type: ignore[arg-type]
     again.orders = {"gpu2": {"server0": OTHER}}
     own = Certificates(server=True, folder=str(world.folder / "gpu1"))
-    world.server = HttpServer(crew.members_site(again, threading.RLock(), own, "127.0.0.1", port))
+    world.server = HttpServer(leader.members_site(again, threading.RLock(), own, "127.0.0.1", port))
     world.server.start()
     until(lambda: turn() and again.is_settled("gpu2"), "it follows the new one", lambda: lines.text)
     assert follower.node.orders == {"server0": OTHER}

@@ -6,7 +6,7 @@ import statistics
 
 from benchmarks import plan
 from benchmarks.plan import FIXTURES, Known, error, fit_of, fitted, known, table
-from launcher.planner import working
+from launcher.planner import working_memory
 from launcher.planner.choice import judge_estimate
 
 CASES = [each for path in sorted(FIXTURES.glob("*.yaml")) for each in known(path)]
@@ -68,7 +68,7 @@ def test_a_fit_makes_the_error_smaller() -> None:
     """From factors that are wrong it finds its way back, inside their ranges."""
     fits = [fit for each in CASES if not each.held_out and (fit := fit_of(each))][:12]
     found = fitted(fits)
-    before = statistics.fmean(fit.error(working.FACTORS) for fit in fits)
+    before = statistics.fmean(fit.error(working_memory.FACTORS) for fit in fits)
     assert statistics.fmean(fit.error(found) for fit in fits) <= before
     for name, (low, likely, high) in found.items():
         assert low <= likely <= high, name

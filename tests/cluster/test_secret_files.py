@@ -14,7 +14,7 @@ from launcher.cluster import secret_files
 from launcher.core import shell
 from launcher.core.domain import Argv
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import host, host_read, node_files
+from launcher.tools import host, host_output, node_files
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +56,7 @@ def test_root_has_its_place_in_run_when_that_is_memory(bin_: Fake, tmp_path: Pat
     bin_("id", "case $1 in -u) echo 0 ;; *) echo root ;; esac")
     for kind, place in (("tmpfs", "/run/vlaunch-root"), ("ext2/ext3", "")):
         bin_("stat", f"echo {kind}")
-        facts = host_read.parse_probe(_probe(tmp_path))
+        facts = host_output.parse_probe(_probe(tmp_path))
         assert facts.memory_dir == place
     assert "is a file system in memory" in facts.part_errors["memory"]
 
@@ -65,7 +65,7 @@ def test_a_login_that_does_not_linger_has_none(bin_: Fake, tmp_path: Path) -> No
     """With logind, a user's files in memory end with the session; elsewhere they stay."""
     bin_("id", "case $1 in -u) echo 12345 ;; *) echo nobody-of-ours ;; esac")
     bin_("stat", "echo tmpfs")
-    facts = host_read.parse_probe(_probe(tmp_path))
+    facts = host_output.parse_probe(_probe(tmp_path))
     if Path("/run/systemd/seats").is_dir():
         assert facts.memory_dir == ""
         assert "does not linger" in facts.part_errors["memory"]
@@ -99,15 +99,15 @@ def test_a_token_of_another_user_is_not_used(bin_: Fake, tmp_path: Path) -> None
     (planted / "c" / "secrets" / "RAY_AUTH_TOKEN").write_text("chosen-by-somebody")
     try:
         place.symlink_to(planted)
-        facts = host_read.parse_probe(_probe(tmp_path / "state"))
+        facts = host_output.parse_probe(_probe(tmp_path / "state"))
         assert (facts.token, facts.secrets_in_memory, facts.folders) == ("", None, ())
         place.unlink()
         shutil.move(planted, place)
-        facts = host_read.parse_probe(_probe(tmp_path / "state"))
+        facts = host_output.parse_probe(_probe(tmp_path / "state"))
         assert (facts.token, facts.secrets_in_memory) == ("chosen-by-somebody", ("RAY_AUTH_TOKEN",))
         assert facts.folders == (f"{place}/c",)
         bin_("stat", "echo other")  # the place is none any more, and what lies there is still ours
-        facts = host_read.parse_probe(_probe(tmp_path / "state"))
+        facts = host_output.parse_probe(_probe(tmp_path / "state"))
         assert (facts.memory_dir, facts.secrets_in_memory, facts.folders) == (
             "",
             None,
@@ -126,7 +126,7 @@ def test_files_in_memory_are_reported_wherever_they_lie(bin_: Fake, tmp_path: Pa
         folder.mkdir(parents=True)
         (folder / "A").touch()
     try:
-        facts = host_read.parse_probe(_probe(tmp_path))
+        facts = host_output.parse_probe(_probe(tmp_path))
         out = _run(secret_files.listing_argv("c", str(tmp_path)))
     finally:
         shutil.rmtree(place)
@@ -184,13 +184,13 @@ def test_certificates_are_reported_without_their_private_keys(tmp_path: Path) ->
     folder.mkdir(parents=True)
     public = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
     private = "-----BEGIN PRIVATE KEY-----\nhidden\n-----END PRIVATE KEY-----\n"
-    assert host_read.parse_probe(_probe(tmp_path)).certificates == ""
+    assert host_output.parse_probe(_probe(tmp_path)).certificates == ""
     (folder / "AGENT_CERTIFICATE").write_text(public.format("own") + private)
     (folder / "AGENT_CA").write_text(public.format("authority"))
     probed, listed = _probe(tmp_path), _run(secret_files.listing_argv("c", str(tmp_path)))
     certificates = public.format("authority") + public.format("own")
 
-    assert host_read.parse_probe(probed).certificates.strip() == certificates.strip()
+    assert host_output.parse_probe(probed).certificates.strip() == certificates.strip()
     assert secret_files.extract_certificates(listed) == certificates
     assert {file.name for file in secret_files.parse_listing(listed)} == {
         "",

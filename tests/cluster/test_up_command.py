@@ -303,7 +303,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> py_spy.Build:
     """A build of py-spy for the nodes, ready to download."""
     build = py_spy.Build("x86_64", "wheel", hashlib.sha256(b"py-spy").hexdigest())
     monkeypatch.setitem(py_spy.BUILDS, "amd64", build)
-    monkeypatch.setattr("launcher.cluster.prepare.fetch_py_spy", lambda build, cache: b"py-spy")
+    monkeypatch.setattr("launcher.cluster.up_inputs.fetch_py_spy", lambda build, cache: b"py-spy")
     return build
 
 
@@ -333,7 +333,7 @@ def test_py_spy_cannot_be_downloaded(
     def fail(*_: object) -> bytes:
         raise VlaunchError("cannot download py-spy")
 
-    monkeypatch.setattr("launcher.cluster.prepare.fetch_py_spy", fail)
+    monkeypatch.setattr("launcher.cluster.up_inputs.fetch_py_spy", fail)
     ran = cluster.run("up")
 
     assert ran.code == 0
@@ -348,7 +348,7 @@ def test_py_spy_in_a_script(
     cluster.run("up")
     cluster.world.machines["gpu02"].files.pop("payload/py-spy")
     monkeypatch.setattr(
-        "launcher.cluster.prepare.fetch_py_spy", lambda *_: pytest.fail("downloaded")
+        "launcher.cluster.up_inputs.fetch_py_spy", lambda *_: pytest.fail("downloaded")
     )
 
     ran = cluster.run("up", "--dry-run")

@@ -1,5 +1,5 @@
 """`vlaunch image` on simulated nodes: each one's program runs in this process, with a Docker that
-is a script; what a copy does over real programs is in tests/distribute/test_run_copy.py.
+is a script; what a copy does over real programs is in tests/distribute/test_coordinator.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.events import Event
 from launcher.core.transport import Command
-from launcher.distribute import chain, copying
+from launcher.distribute import chain, copy_session
 from launcher.distribute.members import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
 from tests.command_line import Cluster, FakeHeld
@@ -134,7 +134,7 @@ def chains(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[list[MemberSpe
                 nodes.has(spec.name, NAME)
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "coordinate_copy", fake)
+    monkeypatch.setattr(copy_session, "coordinate_copy", fake)
     return called
 
 

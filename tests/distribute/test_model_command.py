@@ -1,5 +1,5 @@
 """`vlaunch model` on simulated nodes with real folders: each node's program runs in this process.
-Copies between real programs: tests/distribute/test_run_copy.py.
+Copies between real programs: tests/distribute/test_coordinator.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.events import Event
 from launcher.core.transport import Command
-from launcher.distribute import chain, copying
+from launcher.distribute import chain, copy_session
+from launcher.distribute.coordinator import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import CopyResult, MemberProgress, MemberSpec
 from tests.command_line import Cluster, FakeHeld
 
 COMMIT = "1" * 40
@@ -150,7 +150,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         members[parts[-1].name].failed = "No space left on device"
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "coordinate_copy", fake)
+    monkeypatch.setattr(copy_session, "coordinate_copy", fake)
     return called
 
 

@@ -14,9 +14,9 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.events import Event
 from launcher.core.transport import Command
-from launcher.distribute import chain, copying
+from launcher.distribute import chain, copy_session
+from launcher.distribute.coordinator import CopyResult, MemberProgress, MemberSpec
 from launcher.distribute.node.main import main
-from launcher.distribute.run_copy import CopyResult, MemberProgress, MemberSpec
 from tests.command_line import Cluster, FakeHeld, Ran
 from tests.distribute.test_model_command import COMMIT, home, in_hub, requests
 
@@ -71,7 +71,7 @@ def parts(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[MemberSpec]:
         members = {spec.name: MemberProgress(program=program, received=total) for spec in parts}  # type: ignore[arg-type]
         return CopyResult(seconds=2.0, members=members)
 
-    monkeypatch.setattr(copying, "coordinate_copy", fake)
+    monkeypatch.setattr(copy_session, "coordinate_copy", fake)
     return called
 
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.transport import Command
 from launcher.distribute import chain
-from launcher.distribute.run_copy import MemberSpec
+from launcher.distribute.coordinator import MemberSpec
 from launcher.ssh.fleet import Line
 from tests.command_line import Cluster
 from tests.distribute.test_model_command import COMMIT, FILES, home, in_hub, nodes, parts, requests

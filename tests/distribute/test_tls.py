@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.distribute import tls
 
 OURS, FOREIGN = (
-    issue_certificates.make_certificate("run"),
-    issue_certificates.make_certificate("another run"),
+    certificates.make_certificate("run"),
+    certificates.make_certificate("another run"),
 )
 
 
@@ -88,8 +88,8 @@ def test_a_client_needs_the_private_key(own: str) -> None:
 
 def test_an_expired_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused even when both sides have the same one."""
-    monkeypatch.setattr(issue_certificates, "_UNTIL", datetime(2020, 1, 1, tzinfo=timezone.utc))
-    expired = tls.contexts(issue_certificates.make_certificate("run"))
+    monkeypatch.setattr(certificates, "_UNTIL", datetime(2020, 1, 1, tzinfo=timezone.utc))
+    expired = tls.contexts(certificates.make_certificate("run"))
     server, client = run_both(expired[0], expired[1].wrap_socket)
 
     assert client == "its certificate is not this run's: certificate has expired"

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.agent.observed import EndpointHealth, Wedge
 from launcher.core.domain import Inventory, Secret
 from launcher.inventory.load import loads
-from launcher.tools import observe
+from launcher.tools import node_probes
 from tests import plan_case as case
 from tests import supervision
 from tests.simulated import World
@@ -37,7 +37,9 @@ def world() -> World:
 def probes() -> tuple[tuple[str, str], ...]:
     """What both nodes answer when they are surveyed."""
     made = world()
-    asked = observe.probe_commands(inventory(), [inventory().image], survey=True, clock=lambda: 1e9)
+    asked = node_probes.probe_commands(
+        inventory(), [inventory().image], survey=True, clock=lambda: 1e9
+    )
     return tuple((command.node, made.answer(command).out) for command in asked)  # type: ignore[union-attr]
 
 

@@ -22,12 +22,12 @@ from launcher.batch import batches, job_store, jobs_command
 from launcher.batch import watch as watch_batch
 from launcher.batch.workload import judge_stopped
 from launcher.cluster import up_plan
-from launcher.core import expectations_read, untrusted
+from launcher.core import expectations_file, untrusted
 from launcher.core.domain import Answer
 from launcher.core.errors import VlaunchError
 from launcher.core.expectations import required_level
 from launcher.hosts import checks_view as ui_checks
-from launcher.hosts import inside, pairs, preflight
+from launcher.hosts import container_view, pairs, preflight
 from launcher.hosts.check import Evidence
 from launcher.hosts.checks import catalogue
 from launcher.hosts.discovery import local_assets
@@ -38,14 +38,14 @@ from launcher.serving import status, watch
 from launcher.serving import status_view as ui_status
 from launcher.tools import (
     docker,
-    docker_read,
+    docker_output,
     gpu_survey,
     host,
-    host_read,
+    host_output,
     image,
     model,
     network_verdict,
-    observe,
+    node_probes,
     ray,
     serving_judges,
     symptoms,
@@ -117,7 +117,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
     ]
 
     def read() -> None:
-        facts, silent = observe.parse_answers(said)
+        facts, silent = node_probes.parse_answers(said)
         for error in silent.values():
             terminal.show_error(error)
         missing = {name: error.message for name, error in silent.items()}
@@ -125,7 +125,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
             inventory=inventory,
             facts=facts,
             missing=missing,
-            expectations=expectations_read.load_expectations(),
+            expectations=expectations_file.load_expectations(),
         )
         results = catalogue.run_checks(evidence)
         harmless(shown(ui_checks.render_results(results)))
@@ -146,7 +146,7 @@ def test_probes(capsys: pytest.CaptureFixture[str], chance: Chance) -> None:
 @given(mutate.chances)
 def test_surveys_of_real_nodes(chance: Chance) -> None:
     """Lines of `nvidia-smi`, of /sys, of `ip` and `docker`: gone, doubled, or something else."""
-    survived(lambda: host_read.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
+    survived(lambda: host_output.parse_probe(_probe(chance.choice(seeds.surveys()), chance)))
 
 
 def _probe(text: str, chance: Chance) -> str:
@@ -242,7 +242,7 @@ def test_a_batch_that_is_watched(chance: Chance) -> None:
 
 
 def _facts() -> dict[str, host.HostFacts]:
-    return observe.parse_answers([answer(text, node) for node, text in seeds.probes()])[0]
+    return node_probes.parse_answers([answer(text, node) for node, text in seeds.probes()])[0]
 
 
 def _list(said: Answer) -> None:
@@ -267,7 +267,7 @@ def _reports(said: Answer) -> None:
     reports, missing = network_plan.parse_answers(
         {said.node: [said], "gpu02": [answer(json.dumps(other), "gpu02")]}
     )
-    known = expectations_read.load_expectations()
+    known = expectations_file.load_expectations()
     level = required_level(
         inventory, gpus=[each.gpu for each in reports.values()], rdma=[], expectations=known
     )
@@ -281,7 +281,7 @@ def _reports(said: Answer) -> None:
 
 def _containers(said: Answer) -> None:
     ray_checks.judge_container(seeds.inventory().head, said)
-    for each in docker_read.parse_containers(said.out):
+    for each in docker_output.parse_containers(said.out):
         docker.remove(("docker",), each.id)
         assert all(
             isinstance(word, str)
@@ -331,7 +331,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
     ),
     "an image": (
         lambda: json.loads((seeds.FIXTURES / "docker" / "image-inspect-20.10.json").read_text()),
-        lambda said: docker_read.parse_image(said.out),
+        lambda said: docker_output.parse_image(said.out),
     ),
     "an image's Python": (
         lambda: json.loads((seeds.FIXTURES / "image" / "vllm-cpu-0.32.0.json").read_text()),
@@ -346,7 +346,7 @@ READERS: dict[str, tuple[Callable[[], Any], Callable[[Answer], Any]]] = {
             "python": "3.12.3",
             "ray": "2",
         },
-        inside.parse_view,
+        container_view.parse_view,
     ),
     "a model": (
         lambda: {"architectures": ["X"], "num_hidden_layers": 4},
@@ -417,7 +417,7 @@ ENDLESS = {
     "escape codes": "\x1b[" * 4_000_000,
 }
 BUSY: dict[str, Callable[[str], Any]] = {
-    "probe": host_read.parse_probe,
+    "probe": host_output.parse_probe,
     "processes": gpu_survey.parse_processes,
     "topology": gpu_survey.parse_topology,
     "symptoms": symptoms.first_match,

@@ -20,7 +20,7 @@ from hypothesis import given
 
 from launcher.batch import gather
 from launcher.batch.output_folder import OutputFolder
-from launcher.cluster import prepare, wheels
+from launcher.cluster import up_inputs, wheels
 from launcher.core.domain import Answer
 from launcher.core.errors import BatchError, NodeError, RequestError, UnreadableAnswer, VlaunchError
 from launcher.tools import derived, image
@@ -254,12 +254,12 @@ def test_answers_that_are_kept_are_few_and_small(tmp_path: Path) -> None:
     line = said()
     assert image.significant_line(f"noise\n{line}\n{'x' * 5_000_000}") == line
     assert image.significant_line("x" * 2_000_000 + "vlaunch-image") == ""
-    for number in range(prepare._MAX_PROBES + 20):
+    for number in range(up_inputs._MAX_PROBES + 20):
         path = tmp_path / f"{number}.json"
         path.write_text("x")
         os.utime(path, (number, number))
-    prepare._prune_probes(tmp_path)
+    up_inputs._prune_probes(tmp_path)
 
     assert sorted(int(path.stem) for path in tmp_path.iterdir()) == list(
-        range(20, prepare._MAX_PROBES + 20)
+        range(20, up_inputs._MAX_PROBES + 20)
     )

@@ -15,7 +15,15 @@ from launcher.core.errors import UnreadableAnswer
 from launcher.hosts import pairs
 from launcher.hosts.discovery import local_assets
 from launcher.network import network_plan
-from launcher.tools import docker_read, gpu_survey, host_read, ray, ray_judges, serving_judges, vllm
+from launcher.tools import (
+    docker_output,
+    gpu_survey,
+    host_output,
+    ray,
+    ray_judges,
+    serving_judges,
+    vllm,
+)
 from launcher.tools.ray_judges import parse_payload
 from tests import supervision
 from tests.hostile import seeds
@@ -46,15 +54,15 @@ def usage(text: str) -> str:
         lambda: parse_payload(answer({"jobs": None})),
         lambda: parse_payload(answer({"jobs": [{"submission_id": 1, "status": "RUNNING"}]})),
         lambda: parse_payload(answer({"offset": 10**30})),
-        lambda: docker_read.parse_containers(
+        lambda: docker_output.parse_containers(
             json.dumps([{"Name": "/a", "Id": {}, "Config": {}, "State": {}}])
         ),
-        lambda: docker_read.parse_containers(
+        lambda: docker_output.parse_containers(
             '[{"Name": "/a", "Id": "b", "Config": {}, "State": {"ExitCode": 1e999}}]'
         ),
-        lambda: docker_read.parse_containers("[" * 100_000),
+        lambda: docker_output.parse_containers("[" * 100_000),
         lambda: pairs.parse_probes(answer("[" * 100_000)),
-        lambda: host_read.parse_probe(
+        lambda: host_output.parse_probe(
             "@@vlaunch home\n/\n@@vlaunch rc 0\n@@vlaunch addr\n"
             + "[" * 100_000
             + "\n@@vlaunch rc 0\n"
@@ -132,7 +140,7 @@ def test_an_address_that_is_none(said: dict[str, Any]) -> None:
     links = json.loads(rows)
     links[0]["addr_info"][0].update(said)
     with pytest.raises(UnreadableAnswer):
-        host_read.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
+        host_output.parse_probe(f"{parts[0]}@@vlaunch addr\n{json.dumps(links)}{mark}{rest}")
 
 
 def test_a_token_that_is_none() -> None:
@@ -140,7 +148,7 @@ def test_a_token_that_is_none() -> None:
     text = dict(seeds.probes())["gpu01"].replace(
         "@@vlaunch token\ntok", "@@vlaunch token\n" + "status \n" * 9
     )
-    assert host_read.parse_probe(text).token == ""
+    assert host_output.parse_probe(text).token == ""
 
 
 def test_tags_that_are_no_text() -> None:

@@ -16,7 +16,7 @@ import pytest
 from launcher.app.hooks import Hooks
 from launcher.app.progress import SilentPrinter
 from launcher.app.session import Session
-from launcher.core import expectations_read
+from launcher.core import expectations_file
 from launcher.core.domain import Answer, Secret
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
@@ -66,7 +66,7 @@ def gather(
         session,
         catalogue.select_checks(only=ids),
         model=model,
-        expectations=expectations_read.load_for_user(),
+        expectations=expectations_file.load_for_user(),
         offline=offline,
     )
     return gathered, transport.commands

@@ -13,7 +13,7 @@ from launcher.core.domain import Inventory
 from launcher.hosts import preflight
 from launcher.tools import model
 from launcher.tools.host import HostFacts
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 from launcher.tools.survey import Nic, Survey
 from tests.conftest import Load

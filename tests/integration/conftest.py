@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from benchmarks.faults import host_faults
-from launcher.lab import layout, processes, remove
+from launcher.lab import layout, processes, removal
 from launcher.lab.layout import Lab
 
 NAME = "vlaunch-test"
@@ -291,7 +291,7 @@ def _practice(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert remove.leftovers(name, lab.dir) == []
+    assert removal.leftovers(name, lab.dir) == []
 
 
 @pytest.fixture(scope="module")

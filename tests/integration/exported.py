@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import yaml
 
+from launcher.lab.host_configs import MODEL
 from launcher.lab.layout import Host
-from launcher.lab.render import MODEL
 from tests.integration import practice_pods
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.practice_pods import Object

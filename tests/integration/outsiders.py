@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.distribute import tls
 from launcher.lab.layout import Host
 
@@ -19,7 +19,7 @@ def assert_refused(host: Host, port: int) -> None:
     The clients do not verify the host's certificate.
     """
     none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    foreign = tls.contexts(issue_certificates.make_certificate("foreign"))[1]
+    foreign = tls.contexts(certificates.make_certificate("foreign"))[1]
     for context, reason in ((none, "CERTIFICATE_REQUIRED"), (foreign, "UNKNOWN_CA|BAD_CERT")):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.faults.judge import Sample
 from benchmarks.faults.traffic import Traffic, ask
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from launcher.tools.servers import DEFAULT
 from tests.integration.batches import kill_one, until
 from tests.integration.conftest import API_KEY, Practice, Ran

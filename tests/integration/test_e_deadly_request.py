@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from tests.integration.batches import until
 from tests.integration.conftest import API_KEY, Practice
 from tests.integration.servers import answers, asking, await_state, lost, record, serve, status, url

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.inventory.load import load
 from launcher.lab import gpu_image
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from tests.integration.conftest import Practice
 from tests.ssh import sshd
 

@@ -17,7 +17,7 @@ import yaml
 
 from launcher.inventory.load import load
 from launcher.lab import gpu_image, machine
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from tests import golden
 from tests.integration.batches import until
 from tests.integration.conftest import VLAUNCH, Practice, Ran, ended

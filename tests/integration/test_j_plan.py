@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from launcher.lab import models
+from launcher.lab.host_configs import MODEL
 from launcher.lab.layout import HF_HOME
-from launcher.lab.render import MODEL
 from tests.integration.batches import until
 from tests.integration.conftest import Practice
 from tests.integration.servers import serve

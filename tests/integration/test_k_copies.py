@@ -3,7 +3,7 @@ brought to a host that lacks one before it is served.
 
 Four light hosts copy with their own Python; two with the image download and serve. What a program
 does by itself is in tests/distribute/node, what they do together in
-tests/distribute/test_run_copy.py. When and where something breaks is drawn by a seed:
+tests/distribute/test_coordinator.py. When and where something breaks is drawn by a seed:
 `VLAUNCH_SEEDS=5` tries five of them.
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.traffic import Traffic
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from tests.integration.batches import kill_one, until
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import AGAIN, await_state, record, serve, url

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.faults import host_faults
 from benchmarks.faults.traffic import ask
+from launcher.lab.host_configs import MODEL
 from launcher.lab.layout import HF_HOME, Host
-from launcher.lab.render import MODEL
 from tests.integration.batches import running, until
 from tests.integration.conftest import API_KEY, HF_TOKEN, Practice
 from tests.integration.servers import url

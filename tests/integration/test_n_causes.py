@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.lab.render import MODEL
+from launcher.lab.host_configs import MODEL
 from tests.integration.batches import Batch
 from tests.integration.conftest import Practice, Ran
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import pytest
 
 from launcher.agent.node import RUN, Order
-from launcher.app.issue_certificates import Authority
+from launcher.app.certificates import Authority
 from launcher.lab.layout import Host
 from tests.integration.batches import until
 from tests.integration.conftest import Practice

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from launcher.core import shell
-from launcher.lab import devices, layout, render
+from launcher.lab import devices, host_configs, layout
 from launcher.lab.layout import Lab
 from launcher.tools.survey import Gid, RdmaDevice
-from launcher.tools.survey_read import parse_rdma
+from launcher.tools.survey_output import parse_rdma
 
 
 def lab(folder: Path, **changes: Any) -> Lab:
@@ -57,7 +57,7 @@ def test_storage_has_its_own_card(tmp_path: Path) -> None:
 
     assert len(read_devices(lab_spec)) == 3
     assert devices.gpu_affinity(lab_spec, 1) == {"mlx5_0": "SYS", "mlx5_1": "PIX", "mlx5_2": "SYS"}
-    assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in render.inventory(lab_spec)
+    assert "fabric: infiniband, hca: [mlx5_0, mlx5_1]}" in host_configs.inventory(lab_spec)
 
 
 def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_amds_gpus_are_counted_as_those_of_the_kernel(tmp_path: Path) -> None:
     assert sum("simd_count 1216" in text for text in render_nodes) == 4
     nodes = (lab_spec.hosts[0].dir / devices.NODES).read_text().split("\n")
     assert nodes == ["kfd 240 0", *(f"dri/renderD{at} 226 {at}" for at in range(128, 132)), ""]
-    assert "accelerator: amd" in render.inventory(lab_spec)
+    assert "accelerator: amd" in host_configs.inventory(lab_spec)
 
 
 def test_a_host_boots_for_other_devices_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import host_faults
-from launcher.lab import hosts, layout, machine, processes, remove
+from launcher.lab import hosts, layout, machine, processes, removal
 from launcher.lab.layout import Host, Lab
 from tests.lab.test_lifecycle import DIRECTORY, NAME, quiet, reaches, ssh, start
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.lab
 def lab() -> Iterator[Lab]:
     """Two hosts, which every test leaves intact."""
     lab = layout.make_lab(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
-    remove.remove_lab(NAME, DIRECTORY, quiet)
+    removal.remove_lab(NAME, DIRECTORY, quiet)
     start(lab)
     yield lab
-    remove.remove_lab(NAME, DIRECTORY, quiet)
-    assert remove.leftovers(NAME, DIRECTORY) == []
+    removal.remove_lab(NAME, DIRECTORY, quiet)
+    assert removal.leftovers(NAME, DIRECTORY) == []
 
 
 @contextmanager

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from launcher.core.errors import RequestError, VlaunchError
-from launcher.lab import layout, parts
+from launcher.lab import layout, prerequisites
 from launcher.lab.lab_command import lab as command
 
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands assume root; they create nothing."""
-    monkeypatch.setattr(parts, "require_linux_root", lambda: None)
+    monkeypatch.setattr(prerequisites, "require_linux_root", lambda: None)
 
 
 @pytest.mark.usefixtures("as_root")

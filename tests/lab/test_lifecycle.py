@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import host_faults
-from launcher.lab import bring_up, hosts, layout, network, processes, remove, status
+from launcher.lab import hosts, layout, network, processes, removal, startup, status
 from launcher.lab.layout import Host, Lab
 
 pytestmark = pytest.mark.lab
@@ -29,7 +29,7 @@ def quiet(_: str) -> None:
 
 
 def start(lab: Lab) -> None:
-    bring_up.start_lab(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
+    startup.start_lab(lab, cache=Path("/nonexistent"), with_image=False, say=quiet)
 
 
 def ssh(lab: Lab, user: str, host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,11 +86,11 @@ def container(host: Host) -> None:
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     lab = layout.make_lab(name=NAME, directory=DIRECTORY, subnet="10.79.77.0/24", nodes=2, gpus=1)
-    remove.remove_lab(NAME, DIRECTORY, quiet)
+    removal.remove_lab(NAME, DIRECTORY, quiet)
     start(lab)
     yield lab
-    remove.remove_lab(NAME, DIRECTORY, quiet)
-    assert remove.leftovers(NAME, DIRECTORY) == []
+    removal.remove_lab(NAME, DIRECTORY, quiet)
+    assert removal.leftovers(NAME, DIRECTORY) == []
 
 
 def test_hosts_are_like_servers(lab: Lab) -> None:
@@ -168,11 +168,11 @@ def test_down_leaves_nothing_also_when_half_of_it_is_gone(lab: Lab) -> None:
         ]
     )
 
-    traces = remove.leftovers(NAME, DIRECTORY)
+    traces = removal.leftovers(NAME, DIRECTORY)
     kinds = {line.split()[0] for line in traces}
     assert kinds >= {"process", "network", "interface", "packet", "control", "directory"}
     assert any("(sleep)" in line for line in traces)
-    remove.remove_lab(NAME, DIRECTORY, quiet)
+    removal.remove_lab(NAME, DIRECTORY, quiet)
     stray.wait(timeout=10)
 
-    assert remove.leftovers(NAME, DIRECTORY) == []
+    assert removal.leftovers(NAME, DIRECTORY) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.core import expectations_read
+from launcher.core import expectations_file
 from launcher.core.check import Finding
 from launcher.hosts.check import Evidence
 from launcher.network import expected, transport
@@ -14,7 +14,7 @@ from launcher.tools.host import Address, HostFacts
 from launcher.tools.survey import Nic, RdmaDevice, RdmaPort, Survey
 from tests.network.reports import GDR, NAMES, between, healthy, three
 
-EXPECTATIONS = expectations_read.load_expectations()
+EXPECTATIONS = expectations_file.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 HDR = RdmaDevice(
     name="mlx5_0", model="MT4123", ports=(RdmaPort(number=1, state="ACTIVE", rate=200.0),)

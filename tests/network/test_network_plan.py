@@ -17,7 +17,7 @@ from launcher.tools import network_verdict
 from launcher.tools.docker import Image
 from launcher.tools.host import HostFacts
 from launcher.tools.network_verdict import NetworkRecord, ServerLinks
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 from tests.conftest import Load
 from tests.fakes import FakeTransport

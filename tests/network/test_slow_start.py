@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.core.check import Finding
-from launcher.network import culprits
+from launcher.network import suspects
 from launcher.network.network_shape import Measurement
 from launcher.network.probe_command import RankReport
 from tests.network.reports import healthy, three
@@ -23,7 +23,7 @@ def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
         for torch, meeting in seconds
     )
     reports["n2"] = replace(reports["n2"], ranks=ranks)
-    return culprits.node_findings(Measurement(inventory=three(), reports=reports))
+    return suspects.node_findings(Measurement(inventory=three(), reports=reports))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.core import expectations_read
+from launcher.core import expectations_file
 from launcher.core.domain import Level
 from launcher.core.expectations import required_level
 from launcher.network import transport
@@ -19,7 +19,7 @@ from launcher.network.probe_command import Collective, RankReport, Report
 from tests.network.reports import GDR, NAMES, between, healthy, linked, three
 
 ANY: tuple[Level, str] = ("any", "as asked")
-EXPECTATIONS = expectations_read.load_expectations()
+EXPECTATIONS = expectations_file.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.planner.advice import list_alternatives
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.choice import (
     RULES,
     Demand,

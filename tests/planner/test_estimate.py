@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.estimate import Estimate, GpuModel, PlannedEngine, Range, estimate_replica
 from launcher.planner.flags import EngineFlags, parse_flags, parse_length
 from launcher.planner.versions import default_limits, default_utilization, sampler_kind

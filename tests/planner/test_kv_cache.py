@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.plan import Known, blocks_off, known
 from launcher.core.errors import RequestError
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.kv_cache import (
     CacheRequest,
     KvCache,

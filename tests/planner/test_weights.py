@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import Known, known
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.versions import mxfp4_width
 from launcher.planner.weights import GIB, ParallelConfig, estimate_weight_bytes, stage_bytes
 from tests.planner import models

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from launcher.planner.architecture_read import parse_architecture
+from launcher.planner.architecture_parser import parse_architecture
 from launcher.planner.choice import Demand, Layout, PlanQuestion
 from launcher.planner.cluster import Cluster as Gpus
 from launcher.planner.cluster import PlanHost
 from launcher.planner.estimate import GpuModel
 from launcher.planner.flags import EngineFlags
-from launcher.planner.measured import MeasuredStart
+from launcher.planner.measurement import MeasuredStart
 from launcher.planner.weights import GIB
 from launcher.serving.serve_forecast import ServePlan, compare_tokens, describe_extra_node
 from tests.command_line import Cluster

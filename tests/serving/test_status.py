@@ -15,7 +15,7 @@ from launcher.core.domain import Answer
 from launcher.core.errors import UnreadableAnswer
 from launcher.serving import status
 from launcher.tools import network_verdict as verdict
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.ray_judges import try_payload
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates as issue_certificates
 from launcher.core.domain import Inventory
 from launcher.inventory.load import loads
 from launcher.tools import certificates

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.tools import compile_cache, host, host_read
+from launcher.tools import compile_cache, host, host_output
 from launcher.tools.compile_cache import CompileCache
 
 
@@ -67,7 +67,7 @@ def test_a_node_reports_its_cache(configured: bool, tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        return host_read.parse_probe(done.stdout).compile_cache
+        return host_output.parse_probe(done.stdout).compile_cache
 
     before = probe_cache()
     (folder / "0123").mkdir(parents=True)

@@ -12,7 +12,7 @@ import pytest
 from launcher.core.domain import Argv, Mount, Node
 from launcher.core.transport import Command
 from launcher.ssh import local
-from launcher.ssh.held import RunningCommands
+from launcher.ssh.background import RunningCommands
 from launcher.tools import docker
 from launcher.tools.docker import Container, ContainerSpec
 from tests import containers

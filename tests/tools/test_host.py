@@ -13,7 +13,7 @@ import pytest
 
 from launcher.core import shell
 from launcher.core.domain import Node
-from launcher.tools import host, host_read
+from launcher.tools import host, host_output
 from launcher.tools.host import Gpu, HostFacts
 
 
@@ -76,7 +76,7 @@ def test_the_probe_runs_on_this_machine_without_docker(tmp_path: Path) -> None:
     done = subprocess.run(
         argv, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True, check=True
     )
-    facts = host_read.parse_probe(done.stdout)
+    facts = host_output.parse_probe(done.stdout)
 
     assert facts.home == str(home)
     assert facts.disk_free is not None
@@ -111,7 +111,7 @@ def test_the_probe_uses_the_nodes_docker_command(tmp_path: Path) -> None:
         accelerator="cpu",
         images=("x:1",),
     )
-    facts = host_read.parse_probe(
+    facts = host_output.parse_probe(
         subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     )
 
@@ -139,7 +139,7 @@ def test_the_token_is_read_from_its_previous_location(
         for folder in (memory, disk):
             folder.mkdir(parents=True)
             (folder / "RAY_AUTH_TOKEN").write_text(f"of {folder}".replace(" ", "-"))
-            facts = host_read.parse_probe(
+            facts = host_output.parse_probe(
                 subprocess.run(argv, capture_output=True, text=True, check=False).stdout
             )
             tokens.append((facts.memory_dir, facts.token))
@@ -201,7 +201,7 @@ def test_the_probe_looks_for_a_place_to_write_without_writing(tmp_path: Path, na
     done = subprocess.run(
         argv, check=True, capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )
-    facts = host_read.parse_probe(done.stdout)
+    facts = host_output.parse_probe(done.stdout)
 
     assert facts.state is not None
     assert facts.state.writable

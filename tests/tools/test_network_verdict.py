@@ -17,7 +17,7 @@ from launcher.planner.cluster import ClusterLink
 from launcher.tools import network_verdict
 from launcher.tools.host import HostFacts
 from launcher.tools.network_verdict import NetworkRecord
-from launcher.tools.observe import probe_nodes
+from launcher.tools.node_probes import probe_nodes
 from launcher.tools.site import Site
 from tests.conftest import Load
 from tests.fakes import FakeTransport

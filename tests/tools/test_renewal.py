@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.certificates import Certificates, common_name
-from launcher.cluster.prepare import renew_certificates
+from launcher.cluster.up_inputs import renew_certificates
 from launcher.core import shell
 from launcher.core.domain import Inventory
 from launcher.core.plan import Step

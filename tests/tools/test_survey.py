@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.core import shell
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import host, host_read
+from launcher.tools import host, host_output
 from launcher.tools.survey import LOOKUP_DEADLINE, Gid, GpuState, Lookup, NvlinkFabric, Survey
 
 pytestmark = pytest.mark.processes
@@ -31,7 +31,7 @@ PARTS = [
 
 def survey(name: str) -> Survey:
     """Parse a recorded or written output."""
-    result = host_read.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
+    result = host_output.parse_probe((FIXTURES / f"survey-{name}.txt").read_text()).survey
     assert result is not None
     return result
 
@@ -94,7 +94,7 @@ def test_an_infiniband_node_shows_its_ports_and_which_gpu_is_near_them() -> None
 def test_recorded_h100() -> None:
     """One GPU without NVSwitches and RDMA devices, driver 580; no `ip` and no Docker."""
     text = (FIXTURES.parent / "gpu-h100" / "survey.txt").read_text()
-    facts = host_read.parse_probe(text)
+    facts = host_output.parse_probe(text)
 
     assert facts.survey is not None
     assert facts.survey.gpus == (GpuState(index=0, ecc_errors=0, peers={"GPU0": "X"}),)
@@ -118,7 +118,7 @@ def test_trouble_on_a_node_is_read() -> None:
     """Strangers on GPUs with their user and container, Xids, a name on loopback, a kernel without
     driver.
     """
-    facts = host_read.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
+    facts = host_output.parse_probe((FIXTURES / "survey-h100-infiniband.txt").read_text())
     result = facts.survey
     assert result is not None
     assert facts.gpu_processes is not None
@@ -209,7 +209,7 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
 )
 def test_tools_have_different_formats(name: str, text: str, field: str, value: object) -> None:
     """Another daemon, an older version, a file without the value."""
-    result = host_read.parse_probe(parts(**{name: text})).survey
+    result = host_output.parse_probe(parts(**{name: text})).survey
 
     assert getattr(result, field) == value
 
@@ -221,14 +221,14 @@ def test_without_a_survey_nothing_is_queried() -> None:
     )
 
     assert not any(text in plain[2] for text in ("@@vlaunch clock", "topo -m", "sys/class/net"))
-    assert host_read.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
+    assert host_output.parse_probe((FIXTURES / "lab-node1-up.txt").read_text()).survey is None
 
 
 def test_a_survey_that_breaks_off_is_unreadable() -> None:
     """Missing parts at the end would look like missing hardware."""
     text = (FIXTURES / "survey-lab.txt").read_text()
     with pytest.raises(UnreadableAnswer):
-        host_read.parse_probe(text.partition("@@vlaunch boot")[0])
+        host_output.parse_probe(text.partition("@@vlaunch boot")[0])
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -258,7 +258,7 @@ def test_the_survey_runs_on_this_machine(tmp_path: Path, bare: bool) -> None:
         text=True,
         timeout=60,
     )
-    result = host_read.parse_probe(done.stdout).survey
+    result = host_output.parse_probe(done.stdout).survey
 
     assert result is not None
     assert result.skew is not None
@@ -296,7 +296,7 @@ def test_names_are_looked_up_at_once_and_not_for_long(tmp_path: Path) -> None:
         timeout=60,
     )
     took = time.monotonic() - began
-    result = host_read.parse_probe(parts(names=done.stdout)).survey
+    result = host_output.parse_probe(parts(names=done.stdout)).survey
 
     assert result is not None
     assert result.lookups is not None
@@ -335,7 +335,7 @@ def test_docker_gets_none_of_the_standard_input(tmp_path: Path) -> None:
         timeout=60,
     )
 
-    assert host_read.parse_probe(done.stdout).docker_version == ""
+    assert host_output.parse_probe(done.stdout).docker_version == ""
 
 
 GARBAGE = st.one_of(
@@ -378,4 +378,4 @@ GARBAGE = st.one_of(
 def test_whatever_a_node_prints_only_facts_or_unreadable_comes_out(changed: dict[str, str]) -> None:
     """A node may be broken, or hostile."""
     with suppress(UnreadableAnswer):
-        assert isinstance(host_read.parse_probe(parts(**changed)).survey, Survey | None)
+        assert isinstance(host_output.parse_probe(parts(**changed)).survey, Survey | None)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...agent import cause
+from launcher.agent import cause
+
 from .job import Failed, Job
 from .progress import Tracker
 from .ray_internals import Actor, query_actors

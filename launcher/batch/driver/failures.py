@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...agent import cause
-from ...core import patterns
+from launcher.agent import cause
+from launcher.core import patterns
+
 from .job import Failed
 
 LINES = 12

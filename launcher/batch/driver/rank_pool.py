@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...agent import cause
+from launcher.agent import cause
+
 from . import failures
 from .budget import QUEUE_TIMEOUT
 from .job import Failed, Job

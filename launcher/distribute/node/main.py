@@ -18,15 +18,15 @@ import time
 from typing import Any
 
 from . import images, place, wire
-from .fetch import HubError, download_files, resolve_revision
+from .connection import Tls
+from .fetcher import Streams, Upstream
 from .files import STATE, CopyManifest, UnsafeName, state_folder
-from .give import SILENCE_TIMEOUT, Listener, serve_chunks
-from .look import scan_models
+from .hub import HubError, download_files, resolve_revision
+from .models import scan_models
 from .record import DigestRecords
-from .secure import Tls
+from .server import SILENCE_TIMEOUT, Listener, serve_chunks
 from .source import PageCache, SourceAltered, SourceReader
 from .store import ChunkStore
-from .take import Streams, Upstream
 
 _REPORT_INTERVAL = 0.5  # seconds between two progress events
 _SPACE_MARGIN = 1.02  # space required per missing byte

@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from .secure import Connection
+from .connection import Connection
 
 PULL, GIVE = b"P", b"G"
 # Puller's state of a chunk: present, missing, or stored bytes to be verified.

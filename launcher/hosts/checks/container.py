@@ -18,7 +18,7 @@ from launcher.hosts.check import (
     skip_without_rdma,
     uniform_value,
 )
-from launcher.hosts.inside import ContainerView
+from launcher.hosts.container_view import ContainerView
 from launcher.tools import symptoms
 
 _AnswersJudge = Callable[[Mapping[str, Sequence[Answer]]], Sequence[Finding]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.core import untrusted
 from launcher.core.domain import Accelerator, fold
 from launcher.core.errors import RequestError
-from launcher.hosts.discovery.described import annotate_hosts
+from launcher.hosts.discovery.host_descriptions import annotate_hosts
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
 from launcher.tools.host import Gpu
 from launcher.tools.survey import GpuState

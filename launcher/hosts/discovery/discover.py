@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.core.domain import Accelerator, fold
-from launcher.hosts.discovery import accelerators, described, rdma, software, subnets
+from launcher.hosts.discovery import accelerators, host_descriptions, rdma, software, subnets
 from launcher.hosts.discovery.shape import (
     GID,
     Choice,
@@ -70,7 +70,7 @@ def discover(hosts: Sequence[ScannedHost], options: InitOptions) -> Discovery:
         state_dir=state_dir,
         nodes=nodes,
         ssh=options.ssh,
-        summary=described.describe_hosts(hosts, kind),
+        summary=host_descriptions.describe_hosts(hosts, kind),
         network=(*network.why, *fabric.why),
         docker=(f"{fold(sudo_hosts)}: the login may not talk to Docker itself",)
         if sudo_hosts
@@ -83,7 +83,7 @@ def discover(hosts: Sequence[ScannedHost], options: InitOptions) -> Discovery:
         engine_why=args_reason,
         gid_why=gid_why,
         warnings=(
-            *described.health_warnings(hosts),
+            *host_descriptions.health_warnings(hosts),
             *no_state_dir,
             *network.warnings,
             *fabric.warnings,

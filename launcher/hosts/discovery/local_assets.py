@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.core import shell, untrusted
 from launcher.core.errors import UnreadableAnswer
-from launcher.tools import derived, docker_read
+from launcher.tools import derived, docker_output
 
 _MARK = "@@stock"
 # Kind, optional number (free KiB or a count), path or name.
@@ -89,7 +89,7 @@ def parse_local_assets(text: str) -> LocalAssets:
 def _parse_images(text: str) -> dict[str, str]:
     return {
         name: image.identity
-        for image in docker_read.parse_images(text)
+        for image in docker_output.parse_images(text)
         if derived.CONTENT not in image.labels
         for name in image.names
         if "vllm" in name.lower()

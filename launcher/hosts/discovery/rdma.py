@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from launcher.core.domain import Fabric, fold, natural_key
-from launcher.hosts.discovery.described import annotate_hosts
+from launcher.hosts.discovery.host_descriptions import annotate_hosts
 from launcher.hosts.discovery.shape import ScannedHost
 from launcher.tools.survey import RdmaDevice, RdmaPort
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from launcher.core.domain import Accelerator, fold, natural_key
-from launcher.hosts.discovery.described import (
+from launcher.hosts.discovery.host_descriptions import (
     annotate_hosts,
     format_bytes,
     group_names,

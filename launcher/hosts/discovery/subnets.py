@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from launcher.core.domain import fold
 from launcher.core.errors import RequestError
-from launcher.hosts.discovery.described import annotate_hosts, group_names
+from launcher.hosts.discovery.host_descriptions import annotate_hosts, group_names
 from launcher.hosts.discovery.shape import ScannedHost
 from launcher.tools.survey import Nic
 

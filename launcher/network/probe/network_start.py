@@ -24,7 +24,7 @@ import tls
 GREETING_TIMEOUT = 10.0  # seconds to complete the handshake and the greeting
 PAUSE = 0.1
 LINE = 200
-# Begins the error of a rank that stops because another has ended; `network/culprits.py` reads it.
+# Begins the error of a rank that stops because another has ended; `network/suspects.py` reads it.
 STOPPED = "stopped: "
 
 

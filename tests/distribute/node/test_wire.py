@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from launcher.distribute.node import wire
-from launcher.distribute.node.secure import Connection, Tls
+from launcher.distribute.node.connection import Connection, Tls
 
-TLS = Tls(issue_certificates.make_certificate("copy"))
+TLS = Tls(certificates.make_certificate("copy"))
 Side = Callable[[Connection], object]
 
 

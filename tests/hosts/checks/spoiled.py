@@ -10,12 +10,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from launcher.core import expectations_read
+from launcher.core import expectations_file
 from launcher.core.check import Finding
 from launcher.core.domain import Inventory
 from launcher.hosts.check import Evidence, HubAccess
 from launcher.hosts.checks.catalogue import run_checks
-from launcher.hosts.inside import ContainerView
+from launcher.hosts.container_view import ContainerView
 from launcher.hosts.pairs import PortProbe
 from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
@@ -203,7 +203,7 @@ class Case:
             "files": {name: self.files.get(name, FILES) for name in NODES},
             "model": MODEL,
             "hub": HubAccess(status="ok"),
-            "expectations": expectations_read.load_expectations(),
+            "expectations": expectations_file.load_expectations(),
             **self.evidence,
         }
         return Evidence(**whole)

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.hosts.checks.catalogue import run_checks
 from launcher.hosts.checks.gpu import tag_cuda
-from launcher.tools import survey_read
+from launcher.tools import survey_output
 from launcher.tools.docker import Image
 from launcher.tools.parts import Parts
 from launcher.tools.survey import GpuState, NvlinkFabric
@@ -408,7 +408,7 @@ def test_channels_are_read() -> None:
 
     def read(text: str | None) -> tuple[str, ...] | None:
         parts = {} if text is None else {"imex": (text, 0)}
-        survey = survey_read.parse_survey(Parts({"clock": ("1 1", 0), **parts}), {})
+        survey = survey_output.parse_survey(Parts({"clock": ("1 1", 0), **parts}), {})
         assert survey is not None
         return survey.imex
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates as issue_certificates
 from launcher.hosts.check import Evidence
 from launcher.hosts.checks.catalogue import run_checks
 from launcher.hosts.checks.host import object_store_size

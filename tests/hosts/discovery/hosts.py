@@ -8,9 +8,9 @@ from typing import Any
 
 from launcher.core.domain import Inventory
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
-from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.host import Address, Gpu, HostFacts
 from launcher.tools.survey import Gid, GpuState, Nic, RdmaDevice, RdmaPort, Survey

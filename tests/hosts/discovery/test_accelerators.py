@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.shape import Discovery, InitOptions
-from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.docker import GpuAllocation
 from launcher.tools.survey import GpuProcess, GpuState

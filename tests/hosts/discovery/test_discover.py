@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.hosts.discovery.discover import choose_names, discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import LocalAssets
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
-from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from tests import golden
 from tests.hosts.discovery.hosts import (

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
 from launcher.hosts.discovery.shape import InitOptions, ScannedHost
-from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.survey import Nic, RdmaDevice
 from tests.hosts.discovery.hosts import gpus, host, infiniband, roce

@@ -8,9 +8,9 @@ import pytest
 
 from launcher.core.errors import RequestError
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import Home, LocalAssets
 from launcher.hosts.discovery.shape import InitOptions
-from launcher.hosts.discovery.written import format_inventory
 from tests.hosts.discovery.hosts import gpus, h100_pair, host, inventory, nic, practice, roce_four
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.hosts.discovery.discover import discover
+from launcher.hosts.discovery.inventory_writer import format_inventory
 from launcher.hosts.discovery.local_assets import Disk, LocalAssets
 from launcher.hosts.discovery.shape import Discovery, InitOptions
-from launcher.hosts.discovery.written import format_inventory
 from launcher.inventory.load import loads
 from launcher.tools.compile_cache import CompileCache
 from tests.hosts.discovery.hosts import GIB, gpus, host, nic

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from launcher.app import issue_certificates
+from launcher.app import certificates
 from tests.relay import Relay
 
 pytestmark = pytest.mark.processes
 OURS, FOREIGN = (
-    issue_certificates.make_certificate("run"),
-    issue_certificates.make_certificate("run"),
+    certificates.make_certificate("run"),
+    certificates.make_certificate("run"),
 )
 
 
