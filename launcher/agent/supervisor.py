@@ -5,8 +5,8 @@ alone gives up.
     failed, gave-up
 
 `turn` runs several times a second and never blocks: slow work runs in a thread or a program of its
-own. All facts come from the agents' reports (`crew.Lead`). `needs.py` has the conditions of a
-start, `orders.py` the orders for the nodes, `faults.py` the record of deaths.
+own. All facts come from the agents' reports (`leader.Leader`). `start_conditions.py` has the
+conditions of a start, `orders.py` the orders for the nodes, `faults.py` the record of deaths.
 """
 
 from __future__ import annotations

@@ -148,5 +148,5 @@ def _mistakes_error(path: Path, messages: Sequence[str]) -> RequestError:
     return RequestError(
         f"{number} in the expectations `{path}`",
         evidence=[f"{path}: {message}" for message in messages],
-        hint="docs/checks.md tells the keys of an expectations file",
+        hint="docs/reference/checks.md tells the keys of an expectations file",
     )

@@ -82,7 +82,7 @@ class DiagnosisFinding:
     @property
     def docs(self) -> str:
         """The anchor in the documentation."""
-        return f"docs/troubleshooting.md#{self.id}"
+        return f"docs/reference/failures.md#{self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

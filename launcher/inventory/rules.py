@@ -42,7 +42,7 @@ def name(draft: InventoryDraft) -> Iterator[Mistake]:
 
 
 def image_source(draft: InventoryDraft) -> Iterator[Mistake]:
-    """Reject digests for images copied between nodes, unknown to Docker (docs/images.md)."""
+    """Reject digests for images copied between nodes: Docker does not know them there."""
     if draft.file.image_source == "nodes" and "@" in draft.file.image:
         text = "should be named by a tag: with `image_source: nodes` Docker knows no digest of it"
         yield Mistake(yaml_path=("image",), text=text)

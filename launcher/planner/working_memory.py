@@ -3,8 +3,8 @@
 Pure. vLLM measures it at the start, and it cannot be computed exactly: CUDA and NCCL, the larger
 peak of one forward pass of a full batch or of sampling for all sequences (they follow each other),
 and CUDA graphs. Here it is a sum of parts, each with a low, a likely and a high factor, fitted to
-the logs of some seventy servers (`docs/planning.md`). Parts vary independently: their ranges are
-added in quadrature.
+the logs of some seventy servers (`docs/explanation/planning.md`). Parts vary independently: their
+ranges are added in quadrature.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def read_recipe(path: Path) -> Recipe:
         raise RequestError(
             f"the recipe {path} {error}", hint="list the packaged recipes: `vlaunch recipes list`"
         ) from None
-    parsed = document.parse_document(content, first_key="model", example="docs/recipes.md")
+    parsed = document.parse_document(
+        content, first_key="model", example="docs/reference/recipes.md"
+    )
     mistakes, recipe = list(parsed.mistakes), None
     if parsed.data is not None:
         recipe, invalid = validate_parts(parsed.data, Recipe, lambda _: None)

@@ -1,7 +1,7 @@
 """Commands on an open SSH connection: one channel, one thread, both streams.
 
 Fabric's own `run` starts three threads per command and polls, which is slow with a hundred nodes
-(docs/performance.md).
+(benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
     """Known failure: the pattern of a log line, its cause and fix; `id` is its heading in
-    docs/troubleshooting.md, `source` the place of a report.
+    docs/reference/failures.md, `source` the place of a report.
 
     `fatal` failures do not resolve by waiting, `after` ones are consequences of earlier failures,
     and `rdma` ones matter only if the inventory requires RDMA. `batch` is the fix for batch jobs,

@@ -1,5 +1,5 @@
 """Log lines of containers, jobs and failed commands with known causes, up to the engine's start;
-`symptom_engine` has those of network, memory and engine, docs/troubleshooting.md all of them.
+`symptom_engine` has those of network, memory and engine, docs/reference/failures.md all of them.
 
 Order matters: causes precede their consequences, and possibly harmless lines come last. Sources:
 vLLM 0.32, Ray 2.60 and NCCL 2.30 as read and run, and the threads in the entries.

@@ -80,7 +80,7 @@ def test_a_cause_comes_before_what_follows_from_it() -> None:
 
     assert kinds(diagnosis) == [("now", "gloo-interface"), ("after", "rank-died")]
     assert diagnosis.has_problem
-    assert diagnosis.findings[0].docs == "docs/troubleshooting.md#gloo-interface"
+    assert diagnosis.findings[0].docs == "docs/reference/failures.md#gloo-interface"
 
 
 def test_of_two_causes_the_earlier_comes_first() -> None:

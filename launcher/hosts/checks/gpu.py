@@ -91,7 +91,7 @@ def _judge_privileged(host: Host, visible: int) -> Finding | None:
         f"a container with `privileged: true` sees all {visible} GPUs, {node.gpus} declared",
         fix=(
             f"set `gpus: {visible}` for {node.name}, or replace `privileged: true` by `devices:`"
-            " and `cap_add:` (docs/security.md)"
+            " and `cap_add:` (docs/reference/containers.md#more-permissions)"
         ),
     )
 
