@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.agent.test_keeper import reboot
+from tests.agent.test_supervisor import reboot
 
 from launcher.agent.observed import Wedge
 from launcher.agent.ray_view import Culprit

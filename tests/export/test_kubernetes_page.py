@@ -1,4 +1,4 @@
-"""Examples of docs/how-to/kubernetes.md: its commands export its inventories, and its patch fits."""
+"""Examples of docs/how-to/kubernetes.md: its commands export its inventories; its patch fits."""
 
 from __future__ import annotations
 

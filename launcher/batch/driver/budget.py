@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from launcher.agent import cause
-
+from ...agent import cause
 from .job import Failed, Job
 from .progress import Tracker
 from .ray_internals import Actor, query_actors

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.agent import cause
-from launcher.core import patterns
-
+from ...agent import cause
+from ...core import patterns
 from .job import Failed
 
 LINES = 12

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.agent import cause
-
+from ...agent import cause
 from . import failures
 from .budget import QUEUE_TIMEOUT
 from .job import Failed, Job

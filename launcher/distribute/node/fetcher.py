@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.distribute.tls import reason
-
+from ..tls import reason
 from . import wire
 from .connection import Connection, Tls
 from .files import UnsafeName
