@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests.agent.test_supervisor import reboot
 
 from launcher.agent.observed import Wedge
 from launcher.agent.ray_view import Culprit
 from tests.agent import specs
 from tests.agent.specs import AWAY, RAY
 from tests.agent.stage import KILLED, Engine, Make, Node, Stage, View
+from tests.agent.test_supervisor import reboot
 
 LOOP = "worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1)"
 WAITS = ("dequeue (vllm/distributed/device_communicators/shm_broadcast.py:2)", LOOP)
