@@ -202,7 +202,7 @@ def test_a_gb10_has_no_ecc_and_no_numa() -> None:
         (
             "names",
             "nameserver\t192.0.2.53\nhosts:  files dns\nsearch a",
-            "asks",
+            "resolver_lines",
             ("nameserver 192.0.2.53", "hosts: files dns"),
         ),
     ],

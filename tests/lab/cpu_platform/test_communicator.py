@@ -35,7 +35,7 @@ def test_shared_memory_is_used_only_where_it_is_shared(
     program = f"""
 import json, torch.distributed
 from vlaunch_cpu_ray import communicator
-mine = communicator.place()
+mine = communicator.shared_memory_id()
 def all_gather_object(places, own, group):
     places[:] = [own, {other}]
 torch.distributed.all_gather_object = all_gather_object
