@@ -1,9 +1,10 @@
 """Tables in which packages register commands and extensions.
 
 They are plain data in a package's `__init__.py`, so that reading them imports nothing else:
-`COMMANDS` maps names to positions in `vlaunch --help` and help lines, `EXTENSIONS` names of
-commands to decorators that add options of optional packages, `WORKLOADS` kinds of jobs beside
-servers, which `status`, `stop` and `down` list and stop, to modules (`Workload`).
+`COMMANDS` maps names to positions in `vlaunch --help`, of which the tens are the section, and help
+lines, `EXTENSIONS` names of commands to decorators that add options of optional packages,
+`WORKLOADS` kinds of jobs beside servers, which `status`, `stop` and `down` list and stop, to
+modules (`Workload`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Offline batch inference: jobs, their plans and views. `driver/` runs inside the job."""
 
 COMMANDS = {
-    "batch": (90, "answer every row of a file, and lose none"),
-    "jobs": (100, "batch jobs: how far they are"),
+    "batch": (30, "Run a model over every row of a dataset"),
+    "jobs": (31, "List batch jobs and their progress"),
 }
 
 WORKLOADS = {"batch jobs": "workload"}

@@ -1,7 +1,7 @@
 """The `vlaunch` command: command names, lazy loading, and error handling."""
 
 COMMANDS = {
-    "schema": (290, "the inventory's JSON Schema, for editors"),
-    "completion": (300, "shell completion for bash, zsh or fish"),
-    "payload": (310, ""),
+    "schema": (62, "Print the JSON Schema of inventories or jobs"),
+    "completion": (63, "Print shell completion"),
+    "payload": (70, ""),
 }

@@ -34,6 +34,15 @@ def _commands() -> dict[str, tuple[str, str, str]]:
 
 
 COMMANDS = _commands()
+# Sections of `--help`: the first has the positions 10 to 19, the second 20 to 29, and so on.
+_SECTIONS = (
+    "First cluster, in this order",
+    "Operate",
+    "Batch",
+    "Troubleshoot",
+    "Plan and prepare",
+    "Tools",
+)
 
 _LOCAL = (
     "this is about the machine you are on: vlaunch writes below XDG_CACHE_HOME and XDG_STATE_HOME, "
@@ -68,20 +77,25 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no command `{args[0]}`{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_) for name, (_, _, help_) in COMMANDS.items() if help_])
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by section from their tables, without importing them, then options."""
+        rows = sorted((place, name, text) for _, name, (place, text) in entries("COMMANDS"))
+        for tens, title in enumerate(_SECTIONS, 1):
+            if listed := [(f"{name:<10}", text) for at, name, text in rows if at // 10 == tens]:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
+        click.Command.format_options(self, ctx, formatter)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Inventory: argument, -i, $VLAUNCH_INVENTORY, ./inventory.yaml, or the one last used by"
+    " `vlaunch up`.",
+)
 @click.version_option(__version__, prog_name="vlaunch")
 def cli() -> None:
-    """From a list of GPU servers you can SSH into, to a verified multi-node vLLM cluster.
-
-    The inventory is found as an argument, with -i, in VLAUNCH_INVENTORY, as ./inventory.yaml, or is
-    the one last brought up.
-    """
+    """Turn GPU servers that you can reach over SSH into a verified vLLM cluster."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

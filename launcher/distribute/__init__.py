@@ -1,6 +1,6 @@
 """Models and images on every node: `model`, `image`. `node/` runs on the nodes."""
 
 COMMANDS = {
-    "model": (240, "list, download, copy and remove models"),
-    "image": (250, "list, pull and copy images"),
+    "model": (52, "List, download, copy and remove models"),
+    "image": (53, "List, pull and copy images"),
 }

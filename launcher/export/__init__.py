@@ -1,5 +1,5 @@
 """The same cluster for other programs: Kubernetes, Prometheus, firewalls."""
 
-COMMANDS = {"export": (270, "for other programs: firewalls, Prometheus, Kubernetes")}
+COMMANDS = {"export": (55, "Generate Kubernetes, Prometheus and firewall files")}
 
 EXTENSIONS = {"batch": "pod_options:batch_flags"}

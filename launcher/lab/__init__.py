@@ -1,5 +1,5 @@
 """Lab hosts in network namespaces of this machine, each with its own sshd and Docker."""
 
 COMMANDS = {
-    "lab": (280, "a practice cluster on this machine"),
+    "lab": (60, "Run a test cluster on this machine; no GPU needed"),
 }

@@ -5,5 +5,5 @@ those of vLLM's own sources, named where they are used; nothing here queries a n
 """
 
 COMMANDS = {
-    "plan": (50, "what to run where, whether it fits, and why"),
+    "plan": (50, "Choose TP x PP for a model; estimate its KV cache"),
 }

@@ -1,7 +1,7 @@
 """The vLLM project's recipes, and pasted `vllm serve` commands."""
 
 COMMANDS = {
-    "recipes": (60, "the vLLM project's recipes: list, show"),
+    "recipes": (51, "List and show vLLM recipes"),
 }
 
 EXTENSIONS = {"serve": "serve_options:flags"}
