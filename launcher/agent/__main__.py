@@ -76,8 +76,8 @@ class RayDaemon:
             self._rejoins = False
         elif others:
             say(
-                f"Ray has ended with exit code {code}; it is started again, beside what goes on"
-                " without it"
+                f"Ray exited with code {code}; restarting it while servers that do not use it keep"
+                " running"
             )
             self._again = time.monotonic() + _RAY_RETRY
         else:
@@ -86,7 +86,7 @@ class RayDaemon:
     def follow_head(self, head: str) -> None:
         """Restart Ray if its head has changed: it would wait for the old head and then exit."""
         if head and self._head and head != self._head and self._process is not None:
-            say("Ray's head was started anew; joining it")
+            say("Ray's head was restarted; rejoining it")
             process.kill(process.find_marked("ray"))
             self._again, self._rejoins = 0.0, True  # `turn` sees it end
         self._head = head or self._head
@@ -186,7 +186,7 @@ class Agent:
         lead.tick()
 
     def _exit_for_restart(self, why: str) -> None:
-        say(f"{why}: the container is started anew")
+        say(f"{why}: restarting the container")
         self.code = 1
 
     def shut_down(self) -> int:

@@ -60,7 +60,7 @@ def request_first_answer(target: QueryTarget) -> FirstAnswer | Refusal:
     answers = query_replicas(target, attempt.task, model, before) if target.engines > 1 else []
     if any(answer.error for answer in answers):
         errors = (
-            f"replica {number} gave no answer: {answer.error}"
+            f"replica {number} did not answer: {answer.error}"
             for number, answer in enumerate(answers)
             if answer.error
         )
@@ -114,7 +114,7 @@ def query_other_task(target: QueryTarget, model: str) -> Attempt:
             return refusal
     health = _send_request(target, task.HEALTH, model)
     texts = [f"{refusal.task.path}: {refusal.status} {refusal.text[:200]}" for refusal in refusals]
-    refused = "; ".join(texts) or "it has no route that we know"
+    refused = "; ".join(texts) or "it has no known route"
     return Attempt(task.HEALTH, health.status, health.text, refused)
 
 
@@ -175,6 +175,8 @@ def query_replicas(
 
     api.wait_until(counted, 5)  # Counts follow the answers a moment later.
     return [
-        answer if answer.error or count > 0 else answer._replace(error="its count did not grow")
+        answer
+        if answer.error or count > 0
+        else answer._replace(error="its token count did not grow")
         for answer, count in zip(answers, grown, strict=True)
     ]

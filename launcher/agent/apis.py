@@ -103,7 +103,7 @@ class Api:
         texts = set()
         for key, (age, code, text) in probe.failing.items():
             waits[key] = max(age, waits.get(key, 0.0))
-            problem = f"our own {noun} was answered with {code}" if code else f"no {noun} for us"
+            problem = f"test request failed: HTTP {code}" if code else f"test request got no {noun}"
             texts.add(f"{problem}: {text}")
         self.failing = "; ".join(sorted(texts))
         if probe.rests or not probe.answers or status.state != "ready":
@@ -130,12 +130,12 @@ class Api:
             return EndpointHealth(verdict="resting", reason=probe.rests)
         if not probe.answers:
             return EndpointHealth(
-                verdict="unknown", reason=f"the agent of {self.node} cannot ask the API"
+                verdict="unknown", reason=f"the agent on {self.node} cannot reach the API"
             )
         if self.failing:
             return EndpointHealth(verdict="busy", reason=self.failing)
         if self.asking > _BUSY:
-            reason = f"our own {_answer_noun(status)} has waited for {self.asking:.0f} s"
+            reason = f"test request: no {_answer_noun(status)} after {self.asking:.0f} s"
             return EndpointHealth(verdict="busy", reason=reason)
         return EndpointHealth(verdict="answering", seconds=probe.seconds)
 

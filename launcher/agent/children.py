@@ -64,7 +64,7 @@ def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) 
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return 124, f"{argv[0]} did not end within {timeout:g} s"
+        return 124, f"{argv[0]} did not exit within {timeout:g} s"
     finally:
         forget(process)
 

@@ -152,7 +152,7 @@ def parse_spec(data: Any) -> Desired:
     """Parse plain data; raise ValueError if it is no server of this version."""
     version = data.get("version", VERSION) if isinstance(data, Mapping) else VERSION
     if version != VERSION:
-        raise ValueError(f"version {version!r:.80} of a server is not known here")
+        raise ValueError(f"unknown version of a server spec: {version!r:.80}")
     spec = records.parse_record(Desired, data, "server", complete=True)
     if not spec.processes:
         raise ValueError("a server without a process")

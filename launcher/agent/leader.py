@@ -124,9 +124,9 @@ class Leader:
             if self.orders.get(name, {}) != self._answers[name].orders:
                 self._advance_orders(name)
             if now - member.last_report_at > SILENCE:
-                self._drop_agent(name, f"it has been silent for {SILENCE:g} s")
+                self._drop_agent(name, f"no report for {SILENCE:g} s")
             elif member.connection.is_closing():
-                self._drop_agent(name, "its connection was closed")
+                self._drop_agent(name, "its connection closed")
 
     def exchange(
         self, name: str, report: AgentReport, connection: asyncio.BaseTransport
@@ -177,7 +177,7 @@ class Leader:
             member = self.members[name] = ConnectedAgent(boot, connection, time.monotonic())
             self.lost.pop(name, None)
             self._advance_orders(name)
-            say(f"the agent of {name[:100]} is here")
+            say(f"agent of {name[:100]} connected")
         return member
 
     def _advance_orders(self, name: str) -> None:
@@ -191,7 +191,7 @@ class Leader:
         # Silence has lasted long enough already; an agent whose connection was closed may just have
         # been cut off for a moment.
         self.lost[name] = (now if now - member.last_report_at > SILENCE else now + _RETURN, why)
-        say(f"the agent of {name[:100]} is gone: {why}")
+        say(f"agent of {name[:100]} disconnected: {why}")
 
 
 def members_site(

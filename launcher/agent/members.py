@@ -115,7 +115,7 @@ class Member:
                 self._disconnect()
                 self._log.say(
                     f"no connection to the head's agent at {self.host} port {self.port}:"
-                    f" {describe_error(error)}; what runs here goes on"
+                    f" {describe_error(error)}; local processes keep running"
                 )
                 time.sleep(EVERY)
         self._disconnect()
@@ -142,7 +142,7 @@ class Member:
             self._wake()
         if new:
             self._log = LimitedLog()
-            say("the head's agent is here")
+            say("connected to the head's agent")
 
     def _post(self, servers: Mapping[str, ServerReport], done: int) -> ReportReply:
         assert self._connection is not None  # noqa: S101 - `_exchange` has made it
@@ -161,7 +161,7 @@ class Member:
         if len(data) > _LARGEST:
             raise ConnectionLost("its answer is too long")
         if response.status != 200:
-            raise ConnectionLost(f"it refuses: {data[:300].decode(errors='replace')}")
+            raise ConnectionLost(f"it refused the report: {data[:300].decode(errors='replace')}")
         return records.parse_record(ReportReply, data, "answer", complete=True)
 
     def _connect(self) -> None:

@@ -137,7 +137,7 @@ class Monitor:
         several = len(self.spec.apis) > 1
         for node in self.apis.dead_nodes(status):
             suffix, sign_node = (f" of {node}", node) if several else ("", "")
-            sign = DeathSign(1, f"the engine{suffix} says that it is dead", sign_node)
+            sign = DeathSign(1, f"the engine{suffix} reports that it is dead", sign_node)
             signs.append(_add_evidence(sign, self._report(node)))
         return [self._attribute(sign) for sign in signs] if several else signs
 
@@ -204,10 +204,10 @@ class Monitor:
         self._ranks_lost_at = self._ranks_lost_at or now
         if (self.spec.replicas > 1 and self._is_working) or now - self._ranks_lost_at < _EXIT_GRACE:
             return []
-        sign = DeathSign(1, "vLLM goes on, though its ranks have ended")
+        sign = DeathSign(1, "vLLM is running, but its ranks have exited")
         if len(lost) == 1:  # with several, Ray may know the first
             (rank,) = lost
-            what = f"vLLM goes on, though its rank {rank.name} has ended"
+            what = f"vLLM is running, but its rank {rank.name} has exited"
             sign = DeathSign(1, what, rank.node, rank.name, certain=True)
         return [_add_evidence(sign, self._report(self.spec.api_node))]
 

@@ -20,8 +20,8 @@ from .process import IDLE, RUNNING, STOPPING, LocalEngine
 # What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
 # start; run: start it.
 KEEP, PREPARE, RUN = "keep", "prepare", "run"
-LOST = "the GPUs are lost to this container"
-OUTDATED = "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node"
+LOST = "this container has lost its GPUs"
+OUTDATED = "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node"
 _ONCE = "free once"
 _LOOK = 2.0  # seconds between two checks of the ranks' processes, or of GPU memory
 

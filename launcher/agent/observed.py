@@ -213,7 +213,7 @@ def parse_status(data: Any) -> Observed:
     Unknown fields are ignored, so that an older launcher shows the fields that it knows.
     """
     if not isinstance(data, Mapping) or data.get("version") != VERSION:
-        raise ValueError("this is no record of a server")
+        raise ValueError("invalid record of a server")
     if data.get("state") not in STATES:
         raise ValueError(f"`state` is {data.get('state')!r:.80}")
     return records.parse_record(Observed, data, "record of a server")

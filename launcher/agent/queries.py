@@ -90,7 +90,7 @@ def servers(agent: Agent, _: Query) -> Answer:
         return {}
     if not agent.lock.acquire(timeout=_TURN):
         age = time.monotonic() - agent.turned
-        raise TimeoutError(f"the agent's main loop hangs since {age:.0f} s")
+        raise TimeoutError(f"the agent's main loop has hung for {age:.0f} s")
     try:
         age = round(max(0.0, time.monotonic() - agent.turned), 1)
         return {

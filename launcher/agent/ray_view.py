@@ -92,18 +92,18 @@ class RayView:
         listening = [row for row in living if self._is_alive(row)]
         steady, self._steady = self._steady, 0
         if len(living) > len(listening):
-            return "waiting until Ray has noticed which nodes are dead"
+            return "waiting for Ray to detect dead nodes"
         total = sum(_gpu_count(row.get("resources_total")) for row in listening)
         if total < needed:
             missing = names.keys() - {row["node_ip"] for row in listening}
             nodes = ", ".join(sorted(names[ip] for ip in missing)) or "GPUs"
-            return f"waiting for {nodes} to be in Ray: {total:g} of {needed:g} GPUs are"
+            return f"waiting for {nodes} to join Ray: it has {total:g} of {needed:g} GPUs"
         free = total - self._used_gpus()
         if free < needed:
-            return f"waiting until {needed:g} GPUs are free in Ray; {free:g} are"
+            return f"waiting for {needed:g} free GPUs in Ray; {free:g} are free"
         before, self._ids = self._ids, sorted(row["node_id"] for row in listening)
         self._steady = steady + 1 if self._ids == before else 1
-        return "" if self._steady >= looks else "looking whether the nodes stay in Ray"
+        return "" if self._steady >= looks else "checking that the nodes stay in Ray"
 
     def _is_alive(self, row: Mapping[str, Any]) -> bool:
         """True for a node that is alive in Ray.
@@ -171,7 +171,7 @@ class RayView:
         for rank in ranks:
             ip = self.addresses.get(rank.node)
             if ip and not is_reachable(ip, port):
-                why = f"nothing listens on {ip}:{port}: its container is gone, or its network"
+                why = f"nothing listens on {ip}:{port}: its container or network is down"
                 return Culprit(rank.node, rank.name, why)
         # A container may be back before its port was tried: vLLM's log names the rank. Replicas
         # number their ranks from 0, and their lines do not tell of which replica they are.
@@ -190,7 +190,7 @@ class RayView:
         deaths = {row["actor_id"]: row.get("death_cause") for row in self.query_table("actors", 3)}
         for rank in ranks:
             if (host := self.addresses.get(rank.node)) and _resolve(host) not in nodes:
-                return Culprit(rank.node, rank.name, "its node is gone from Ray")
+                return Culprit(rank.node, rank.name, "its node has left Ray")
             reason = _death_text(deaths.get(rank.actor))
             if rank.actor not in alive and reason and not _CONSEQUENCE.search(reason):
                 return Culprit(rank.node, rank.name, reason)

@@ -35,7 +35,7 @@ def parse_record(kind: Callable[..., T], data: object, name: str, *, complete: b
     from pydantic import ValidationError
     from pydantic_core import from_json
 
-    problem = f"this is no {name}"
+    problem = f"invalid {name}"
     try:
         text = data if isinstance(data, bytes) else json.dumps(data, allow_nan=False).encode()
         plain = from_json(text, allow_inf_nan=False)

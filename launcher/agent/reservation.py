@@ -21,7 +21,7 @@ class Reservation:
     """Reserved GPUs of one server; `doing` is the reason why its start waits."""
 
     def __init__(self, spec: Desired) -> None:
-        self.spec, self.ready, self.doing = spec, False, "setting its GPUs aside in Ray"
+        self.spec, self.ready, self.doing = spec, False, "reserving its GPUs in Ray"
         self._gpus: dict[str, tuple[int, ...]] = {}
         self._request: Background[tuple[int, str]] | None = None
         self._freed: Background[tuple[int, str]] | None = None
@@ -46,7 +46,7 @@ class Reservation:
         except ValueError:
             answer = {"error": out[-300:]}
         if code != 0 or not isinstance(answer.get("gpus"), dict):
-            self.doing = f"waiting for Ray to set its GPUs aside: {answer.get('error', '')}"
+            self.doing = f"waiting for Ray to reserve its GPUs: {answer.get('error', '')}"
             return
         self.ready = True
         if not runs:  # an engine that runs keeps the GPUs that it has

@@ -29,9 +29,7 @@ def take(name: str, counts: Mapping[str, int]) -> dict[str, list[int]]:
     group = placement_group(bundles, strategy="SPREAD", name=_PREFIX + name, lifetime="detached")
     if not group.wait(_WAIT):
         remove_placement_group(group)
-        raise RuntimeError(
-            f"Ray has not set {counts} GPUs aside within {_WAIT:g} s: others hold them"
-        )
+        raise RuntimeError(f"Ray did not reserve {counts} GPUs within {_WAIT:g} s: they are in use")
 
     @ray.remote(num_cpus=0, max_retries=3)
     def indices() -> list[int]:

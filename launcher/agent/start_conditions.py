@@ -40,7 +40,7 @@ class StartConditions:
         reports = {node: self.lead.report(node, self.name) for node in spec.possible_nodes}
         busy = [node for node, report in reports.items() if report.state != IDLE]
         if busy:
-            return f"waiting until the engine of {', '.join(busy)} has ended"
+            return f"waiting for the engine of {', '.join(busy)} to stop"
         reason = self._missing_in_ray(view, status) if view is not None else ""
         reason = reason or self._node_wait_reason(spec, reports, status.generation + 1)
         if not reason and reserved is not None and not reserved.ready:
@@ -63,7 +63,7 @@ class StartConditions:
         if not waiting or (spec.backend == "ray" and enough and {*waiting} <= {*free}):
             return ""
         waits = [f"{node}: {report.waits}" for node, report in reports.items() if report.waits]
-        return "; ".join(waits) or "looking at the nodes"
+        return "; ".join(waits) or "checking the nodes"
 
     def latest_generation(self, spec: Desired) -> int:
         """Return the highest generation started on a node, for a head that lost its record."""
@@ -87,7 +87,7 @@ class StartConditions:
             self._query = Background(lambda: view.missing_reason(looks))
         if not self._query.done:
             is_reason = status.doing and "agent" not in status.doing
-            return status.doing if is_reason else "asking Ray for free GPUs"
+            return status.doing if is_reason else "checking for free GPUs in Ray"
         failed = "waiting for Ray's dashboard to answer" if self._query.error else ""
         if reason := failed or self._query.value or "":
             self._query, self._again = None, self.clock.monotonic() + _AGAIN

@@ -66,7 +66,7 @@ def stop(_: object, query: Mapping[str, str]) -> dict[str, Any]:
     process.kill(killed)
     wait_until(is_over, 10)
     if remaining := processes():
-        raise OSError(f"processes {remaining} do not end")
+        raise OSError(f"processes {remaining} did not exit")
     return {"killed": len(killed), "job": select_fields(query_job(target, name))}
 
 

@@ -41,7 +41,7 @@ _UNHURT = 60.0
 _ABSENT = 30.0
 _EXPLAIN = 15.0  # seconds for Ray to name the first death
 _STARTS = "starting the engine"  # until the first answer
-_LOOKS, _ENDS = "looking at the nodes", "ending what is left of the engine"
+_LOOKS, _ENDS = "checking the nodes", "stopping the rest of the engine"
 
 
 class Supervisor:
@@ -181,7 +181,7 @@ class Supervision:
         if self._stopping is None:  # the reports at hand are older than the order
             self._stopping = now
             self._set_state(
-                "stopping", "another server takes its place" if replaced else "it was stopped"
+                "stopping", "another server replaces it" if replaced else "it was stopped"
             )
             return False
         launched = self.monitor.launched if self.monitor is not None else {}
@@ -192,7 +192,7 @@ class Supervision:
             return False
         if not replaced:
             nodes = ", ".join(absent)
-            remark = f"{nodes} could not be asked: what runs there ends when it is back"
+            remark = f"{nodes} did not answer: its processes stop when it returns"
             self._set_state("stopped", remark if absent else "")
             say(f"{self.name}: stopped {self.status.doing}")
         return True
@@ -208,7 +208,7 @@ class Supervision:
                 self._record_lost(replaced=replaced)
             else:
                 self.status.resumes = before
-                self._set_state("waiting", "looking for the engine that ran before")
+                self._set_state("waiting", "looking for the previous engine")
 
     def _adopt_engine(self) -> None:
         """Adopt an engine that has outlived the head's agent, if all of its processes have."""
@@ -217,16 +217,14 @@ class Supervision:
         missing = [node for node in spec.nodes if not self.lead.is_settled(node)]
         reports = [self.lead.report(process.node, self.name) for process in spec.processes]
         if all(report.state == RUNNING and report.last == status.generation for report in reports):
-            say(f"{self.name}: its engine has gone on meanwhile")
+            say(f"{self.name}: its engine is still running")
             self._observe().adopt()
             self._set_state(status.resumes, _STARTS if status.resumes == "starting" else "")
         elif not missing:
             self._record_lost(replaced=False)
         else:  # an unreachable node is unknown: it may well be serving
             nodes = ", ".join(missing)
-            self._note_activity(
-                f"looking for the engine that ran before: {nodes} cannot be asked yet"
-            )
+            self._note_activity(f"looking for the previous engine: no answer from {nodes} yet")
 
     def _record_lost(self, *, replaced: bool) -> None:
         """Handle an engine that ended with the head's container; a replacement is no fault."""
@@ -294,7 +292,7 @@ class Supervision:
         faults.record_recovery(status, now)
         status.ready_at, status.next_start, self._history_facts = now, None, None
         self._set_state("ready")
-        say(f"{self.name}: answers, {took:.1f} s after its start")
+        say(f"{self.name}: ready {took:.1f} s after its start")
         self._check_engine()
 
     def _check_engine(self) -> None:
@@ -339,17 +337,17 @@ class Supervision:
         if status.next_start is None:
             self._set_state("waiting", _LOOKS)
         elif status.ready_at is None or cap == 0:
-            reason = last.summary if last else "it ended"
+            reason = last.summary if last else "the engine exited"
             self._give_up(
                 "failed", f"it never answered: {reason}" if status.ready_at is None else reason
             )
             say(f"{self.name}: FAILED: {status.doing}")
         elif status.restarts_left == 0:
             what = last.what if last else ""
-            self._give_up("gave-up", f"no restart is left of {cap}; the last fault: {what}")
-            say(f"{self.name}: GIVES UP: {status.doing}. `vlaunch serve` starts it again")
+            self._give_up("gave-up", f"restart limit of {cap} reached; last fault: {what}")
+            say(f"{self.name}: GIVING UP: {status.doing}. Start it again: `vlaunch serve`")
         else:
-            self._set_state("pausing", "waiting before the next start")
+            self._set_state("pausing", "waiting before the next restart")
 
     def _is_explained(self) -> bool:
         """True once Ray has named the first dead rank, was not queried, or takes too long."""
@@ -407,7 +405,7 @@ class Supervision:
         waits, stall = monitor.apis.list_waits(), monitor.stall
         hangs = stall.verdict == "suspect" and stall.seconds >= policy.stuck
         if hangs and policy.restarts != 0:
-            self._fail(DeathSign(1, "it was ended"))
+            self._fail(DeathSign(1, "the supervisor stopped it"))
             return
         status.still = round(max((wait.seconds for wait in waits), default=0.0), 1)
         status.wedge = stall.wedge if stall.verdict else None
@@ -418,7 +416,7 @@ class Supervision:
             quiet = (wait for wait in waits if health.is_quiet(wait.seconds, status.longest_step))
             status.endpoints |= {wait.node: endpoint for wait in quiet}
         silent = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
-        remark = f"the agent of {', '.join(silent)} cannot be asked" if silent else ""
+        remark = f"no answer from the agent of {', '.join(silent)}" if silent else ""
         status.warning = "; ".join(filter(None, (monitor.apis.warning(status), remark)))
 
     def _fail(self, sign: DeathSign, *, at_once: bool = False) -> None:

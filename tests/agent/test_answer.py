@@ -59,7 +59,10 @@ def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Serv
     """
     server.replicas = Replicas(obeyed=False)
 
-    assert complete(server, engines=2).error == "replica 1 gave no answer: its count did not grow"
+    assert (
+        complete(server, engines=2).error
+        == "replica 1 did not answer: its token count did not grow"
+    )
 
 
 def test_without_counters_answers_have_to_do(server: Server) -> None:
@@ -74,7 +77,7 @@ def test_a_replica_that_refuses(server: Server) -> None:
     server.replicas = Replicas(refusing={1: (500, "EngineDeadError")})
     reply = complete(server, engines=2)
 
-    assert (reply.status, reply.error) == (500, "replica 1 gave no answer: EngineDeadError")
+    assert (reply.status, reply.error) == (500, "replica 1 did not answer: EngineDeadError")
 
 
 def test_a_model_without_a_chat_template(server: Server) -> None:
@@ -197,7 +200,7 @@ def test_a_server_without_any_route_we_know(server: Server) -> None:
     """Is asked how it is, and nothing else; that it says so itself is told."""
     del server.answers["/v1/chat/completions"]
     reply = complete(server)
-    assert (reply.task, reply.refused) == ("health", "it has no route that we know")
+    assert (reply.task, reply.refused) == ("health", "it has no known route")
 
     server.answers["/health"] = (503, "")
     assert complete(server).status == 503

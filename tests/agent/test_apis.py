@@ -66,7 +66,7 @@ def test_an_api_that_says_that_it_is_dead_is_named(ready: Make) -> None:
     stage.lead.nodes["gpu2"].extra = {"probe": {"health": 503}, "evidence": "lines"}
     (fault,) = stage.until("stopping", within=3).faults
 
-    assert (fault.what, fault.node) == ("the engine of gpu2 says that it is dead", "gpu2")
+    assert (fault.what, fault.node) == ("the engine of gpu2 reports that it is dead", "gpu2")
     assert fault.evidence == "lines"
 
 
@@ -79,7 +79,7 @@ def test_an_engine_that_died_of_another_names_it(ready: Make, address: str, name
     (fault,) = stage.until("stopping", within=3).faults
 
     assert (fault.node, fault.cause) == (named, cause)
-    assert fault.what.startswith("the engine of gpu1 says that it is dead")
+    assert fault.what.startswith("the engine of gpu1 reports that it is dead")
     assert fault.what.endswith(": it has lost gpu2") is (named == "gpu2")
 
 
@@ -120,7 +120,7 @@ def test_what_fails_is_told_with_the_node(ready: Make) -> None:
     stage = ready(APART)
     stage.lead.nodes["gpu2"].extra = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
     stage.run(2)
-    reason = "our own completion was answered with 500: grammar error"
+    reason = "test request failed: HTTP 500: grammar error"
 
     assert (stage.status.verdict, stage.status.reason) == ("busy", f"gpu2: {reason}")
     assert stage.status.endpoints == {
@@ -136,11 +136,11 @@ def test_a_node_that_is_gone_while_the_others_serve(
     alone, and it is asked from the head.
     """
     stage = ready(APART)
-    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.lead.away["gpu2"] = "no report for 60 s"
     stage.run(1000, step=2)
 
     assert (stage.status.state, stage.status.faults) == ("ready", [])
-    assert stage.status.warning == "the agent of gpu2 cannot be asked"
+    assert stage.status.warning == "no answer from the agent of gpu2"
     assert eyes == [("10.0.0.2", 8000, range(1, 2), 5.0)]
 
 
@@ -153,7 +153,7 @@ def test_an_api_on_loopback_is_not_asked_from_another_node(
     stage.run(20)
 
     assert (eyes, stage.status.state, stage.status.verdict) == ([], "ready", "unknown")
-    assert stage.status.reason == "gpu2: the agent of gpu2 cannot ask the API"
+    assert stage.status.reason == "gpu2: the agent on gpu2 cannot reach the API"
 
 
 def test_a_node_that_is_gone_and_that_the_others_wait_for(
@@ -161,7 +161,7 @@ def test_a_node_that_is_gone_and_that_the_others_wait_for(
 ) -> None:
     """Those of a mixture of experts compute every token together."""
     stage = ready(APART)
-    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.lead.away["gpu2"] = "no report for 60 s"
     stage.engine.answers = False
     (fault,) = stage.until("stopping", within=30).faults
 

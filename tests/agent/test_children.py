@@ -37,7 +37,7 @@ def test_a_short_program() -> None:
     assert (code, sorted(out.split())) == (3, ["out", "ß"])
     assert children.run(("/no/such/program",), 5.0)[0] == 127
     code, out = children.run(("sleep", "60"), 0.1)
-    assert (code, out) == (124, "sleep did not end within 0.1 s")
+    assert (code, out) == (124, "sleep did not exit within 0.1 s")
     assert children._own == set()
 
 

@@ -67,20 +67,20 @@ def test_a_server_without_a_field_is_none(name: str) -> None:
     text = plain(FULL)
     del text[name]
 
-    with pytest.raises(ValueError, match="this is no server"):
+    with pytest.raises(ValueError, match="invalid server"):
         desired.parse_spec(text)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 1}, "version 1 of a server is not known here"),
+        ({"version": 1}, "unknown version of a server spec: 1"),
         ({"processes": []}, "without a process"),
         ({"policy": {**plain(FULL)["policy"], "stuck": "long"}}, "'policy.stuck': .* valid number"),
         ({"policy": {**plain(FULL)["policy"], "new": 1}}, "missing or unknown: \\['policy'"),
         ({"policy": {"restarts": 3}}, "missing or unknown: \\['policy'"),
         ({"ray": {**plain(FULL)["ray"], "gpus": None}}, "'ray.gpus': .* valid integer"),
-        ({"port": float("inf")}, "this is no server: Out of range"),
+        ({"port": float("inf")}, "invalid server: Out of range"),
         ({"port": "8000"}, "'port': .* valid integer"),
         ({"asked": 10**30}, "a number is too large"),
     ],

@@ -179,7 +179,7 @@ def test_what_is_refused_changes_nothing(
 def test_an_invalid_report_names_its_field(change: dict[str, Any], field: str) -> None:
     """It is refused as a whole."""
     report = {"node": "gpu2", "boot": "b", "number": 1, "head_boot": "", "done": 0, "servers": {}}
-    with pytest.raises(ValueError, match=f"this is no report: '{field}': "):
+    with pytest.raises(ValueError, match=f"invalid report: '{field}': "):
         records.parse_record(AgentReport, {**report, **change}, "report")
 
 
@@ -229,7 +229,7 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
     )
     assert head.lead.boot_of("gpu2") == ""
     clock.now += 10.0
-    assert head.lead.gone_reason("gpu2") == "its connection was closed"
+    assert head.lead.gone_reason("gpu2") == "its connection closed"
 
     head.post(number=2, done=number)
     assert (
@@ -276,7 +276,7 @@ def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock
 
     assert (head.lead.is_connected("gpu2"), head.lead.gone_reason("gpu2")) == (
         False,
-        "it has been silent for 60 s",
+        "no report for 60 s",
     )
 
 

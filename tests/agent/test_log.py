@@ -18,9 +18,9 @@ def test_words_that_an_output_cannot_show(monkeypatch: pytest.MonkeyPatch) -> No
     """
     to: Any = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(to, encoding="ascii"))
-    log.say("the agent of Knoten-ß\ud800\x1b[2J is here")
+    log.say("agent of Knoten-ß\ud800\x1b[2J connected")
 
-    assert to.getvalue() == b"vlaunch agent: the agent of Knoten-???[2J is here\n"
+    assert to.getvalue() == b"vlaunch agent: agent of Knoten-???[2J connected\n"
 
 
 def test_an_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_an_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", output)
     output.close()
-    log.say("the agent of gpu2 is here")
+    log.say("agent of gpu2 connected")
 
 
 def test_an_exception_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -427,7 +427,7 @@ def test_an_engine_that_says_that_it_is_dead(cluster: Cluster) -> None:
     server.be(no=("dead",))
     status = server.is_("ready")
 
-    assert status.faults[0].what == "the engine says that it is dead"
+    assert status.faults[0].what == "the engine reports that it is dead"
 
 
 # ---- agents and connections ----------------------------------------------------------------------
@@ -496,7 +496,7 @@ def test_a_connection_that_is_cut_ends_nothing(cluster: Cluster) -> None:
         server.is_("ready", generation=1)
         pids = server.pids()
         between.set(cut=True)
-        until(lambda: "gpu2 cannot be asked" in server.status.warning, "it is away", cluster.logs)
+        until(lambda: "from the agent of gpu2" in server.status.warning, "it is away", cluster.logs)
         for _ in range(4):  # longer than an agent has to come back, and than three canaries
             server.answers()
         assert (server.status.state, server.pids()) == ("ready", pids)
@@ -637,7 +637,7 @@ def test_strangers_on_the_port_change_nothing(cluster: Cluster) -> None:
     assert (server.status.generation, server.status.faults) == (1, [])
     assert set(ask_servers(cluster).members) == {"gpu1", "gpu2"}
     cluster.authority.deliver(cluster.folder / "secrets" / "gpu3", "gpu3")  # they are read again
-    cluster.says("gpu1", "the agent of gpu3 is here")
+    cluster.says("gpu1", "agent of gpu3 connected")
 
 
 def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
@@ -650,7 +650,7 @@ def test_certificates_are_renewed_beside_a_server(cluster: Cluster) -> None:
     for node in ("gpu2", "gpu1"):
         cluster.authority.deliver(cluster.folder / "secrets" / node, node)
         server.answers()
-    until(lambda: cluster.log("gpu1").count("the agent of gpu2 is here") == 2, "it is back")
+    until(lambda: cluster.log("gpu1").count("agent of gpu2 connected") == 2, "it is back")
     server.answers()
 
     assert (server.status.generation, server.status.faults, server.pids()) == (1, [], pids)
@@ -766,7 +766,7 @@ def test_ray_joins_a_head_that_is_another_one(cluster: Cluster) -> None:
         pids,
         [],
     )
-    assert cluster.log("gpu2").count("Ray's head was started anew; joining it") == 1
+    assert cluster.log("gpu2").count("Ray's head was restarted; rejoining it") == 1
     for node in marks:
         cluster.agents[node].terminate()
         assert cluster.agents[node].wait(PATIENCE) == 143

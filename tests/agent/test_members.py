@@ -249,7 +249,7 @@ def test_an_agent_that_ends(world: World, lines: Lines) -> None:
     until(lambda: turn() and world.lead.is_connected("gpu2"), "it is here")
     world.followers.pop().close()
     until(lambda: world.lead.tick() or not world.lead.is_connected("gpu2"), "it is gone")
-    lines.wait("the agent of gpu2 is gone: its connection was closed")
+    lines.wait("agent of gpu2 disconnected: its connection closed")
 
 
 def test_a_main_loop_that_hangs_holds_up_reports_alone(
@@ -285,7 +285,7 @@ def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
     before = world.server
     assert before is not None
     before.close()
-    until(lambda: turn() and lines.has("what runs here goes on"), "it says so")
+    until(lambda: turn() and lines.has("local processes keep running"), "it says so")
     assert len(follower.node.orders) == 2
 
     again = Leader("gpu1", Node())  # type: ignore[arg-type]
@@ -304,7 +304,10 @@ def test_a_head_that_cannot_be_reached(world: World, lines: Lines) -> None:
         port = nobody.getsockname()[1]
     follower = world.follower(port=port)
     turn = turns(follower)
-    until(lambda: turn() and lines.has("Connection refused; what runs here goes on"), "it says so")
+    until(
+        lambda: turn() and lines.has("Connection refused; local processes keep running"),
+        "it says so",
+    )
     until(lambda: turn() and follower._count == 0 and not follower._due.is_set(), "again")
     assert not lines.has("cannot")
     assert lines.text.count("Connection refused") == 1
@@ -672,11 +675,11 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
         (answer("h1", 4, OTHER), "it sent orders 4 after orders 5"),
         (
             {**answer("h1", 6), "orders": {"chat": {}}},
-            "this is no answer: 'orders.chat.generation'",
+            "invalid answer: 'orders.chat.generation'",
         ),
-        ({"head_boot": "h1", "orders": {}, "ray": ""}, "this is no answer: a field is missing"),
-        (b"[]", "this is no answer: "),
-        (b"[" * 60_000, "this is no answer: "),
+        ({"head_boot": "h1", "orders": {}, "ray": ""}, "invalid answer: a field is missing"),
+        (b"[]", "invalid answer: "),
+        (b"[" * 60_000, "invalid answer: "),
         (
             {**answer("h1", 6), "orders": {"../../etc": asdict(OTHER)}},
             "it sent orders for a server with an invalid name",
@@ -738,7 +741,7 @@ def test_orders_survive_the_way() -> None:
 @pytest.mark.parametrize("orders", [None, 7, [], "x", {"chat": None}, {"chat": {}}, {"chat": []}])
 def test_an_invalid_order(orders: object) -> None:
     """The whole answer is refused."""
-    with pytest.raises(ValueError, match="this is no answer"):
+    with pytest.raises(ValueError, match="invalid answer"):
         read({**PLAIN, "orders": orders})
 
 

@@ -20,10 +20,10 @@ from tests.agent.stage import Engine, Make, Node, Stage, View
 def test_a_node_that_cannot_be_asked_ends_nothing_while_work_is_done(ready: Make) -> None:
     """The control network had a hiccup; that the node is away is said."""
     stage = ready()
-    stage.lead.away["gpu2"] = "its connection was closed"
+    stage.lead.away["gpu2"] = "its connection closed"
     stage.run(1000, step=5)
     assert (stage.status.state, stage.status.faults) == ("ready", [])
-    assert stage.status.warning == "the agent of gpu2 cannot be asked"
+    assert stage.status.warning == "no answer from the agent of gpu2"
     assert stage.status.verdict == "answering"
 
     stage.lead.away.clear()
@@ -36,7 +36,7 @@ def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
     it.
     """
     stage = ready()
-    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.lead.away["gpu2"] = "no report for 60 s"
     stage.engine.answers = False
     stage.run(14)
     assert stage.status.state == "ready"
@@ -44,7 +44,7 @@ def test_a_node_that_is_gone_with_its_rank(ready: Make) -> None:
     (fault,) = stage.status.faults
 
     assert (fault.what, fault.node, fault.rank) == ("gpu2 is gone", "gpu2", "1")
-    assert fault.evidence == "its agent: it has been silent for 60 s"
+    assert fault.evidence == "its agent: no report for 60 s"
     stage.run(60)
     assert (stage.status.state, stage.status.doing) == ("waiting", "waiting for the agent of gpu2")
     stage.lead.nodes["gpu2"] = Node(boot="b2")
@@ -132,7 +132,7 @@ def test_an_api_whose_agent_is_silent_is_asked_from_here(
     assert requests == [(host, 8000, range(0), 5.0)]
     assert (stage.status.verdict, stage.status.warning) == (
         "answering",
-        "the agent of gpu2 cannot be asked",
+        "no answer from the agent of gpu2",
     )
     assert stage.status.answered is not None and stage.clock.time() - stage.status.answered < 6
 
@@ -190,7 +190,7 @@ def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> N
     stage.engine.failing, stage.engine.works = (500, "grammar error"), True
     stage.run(1000, step=2)
     assert (stage.status.verdict, stage.status.faults) == ("busy", [])
-    assert stage.status.reason == "our own completion was answered with 500: grammar error"
+    assert stage.status.reason == "test request failed: HTTP 500: grammar error"
 
     stage.engine.failing = None
     stage.run(2)
@@ -206,7 +206,7 @@ def test_an_engine_that_says_that_it_is_dead(ready: Make, how: dict[str, Any]) -
     (fault,) = stage.until("stopping", within=3).faults
 
     assert (fault.what, fault.evidence, fault.cause) == (
-        "the engine says that it is dead",
+        "the engine reports that it is dead",
         "lines",
         "RuntimeError: x",
     )
@@ -354,7 +354,7 @@ def test_a_rank_that_has_ended_under_an_engine_that_goes_on(ready: Make, view: t
     stage.until("stopping", within=4)
     (fault,) = stage.status.faults
 
-    assert fault.what == "vLLM goes on, though its rank PP1 has ended"
+    assert fault.what == "vLLM is running, but its rank PP1 has exited"
     assert (fault.node, fault.rank) == ("gpu2", "PP1")
 
 
@@ -416,7 +416,7 @@ def test_a_node_with_ranks_of_ray_that_is_gone(ready: Make, view: type[View]) ->
     """Only if the engine does no work without it."""
     stage = ready(RAY)
     stage.run(5)
-    stage.lead.away["gpu2"] = "it has been silent for 60 s"
+    stage.lead.away["gpu2"] = "no report for 60 s"
     stage.run(100)
     assert stage.status.state == "ready"
     stage.engine.answers = False
@@ -450,8 +450,8 @@ def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> Non
 @pytest.mark.parametrize(
     ("failing", "expected"),
     [
-        ((500, "no luck"), "our own embedding was answered with 500: no luck"),
-        ((0, "refused"), "no embedding for us: refused"),
+        ((500, "no luck"), "test request failed: HTTP 500: no luck"),
+        ((0, "refused"), "test request got no embedding: refused"),
     ],
 )
 def test_a_model_that_embeds_is_called_so(
@@ -474,7 +474,7 @@ def test_where_health_is_all_there_is_it_is_believed_and_said(ready: Make) -> No
     assert stage.status.warning == f"{ONLY_HEALTH} (/pooling: 400 no plugin)"
 
     stage.engine.health = 503
-    assert stage.until("stopping").faults[-1].what == "the engine says that it is dead"
+    assert stage.until("stopping").faults[-1].what == "the engine reports that it is dead"
 
 
 @pytest.mark.parametrize(("task", "ends"), [("embedding", False), ("health", True)])

@@ -138,7 +138,7 @@ def test_gpus_that_are_lost_start_the_container_anew(
     assert (
         text.waits
         == local_node.why[0]
-        == "the GPUs are lost to this container: Failed to initialize NVML"
+        == "this container has lost its GPUs: Failed to initialize NVML"
     )  # type: ignore[attr-defined]
 
 
@@ -157,7 +157,7 @@ def test_a_driver_that_was_upgraded_stops_no_container(
         local_node.tick()
 
     assert text.waits == (
-        "the NVIDIA driver was upgraded while the old one runs: run `sudo reboot` on this node:"
+        "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node:"
         " Failed to initialize NVML: Driver/library version mismatch"
     )
     assert (text.prepared, local_node.why) == (0, [])  # type: ignore[attr-defined]

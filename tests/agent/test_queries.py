@@ -134,7 +134,7 @@ def test_a_main_loop_that_hangs(agent: Any, ask: Ask, monkeypatch: pytest.Monkey
         status, document = ask("/servers")
 
     assert status == 502
-    assert document["error"].startswith("the agent's main loop hangs since ")
+    assert document["error"].startswith("the agent's main loop has hung for ")
 
 
 # ---- Ray -----------------------------------------------------------------------------------------

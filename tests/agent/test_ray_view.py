@@ -123,7 +123,7 @@ def test_a_node_that_is_away_is_waited_for_by_its_name(server: Server, view: Ray
     """However many dead rows of it Ray keeps."""
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, "DEAD", id="old")]
 
-    assert view.missing_reason(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    assert view.missing_reason(1) == "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
     server.tables["/api/v0/nodes"] += [node(2, id="new")]
     assert view.missing_reason(1) == ""
 
@@ -145,7 +145,7 @@ def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.Monkey
     }
     ray = Ray(dashboard=server.port, node_manager=server.port, gpus=2)
     view = RayView(ray, 1, {"gpu1": "pod-0", "gpu2": "pod-1"})
-    assert view.missing_reason(1) == "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    assert view.missing_reason(1) == "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
 
     expected["pod-1"] = "127.0.0.2"
     assert view.missing_reason(1) == ""
@@ -153,7 +153,7 @@ def test_nodes_that_are_known_by_name(server: Server, monkeypatch: pytest.Monkey
     del expected["pod-1"]
     culprit = view.find_culprit([rank(1)], "")
     assert culprit is not None
-    assert (culprit.node, culprit.evidence) == ("gpu2", "its node is gone from Ray")
+    assert (culprit.node, culprit.evidence) == ("gpu2", "its node has left Ray")
 
 
 def test_a_spare_node_is_not_waited_for(server: Server) -> None:
@@ -174,13 +174,13 @@ def test_gpus_that_others_hold_are_waited_for(server: Server, view: RayView) -> 
     too.
     """
     server.tables["/api/v0/placement_groups"] = [group(), group("REMOVED"), group("PENDING")]
-    assert view.missing_reason(1) == "waiting until 2 GPUs are free in Ray; 0 are"
+    assert view.missing_reason(1) == "waiting for 2 free GPUs in Ray; 0 are free"
 
     server.tables["/api/v0/placement_groups"] = [group("REMOVED")]
     server.tables["/api/v0/actors"] = [
         actor(0, placement_group_id=None, required_resources={"GPU": 1.0})
     ]
-    assert view.missing_reason(1) == "waiting until 2 GPUs are free in Ray; 1 are"
+    assert view.missing_reason(1) == "waiting for 2 free GPUs in Ray; 1 are free"
 
 
 def test_a_node_whose_port_is_closed_is_not_there(
@@ -190,10 +190,10 @@ def test_a_node_whose_port_is_closed_is_not_there(
     open again, of another node.
     """
     open_ports["127.0.0.2"] = True
-    assert view.missing_reason(1) == "waiting until Ray has noticed which nodes are dead"
+    assert view.missing_reason(1) == "waiting for Ray to detect dead nodes"
 
     open_ports.clear()
-    assert view.missing_reason(1) == "waiting until Ray has noticed which nodes are dead"
+    assert view.missing_reason(1) == "waiting for Ray to detect dead nodes"
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD"), node(2, id="new")]
     assert view.missing_reason(1) == ""
 
@@ -212,7 +212,7 @@ def test_nodes_that_change_between_two_looks_are_not_whole(server: Server, view:
         server.tables["/api/v0/nodes"] = nodes
         messages.append(view.missing_reason(2))
 
-    assert messages == ["looking whether the nodes stay in Ray"] * 2 + [""]
+    assert messages == ["checking that the nodes stay in Ray"] * 2 + [""]
 
 
 def test_a_dashboard_that_does_not_answer(server: Server, view: RayView) -> None:
@@ -308,7 +308,7 @@ def test_a_rank_whose_node_has_gone(server: Server, view: RayView) -> None:
     server.tables["/api/v0/nodes"] = [node(1), node(2, "DEAD")]
 
     assert view.find_culprit([rank(0), rank(1)], "") == Culprit(
-        "gpu2", "PP1", "its node is gone from Ray"
+        "gpu2", "PP1", "its node has left Ray"
     )
 
 

@@ -65,7 +65,7 @@ def test_gpus_that_ray_does_not_have_are_waited_for(make: Make, reserve: list[An
     stage.run(20)
     assert (stage.status.state, stage.status.doing) == (
         "waiting",
-        "waiting for Ray to set its GPUs aside: others hold them",
+        "waiting for Ray to reserve its GPUs: others hold them",
     )
     reserve[0] = '{"gpus": {}}'
     stage.until("ready")

@@ -125,7 +125,7 @@ def test_gpus_that_ray_does_not_have(ray: Ray, run: Any) -> None:
     ray.fits = False
     code, text = run("take", "chat", "10.0.0.2=2")
 
-    assert (code, "others hold them" in text["error"]) == (1, True)
+    assert (code, "they are in use" in text["error"]) == (1, True)
     assert (ray.groups, ray.removed) == ({}, ["vlaunch-chat"])
 
 

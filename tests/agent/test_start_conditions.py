@@ -39,11 +39,11 @@ def test_memory_that_somebody_holds_is_waited_for(make: Make) -> None:
 def test_what_ray_lacks_is_waited_for(make: Make, view: type[View]) -> None:
     """And said; also that its dashboard does not answer."""
     stage = make(RAY)
-    view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    view.lacks = "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
     stage.run(10)
     assert (stage.status.state, stage.status.doing) == (
         "waiting",
-        "waiting for gpu2 to be in Ray: 1 of 2 GPUs are",
+        "waiting for gpu2 to join Ray: it has 1 of 2 GPUs",
     )
     view.lacks = OSError("refused")
     stage.run(10)
@@ -60,7 +60,7 @@ def test_ray_is_asked_anew_for_another_server(make: Make, view: type[View]) -> N
     stage.run(10)
     assert view.looked
     stage.want(specs.ray("gpu1", "gpu2", id="other", asked=2.0))
-    view.lacks = "waiting for gpu2 to be in Ray: 1 of 2 GPUs are"
+    view.lacks = "waiting for gpu2 to join Ray: it has 1 of 2 GPUs"
     stage.lead.nodes["gpu2"].waits = ""
     stage.run(10)
 

@@ -78,7 +78,7 @@ def test_what_is_wanted_and_how_it_is(tmp_path: Path) -> None:
     for file in (state.DESIRED, state.OBSERVED):
         state.write_json(state.server_file("chat", file, folder), {"version": 1})
     assert state.read_status("chat", folder) is None
-    with pytest.raises(ValueError, match="version 1"):
+    with pytest.raises(ValueError, match="server spec: 1"):
         state.read_spec("chat", folder)
 
 

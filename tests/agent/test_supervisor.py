@@ -291,7 +291,7 @@ def test_a_cap_of_restarts(ready: Make) -> None:
 
     assert (status.restarts_left, status.generation, stage.orders) == (0, 3, {})
     assert (
-        status.doing == f"no restart is left of 2; the last fault: vLLM's process on gpu2 {KILLED}"
+        status.doing == f"restart limit of 2 reached; last fault: vLLM's process on gpu2 {KILLED}"
     )
     assert (stage.status.state, {node.state for node in stage.lead.nodes.values()}) == (
         "gave-up",
@@ -411,10 +411,7 @@ def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
     stage.run(25)
     assert stage.status.state == "stopping"
 
-    assert (
-        stage.until("stopped").doing
-        == "gpu2 could not be asked: what runs there ends when it is back"
-    )
+    assert stage.until("stopped").doing == "gpu2 did not answer: its processes stop when it returns"
     assert stage.lead.nodes["gpu2"].state == "running"
     stage.lead.away.clear()
     stage.run(2)
@@ -434,7 +431,7 @@ def test_another_server_takes_its_place(ready: Make) -> None:
     stage.run(15)
     assert (stage.status.state, stage.status.doing, stage.status.id) == (
         "stopping",
-        "another server takes its place",
+        "another server replaces it",
         "abcd1234",
     )
     assert stage.lead.nodes["gpu1"].last == 2
@@ -479,7 +476,7 @@ def test_a_wish_of_another_version_is_not_acted_on(
     stage.run(5)
 
     assert (stage.keeper.status, stage.orders) == (None, {})
-    assert "version 1 of a server is not known here" in capsys.readouterr().out
+    assert "unknown version of a server spec: 1" in capsys.readouterr().out
 
 
 def test_a_server_that_was_stopped_while_no_agent_was_here(ready: Make) -> None:
@@ -638,7 +635,7 @@ def test_an_engine_that_outlives_the_heads_agent(ready: Make) -> None:
     stage.lead.away["gpu3"] = ""
     stage.run(20)
     assert (stage.status.state, stage.phases) == ("waiting", dict.fromkeys(("gpu2", "gpu3"), KEEP))
-    assert stage.status.doing == "looking for the engine that ran before: gpu3 cannot be asked yet"
+    assert stage.status.doing == "looking for the previous engine: no answer from gpu3 yet"
 
     stage.lead.away.clear()
     stage.until("ready", within=2)

@@ -319,7 +319,7 @@ def test_a_keeper_that_gave_up_says_so() -> None:
     """No restart is left."""
     report = NodeReport(
         supervisor_files=record(
-            "chat", "gave-up", fault(), since=NOW - 10, doing="no restart is left of 3 in 1 h"
+            "chat", "gave-up", fault(), since=NOW - 10, doing="restart limit of 3 reached in 1 h"
         )
     )
 

@@ -232,9 +232,9 @@ def test_it_gives_up_loudly(plain: Practice) -> None:
     shown = plain.vlaunch("status")
     again = serve(plain, "--backend", "mp")
 
-    assert "no restart is left of 1" in found["detail"]
-    assert (shown.code, "no restart is left of 1" in shown.out) == (1, True)
-    assert "GIVES UP" in plain.vlaunch("logs", "--tail", "2000").out
+    assert "restart limit of 1 reached" in found["detail"]
+    assert (shown.code, "restart limit of 1 reached" in shown.out) == (1, True)
+    assert "GIVING UP" in plain.vlaunch("logs", "--tail", "2000").out
     assert "this server runs already" not in again.err
     assert plain.vlaunch("stop").code == 0
 

@@ -156,7 +156,7 @@ def test_a_relay_cannot_add_data(
     """Additional data ends the connection; the victim's log has the reason, and the agents
     reconnect.
     """
-    attack, greeting = Attack(change), "the head's agent is here"
+    attack, greeting = Attack(change), "connected to the head's agent"
     filters = (attack, bytes) if victim == "node2" else (bytes, attack)
     before = log(whole, "node2").count(greeting)
     with Relay(0, *filters, listener=listener.dup(), connect=lambda: connect_to_head(whole)):

@@ -184,11 +184,11 @@ def test_reasons_for_missing_figures(site: Site, answers: dict[str, Any], troubl
 
 def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
     """Its state has the reason."""
-    sampling = Sampling(site, state="pausing", doing="waiting before the next start")
+    sampling = Sampling(site, state="pausing", doing="waiting before the next restart")
     server = sampling.take({})
 
     assert (server.figures, server.trouble) == (None, "no engine runs")
-    assert (server.state, server.detail) == ("waiting", "waiting before the next start")
+    assert (server.state, server.detail) == ("waiting", "waiting before the next restart")
 
 
 def test_every_rank_has_its_agents_state(site: Site) -> None:

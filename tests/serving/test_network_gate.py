@@ -372,7 +372,7 @@ def test_a_dry_run_proves_nothing_and_shows_no_secret(
     again = ready.run(*SERVE, "--backend", backend, *flags)
 
     assert ran.code == 0, ran.err
-    assert "# == Prove the network between the nodes" in ran.out
+    assert "# == Check the network between the nodes" in ran.out
     assert ran.out == again.out
     assert SECRET not in ran.out + ran.err
     assert (measured(ready), ready.world.changes) == ([], [])

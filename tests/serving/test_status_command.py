@@ -105,11 +105,11 @@ def test_servers_without_progress(serving: Cluster) -> None:
 
 def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
     """The state of its servers is unknown."""
-    serving.world.said["jobs"] = {"error": "the agent's main loop hangs since 20 s"}
+    serving.world.said["jobs"] = {"error": "the agent's main loop has hung for 20 s"}
     ran = serving.run("status")
 
     assert ran.code == 1
-    assert "server: unknown  gpu01: the agent's main loop hangs since 20 s" in ran.out
+    assert "server: unknown  gpu01: the agent's main loop has hung for 20 s" in ran.out
 
 
 def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:

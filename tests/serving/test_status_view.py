@@ -159,7 +159,7 @@ def test_the_table(width: int) -> None:
         make_status("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
         make_status(
             "gave-up",
-            detail="no restart is left of 1 in 1 h",
+            detail="restart limit of 1 reached in 1 h",
             observed=replace(
                 AGAIN,
                 state="gave-up",

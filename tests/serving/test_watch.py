@@ -290,7 +290,7 @@ def test_a_server_that_recovers_is_waited_for() -> None:
 def test_a_supervisor_that_gave_up() -> None:
     """The engine's own first error comes first, then the supervisor's evidence."""
     over = failed(
-        "no restart is left of 3 in an hour",
+        "restart limit of 3 reached in an hour",
         "gave-up",
         cause="ValueError: no such thing",
         evidence="one\ntwo",
@@ -300,7 +300,7 @@ def test_a_supervisor_that_gave_up() -> None:
 
     assert (
         raised.value.evidence
-        == "raised on n1\nits keeper gave up: no restart is left of 3 in an hour\none\ntwo"
+        == "raised on n1\nits keeper gave up: restart limit of 3 reached in an hour\none\ntwo"
     )
     assert "vlaunch stop" not in raised.value.hint
 
@@ -309,7 +309,7 @@ def test_a_long_cause_is_reported_whole_below() -> None:
     """The first line holds its beginning only."""
     cause = "ValueError: " + "no such thing, " * 20
     with pytest.raises(ServerError) as raised:
-        follow(failed("no restart is left of 3 in an hour", "gave-up", cause=cause))
+        follow(failed("restart limit of 3 reached in an hour", "gave-up", cause=cause))
 
     assert cause.strip() in raised.value.evidence
     assert raised.value.message.endswith("…")
@@ -353,10 +353,10 @@ def test_an_api_on_another_node_than_the_head() -> None:
 
 def test_listening_is_not_ready() -> None:
     """Only the supervisor's verdict ends the wait; meanwhile the server's error is shown."""
-    late = refusal(0, "replica 1 gave no answer: timed out", times=9)
+    late = refusal(0, "replica 1 did not answer: timed out", times=9)
     _, events, _ = follow(look(listening=True), late, look(**READY))
 
-    assert "starting vLLM (replica 1 gave no answer: timed out)" in waits(events)
+    assert "starting vLLM (replica 1 did not answer: timed out)" in waits(events)
 
 
 @pytest.mark.parametrize("state", ["quiet", "suspect", "resting", "unknown"])

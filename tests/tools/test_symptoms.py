@@ -174,7 +174,7 @@ LINES = {
         " available to read."
     ),
     "node-unreachable": "node cannot be reached: no answer from gpu02:22 within 10s",
-    "server-gave-up": "keeper: gave up server chat: no restart is left of 3 in 1 h",
+    "server-gave-up": "keeper: gave up server chat: restart limit of 3 reached in 1 h",
     "rank-hangs": "keeper: server chat hangs: no step has ended for 70 s: rank TP1 on gpu02",
     "known-to-hang": "known to hang: NCCL 2.29.2 on ARM, where it was built with gcc before 10",
     "server-quiet": "keeper: server chat is quiet: no step has ended for 45 s",
