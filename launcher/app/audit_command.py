@@ -21,14 +21,13 @@ from launcher.core.errors import UnreadableAnswer
     type=click.IntRange(0),
     default=50,
     show_default=True,
-    help="The newest so many; 0: all that is kept.",
+    help="Show the last N entries (0: all).",
 )
 def audit(call: CommandContext, last: int) -> int:
-    """Show what changed the cluster, the newest last: every node keeps a line for each command that
-    changed it.
+    """Show who changed what, and when; the newest is last.
 
-    The lines outlive `vlaunch down`. Nodes that cannot be read are named, and the exit code is then
-    1.
+    Every node records each command that changed it; the records survive `vlaunch down`. Nodes that
+    cannot be read are named, and the exit code is 1.
     """
     with call.session(partial=True) as session:
         silent = {name: error.reason for name, error in session.missing.items()}
@@ -76,11 +75,11 @@ def _print_entries(
         )
         click.echo(untrusted.sanitize(line.replace("\n", " ")))
     if not history:
-        say("no node has a line about this cluster")
+        say("no node has an audit entry for this cluster")
     for name, count in unreadable.items():
         say(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read")
     for name, reason in silent.items():
         say(
-            untrusted.sanitize(reason.splitlines()[0] if reason else "gave no answer"),
+            untrusted.sanitize(reason.splitlines()[0] if reason else "did not respond"),
             lead=f"{name}: ",
         )

@@ -17,11 +17,17 @@ from launcher.inventory import engine_args
 
 @click.command()
 @click.argument("path", metavar="[INVENTORY]", required=False)
-@click.option("-i", "--inventory", "named", metavar="FILE", help="The inventory.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.option(
+    "-i",
+    "--inventory",
+    "named",
+    metavar="FILE",
+    help="Inventory file (default: see `vlaunch --help`).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(path: str | None, named: str | None, as_json: bool) -> None:
-    """Validate the inventory and print it in full: defaults, ranges and cluster-wide values merged
-    into every node.
+    """Validate the inventory and print it in full, with defaults, ranges and cluster-wide values
+    merged into every node.
 
     The output is an inventory with the same meaning. No node is contacted.
     """

@@ -20,16 +20,17 @@ from launcher.core.transport import Command
 
 
 @command(shows="none", flags=[options.JSON])
-@click.option("--break", "broken", is_flag=True, help="Take the lock away from whoever holds it.")
-@click.option("--yes", is_flag=True, help="With --break: do not ask.")
+@click.option(
+    "--break", "broken", is_flag=True, help="Stop the process that holds the lock, and release it."
+)
+@click.option("--yes", is_flag=True, help="With --break: skip the confirmation.")
 def lock(call: CommandContext, broken: bool, yes: bool) -> None:
-    """Show who holds the cluster's lock.
+    """Show the owner of the cluster lock, or break the lock.
 
-    Commands that change the cluster take it, and give it back however they end.
-
-    Only a head that has lost its connection to a launcher without a word still holds a lock that is
-    nobody's: --break shows whose it is, asks, and ends its process on the head. A launcher that
-    still works stops before its next step.
+    Commands that change the cluster hold the lock while they run, and release it even if they fail.
+    A stale lock remains only if the head lost its connection to the owner's machine: --break shows
+    the owner, asks for confirmation, and stops its process on the head. A command that still runs
+    stops before its next step.
     """
 
     if yes and not broken:
@@ -58,7 +59,7 @@ def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
         folder = session.inventory.head.state_dir or "~/.vlaunch"
         raise NodeError(
             head,
-            f"does not say which process holds the lock of cluster {cluster}",
+            f"cannot find the process that holds the lock of cluster {cluster}",
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
     say(untrusted.single_line(f"held by {owner.description}, process {owner.pid} on {head}"))
@@ -66,10 +67,10 @@ def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise RequestError(
-            "nobody can be asked whether the lock should be broken",
-            hint="say it: `vlaunch lock --break --yes`",
+            "no terminal to confirm breaking the lock",
+            hint="run `vlaunch lock --break --yes`",
         )
-    click.confirm("Break it? What its command is doing is left half-done", abort=True, err=True)
+    click.confirm("Break it? Its command stops halfway", abort=True, err=True)
 
 
 def _break(session: Session, owner: Owner) -> bool:
@@ -91,13 +92,13 @@ def _break(session: Session, owner: Owner) -> bool:
         return result == "freed"
     if answer.ok and result in ("changed", "stranger"):
         raise LockError(
-            head.name, "the lock has changed hands meanwhile", hint="look again: `vlaunch lock`"
+            head.name, "another operator has taken the lock since", hint="run `vlaunch lock` again"
         )
     raise LockError(
         head.name,
-        f"the process {owner.pid} that holds the lock could not be ended",
+        f"cannot kill process {owner.pid}, which holds the lock",
         evidence=answer.tail,
-        hint=f"its login, or root, can do it: on {head.name}, `kill {owner.pid}`",
+        hint=f"on {head.name}, as its user or root: `kill {owner.pid}`",
     )
 
 
@@ -114,7 +115,7 @@ def _print_owner(cluster: str, owner: Owner | None, freed: bool, *, as_json: boo
             dump_json({"cluster": cluster, "held": locked, "broken": freed, "owner": fields})
         )
     elif owner is None:
-        say(f"{cluster}: nobody holds the lock", err=False)
+        say(f"{cluster}: the lock is free", err=False)
     elif freed:
         say(
             untrusted.single_line(f"{cluster}: broken; it was held by {owner.description}"),

@@ -19,7 +19,7 @@ def _engine_args(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -
     """Raise UsageError for arguments that are no options."""
     if args and not args[0].startswith("-"):
         raise click.UsageError(
-            f"`{args[0]}` is no argument of `vllm serve`; the inventory is named with -i"
+            f"`{args[0]}` is not an argument of `vllm serve`; pass the inventory with -i"
         )
     return args
 
@@ -32,47 +32,45 @@ PATH = click.Argument(["path"], metavar="[INVENTORY]", required=False)
 INVENTORY = click.Option(
     ["-i", "--inventory", "named"],
     metavar="FILE",
-    help="The inventory (else: see `vlaunch --help`).",
+    help="Inventory file (default: see `vlaunch --help`).",
 )
-VERBOSE = click.Option(["--verbose"], is_flag=True, help="Show what is sent, and tracebacks.")
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for machines.")
+VERBOSE = click.Option(["--verbose"], is_flag=True, help="Log remote commands; show tracebacks.")
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 ACCEPT_NEW = click.Option(
     ["--accept-new-host-keys"],
     is_flag=True,
-    help="Trust and remember hosts whose key is not known yet.",
+    help="Add unknown host keys to known_hosts.",
 )
 DRY_RUN = click.Option(
-    ["--dry-run"], is_flag=True, help="Print the script that would be sent; change nothing."
+    ["--dry-run"], is_flag=True, help="Print the script that would run; change nothing."
 )
 OFFLINE = click.Option(
     ["--offline"],
     is_flag=True,
-    help="With --dry-run: touch no node, and assume that nothing is there yet.",
+    help="With --dry-run: contact no node; assume empty nodes.",
 )
 LOCK_WAIT = click.Option(
     ["--lock-wait"],
     type=click.IntRange(0),
     default=0,
     metavar="SECONDS",
-    help="Wait up to SECONDS for another operator (at least `lock_wait:`).",
+    help="Wait up to SECONDS for the cluster lock (default: `lock_wait:` in the"
+    " inventory, which is also the minimum).",
 )
 NO_HOOKS = click.Option(
-    ["--no-hooks"], is_flag=True, help="Run none of the programs in `hooks/` beside the inventory."
+    ["--no-hooks"], is_flag=True, help="Skip the programs in `hooks/` beside the inventory."
 )
 FETCH = click.Option(
     ["--fetch"],
     is_flag=True,
-    help=(
-        "First bring the model to those of its nodes that lack it: from one that has it, else one"
-        " of them downloads it."
-    ),
+    help=("Copy the model to nodes where it is missing; download it if no node has it."),
 )
 PAIR_TIMEOUT = click.Option(
     ["--pair-timeout"],
     type=click.FloatRange(1),
     default=20.0,
     show_default=True,
-    help="Seconds for the network check of one pair of nodes.",
+    help="Time limit for the network check of one pair of nodes, in seconds.",
 )
 NODES = click.option(
     "-n",
@@ -80,18 +78,21 @@ NODES = click.option(
     "nodes",
     multiple=True,
     metavar="NAME",
-    help="Only on this node (may be given several times).",
+    help="Use only this node; repeatable (default: all).",
 )
-SERVER = click.option("--server", metavar="NAME", help="Which server, where several run.")
+SERVER = click.option("--server", metavar="NAME", help="Server to use; needed when several run.")
 JOIN_TIMEOUT = click.option(
-    "--join-timeout", default=180.0, show_default=True, help="Seconds for all nodes to join."
+    "--join-timeout",
+    default=180.0,
+    show_default=True,
+    help="Time limit for all nodes to join, in seconds.",
 )
 EXPECT = click.option(
     "--expect",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Your figures of GPUs and NICs (YAML).",
+    help="YAML file with expected values of GPUs and NICs.",
 )
-STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when there is a warning.")
+STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are warnings.")
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -102,7 +103,7 @@ def parse_duration(_: click.Context, param: click.Parameter, text: str | None) -
         return None
     if not re.fullmatch(r"(?:\d{1,6}[dhms])+", text.strip().lower()):
         raise click.BadParameter(
-            f"`{text}` should be a duration such as `90s`, `30m`, `2h` or `1d`", param=param
+            f"`{text}` is not a duration such as `90s`, `30m`, `2h` or `1d`", param=param
         )
     return float(
         sum(

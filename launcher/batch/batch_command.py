@@ -45,9 +45,7 @@ from launcher.tools.snapshot import ClusterSnapshot
 # that prints a job instead of running it, or None; raises UsageError.
 Exporter: TypeAlias = "Callable[[bool], Callable[[Inventory, BatchRequest], None] | None]"
 
-_STRICT = click.Option(
-    ["--strict"], is_flag=True, help="End with exit code 3 when rows ended as errors."
-)
+_STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 if there are error rows.")
 _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 
 
@@ -63,14 +61,14 @@ _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 )
 @batch_flags.job_options
 @click.option("--discard-results", is_flag=True, help="Delete this job's results and start over.")
-@click.option("--yes", is_flag=True, help="With --discard-results: do not ask.")
-@click.option("--retry-errors", is_flag=True, help="Try the rows again that ended as errors.")
+@click.option("--yes", is_flag=True, help="With --discard-results: skip the confirmation.")
+@click.option("--retry-errors", is_flag=True, help="Retry the error rows.")
 @click.option(
     "--queue",
     is_flag=True,
-    help="Submit it although others hold what it needs, and let it wait for them.",
+    help="Queue the job until resources are free.",
 )
-@click.option("--detach", is_flag=True, help="Submit it and return at once.")
+@click.option("--detach", is_flag=True, help="Submit the job and return at once.")
 @extend_options("batch")
 def batch(
     call: CommandContext,
@@ -82,12 +80,12 @@ def batch(
     exporter: Exporter | None = None,
     **job_flags: Any,
 ) -> int:
-    """Answer every row of JOB's input: each ends once, as an answer or as an error with its reason.
+    """Run a model over every row of JOB's input; each row becomes an answer, or an error with its
+    reason.
 
-    The job runs on the cluster. Ctrl-C stops the watching, never the job; the same command watches
-    it again, or goes on where it stopped, whatever ended it. Exit codes: 0 every row is accounted
-    for, 1 it failed, 2 the request was wrong, 3 rows ended as errors (--strict), 130 stopped
-    watching.
+    The job runs on the cluster. Ctrl-C stops watching, not the job; run the same command to watch
+    it again, or to resume it after an interruption. Exit codes: 0 every row is accounted for, 1
+    failed, 2 wrong request, 3 error rows (--strict), 130 stopped watching.
     """
     batch_options = BatchOptions(restart=discard_results, retry_errors=retry_errors, queue=queue)
     _check_options(call, batch_options, detach=detach)

@@ -23,8 +23,8 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
         {
             "metavar": "PATH",
             "multiple": True,
-            "help": "File, folder or pattern of this machine; nodes:/path; s3://, gs:// or"
-            " hdfs://.",
+            "help": "File, folder or pattern on this machine, nodes:/path, s3://, gs:// or hdfs://;"
+            " repeatable.",
         },
     ),
     "output": (("write", "path"), {"metavar": "PATH"}),
@@ -32,7 +32,7 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
         ("job",),
         {
             "metavar": "NAME",
-            "help": "The job's name (default: one that follows from what it does).",
+            "help": "Name of the job (default: derived from the job).",
         },
     ),
     "format": (("read", "format"), {}),
@@ -72,17 +72,17 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
         {
             "type": str,
             "metavar": "N|N-M",
-            "help": "Copies of the model, or the least and the most.",
+            "help": "Number of replicas, or their minimum and maximum.",
         },
     ),
     "batch_size": (("engine", "batch_size"), {}),
     "data_parallel_size": (
         ("data_parallel", "size"),
-        {"help": "Ranks over the nodes, instead of replicas."},
+        {"help": "Data parallel size over the nodes, instead of replicas."},
     ),
     "engine_arg": (
         ("engine", "args"),
-        {"metavar": "NAME=VALUE", "multiple": True, "help": "An engine argument of vLLM's."},
+        {"metavar": "NAME=VALUE", "multiple": True, "help": "Engine argument of vLLM; repeatable."},
     ),
 }
 
@@ -100,7 +100,7 @@ def _options() -> Iterator[Callable[[F], F]]:
         metavar="FOLDER",
         multiple=True,
         type=folder,
-        help="A folder that JOB.yaml's paths may lead into, beside its own.",
+        help="Allow paths of JOB.yaml in this folder, besides its own; repeatable.",
     )
     # Not the classes of `schema.py`: pydantic takes longer than all of `--help`.
     schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))

@@ -43,13 +43,13 @@ _COLOURS = {
     "names",
     metavar="NAME",
     multiple=True,
-    help="Remove a job that is over, and its output on the head.",
+    help="Remove a finished job and its output on the head; repeatable.",
 )
 def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
-    """Show the batch jobs that the head knows: those that run, and those that are over.
+    """List batch jobs and their progress, both running and finished.
 
-    A job is `interrupted` when its driver ended without a word; the same `vlaunch batch` goes on
-    with it.
+    A job is `interrupted` when its driver exited without a result; run the same `vlaunch batch` to
+    resume it.
     """
     if call.lock_wait and not names:
         raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")

@@ -12,7 +12,7 @@ import click
 @click.command(hidden=True)
 @click.option("--py-spy", "architecture", help="Print py-spy for this architecture instead.")
 def payload(architecture: str | None) -> None:
-    """Print the helper files as a tar archive."""
+    """Print the node programs as a tar archive."""
     from launcher.cluster.up_inputs import cache_dir
     from launcher.cluster.wheels import fetch_py_spy
     from launcher.tools.node_files import payload_tar

@@ -8,11 +8,9 @@ import click
 
 
 @click.command()
-@click.option("--job", is_flag=True, help="The schema of the files of `vlaunch batch`.")
+@click.option("--job", is_flag=True, help="Print the schema of job files of `vlaunch batch`.")
 def schema(job: bool) -> None:
-    """Print the inventory's JSON Schema (or a batch job's), made from the model that validates
-    it.
-    """
+    """Print the JSON Schema of inventories, or of batch jobs."""
     from launcher.batch.schema import JobFile
     from launcher.inventory.schema import json_schema
 

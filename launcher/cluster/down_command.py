@@ -21,7 +21,7 @@ from launcher.tools.site import Site
 
 
 @command(path=True, flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
-@click.option("--purge", is_flag=True, help="Remove what engines compiled, too.")
+@click.option("--purge", is_flag=True, help="Remove the compile cache too.")
 def down(call: CommandContext, purge: bool) -> None:
     """Remove the cluster's containers, helper files and secrets from every node, and verify that
     they are gone.

@@ -33,9 +33,7 @@ from launcher.tools.site import Site
 
 @click.group()
 def secrets() -> None:
-    """Show where secrets come from and where they lie, and make new ones. Values are never
-    shown.
-    """
+    """List and rotate secrets. Values are never shown."""
 
 
 @command(
@@ -44,14 +42,14 @@ def secrets() -> None:
     path=True,
     shows="none",
     flags=[options.JSON],
-    short_help="each secret: its source, its users, its files",
+    short_help="List secrets with their sources, users and files",
 )
 def list_(call: CommandContext) -> int:
-    """Show all secrets: their sources, users, files on the nodes and the ages of these, and when
-    certificates end.
+    """List all secrets: sources, users, files on the nodes and their ages, and expiry dates of
+    certificates.
 
     The exit code is 1 when a node cannot be reached, when a file is readable by others or belongs
-    to no secret, or when certificates end within 30 days.
+    to no secret, or when a certificate expires within 30 days.
     """
     from launcher.tools import certificates
 
@@ -85,19 +83,21 @@ def list_(call: CommandContext) -> int:
 @command(
     under=secrets,
     flags=[options.LOCK_WAIT, options.JSON],
-    short_help="new certificates and a new token, and the other secrets fetched again",
+    short_help="Renew certificates and Ray's token; fetch other secrets again",
 )
 @click.argument("names", metavar="[NAME…]", nargs=-1)
-@click.option("--yes", is_flag=True, help="Do not ask, although a server or batch job ends.")
+@click.option(
+    "--yes", is_flag=True, help="Skip the confirmation before servers and batch jobs stop."
+)
 @options.JOIN_TIMEOUT
 def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
-    """Give the agents new certificates and Ray a new token, and fetch the other secrets from their
+    """Renew the agents' certificates and Ray's token, and fetch the other secrets from their
     sources again.
 
-    AGENT_CERTIFICATE alone renews the certificates and nothing else: nothing stops. RAY_AUTH_TOKEN
-    is the token's name: where others are named and it is not, it stays. All others are what their
-    sources say now, named or not. Containers restart when one of these has another value, so what
-    runs in them ends; servers come back by themselves.
+    AGENT_CERTIFICATE alone renews only the certificates, and nothing stops. RAY_AUTH_TOKEN is
+    renewed if it is named or if no secret is named. All other secrets get the current values of
+    their sources, named or not. If one of these values changes, containers restart and stop what
+    runs in them; supervised servers start again.
     """
     from launcher.tools import certificates
 

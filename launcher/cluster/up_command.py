@@ -31,10 +31,10 @@ from launcher.tools.site import Site
 )
 @options.JOIN_TIMEOUT
 def up(call: CommandContext, join_timeout: float) -> None:
-    """Bring the cluster up, or to the inventory's state.
+    """Start the cluster, or apply changes of the inventory to it.
 
-    Nodes are looked at first; then only what is missing or different is changed. A second run
-    changes nothing.
+    Nodes are scanned first; then only what is missing or different is changed. A second run changes
+    nothing.
     """
     if call.offline and not call.dry_run:
         raise click.UsageError(

@@ -95,15 +95,15 @@ class _RecordingPrinter(SilentPrinter):
     "-o",
     "--output",
     metavar="FILE",
-    help="The file to write (default: a new `vlaunch-CLUSTER-TIME.tar.gz` here).",
+    help="File to write (default: `vlaunch-CLUSTER-TIME.tar.gz` in this folder).",
 )
 def collect(call: CommandContext, output: str | None) -> None:
     """Write a bundle for a bug report: inventory, versions, status, checks, diagnosis, and the logs
     of all nodes.
 
-    Secrets are taken out by their values, and so is what looks like one; no command is run and
-    nobody asked to learn a value. Look at it before you share it. Nothing is changed on any node;
-    nodes that cannot be reached are told of in it.
+    Known secrets and text that looks like a secret are removed; no command of `secrets:` is run to
+    get a value. Read the bundle before you share it. Nothing changes on the nodes; unreachable
+    nodes are listed in the bundle.
     """
     path = _output_path(output, call.inventory.cluster)
     # The inventory may be from another user: no command of its secrets is run for a bug report.

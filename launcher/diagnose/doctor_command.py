@@ -28,14 +28,14 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
     "--since",
     callback=options.parse_duration,
     metavar="DURATION",
-    help="Look only this far back: 30m, 2h, 1d.",
+    help="Read only logs of this last period, such as 30m, 2h or 1d.",
 )
 @click.option(
     "--from",
     "sources",
     multiple=True,
     metavar="FILE",
-    help="Judge this text instead, and ask no node: a log, an archive, or `-` (again: more).",
+    help="Read a log, bundle or `-` instead of the nodes; repeatable.",
 )
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def doctor(

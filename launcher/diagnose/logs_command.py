@@ -40,22 +40,20 @@ _READ_TIMEOUT = 60.0  # seconds to read servers' logs, unless they are followed
 
 
 @command(shows="none")
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
 @click.option(
     "--tail",
     type=click.IntRange(0),
     default=100,
     show_default=True,
-    help="Lines of each log to begin with.",
+    help="Number of lines to show from the end of each log.",
 )
-@click.option("--server", metavar="NAME", help="Only what this server's engine says.")
+@click.option("--server", metavar="NAME", help="Show only this server's engine log.")
 @click.argument("names", metavar="[NODE]...", nargs=-1)
 def logs(
     call: CommandContext, follow: bool, tail: int, server: str | None, names: tuple[str, ...]
 ) -> None:
-    """Print the logs of the nodes' containers, and of the engines of servers and batch jobs, each
-    line with where it comes from.
-    """
+    """Print the logs of containers, servers and jobs on all nodes, each line with its source."""
     nodes = select_nodes(call.inventory, names)
     with call.session(nodes=nodes) as session:
         printed = False

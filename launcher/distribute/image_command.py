@@ -27,7 +27,7 @@ _NONE = "<none>"
 
 @click.group()
 def image() -> None:
-    """List the images of the nodes, or copy one to all nodes without a registry."""
+    """List, pull and copy images; copies need no registry."""
 
 
 @command(
@@ -36,14 +36,14 @@ def image() -> None:
     path=True,
     shows="none",
     flags=[options.JSON],
-    short_help="List the images of all nodes, and those that differ",
+    short_help="List the images on all nodes and their differences",
 )
 @options.NODES
 def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
-    """Show the images of every node's Docker, and how much room there is.
+    """List the images in every node's Docker, and the free disk space.
 
-    Images of one name stand in one line as long as layers and configuration are the same. The exit
-    code is 1 when a node cannot be asked.
+    Images of one name share a line if their layers and configuration are the same. The exit code is
+    1 when a node cannot be queried.
     """
     picked = select_nodes(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:

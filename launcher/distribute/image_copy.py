@@ -51,7 +51,7 @@ def _transfer_options(function: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         callback=_validate_scratch,
         metavar="FOLDER",
-        help="Staging folder on each node.",
+        help="Staging directory on each node.",
     )(transfer_options(function))
 
 
@@ -73,12 +73,11 @@ def copy(
     **limits: Any,
 ) -> None:
     """Copy IMAGE, by default the inventory's, from one Docker to those of all nodes, without a
-    registry. Each node passes on what it has received to the next one, so all have it in about the
-    time of one copy.
+    registry. Each node passes on what it receives, so all have it in about the time of one copy.
 
-    Layers that all these nodes have are not sent. Every byte is compared on every node, Docker
-    compares every layer with its digest, and at the end all images are compared with the source's.
-    A node that fails stops no other. After an interruption, the same command continues the copy.
+    Layers that all these nodes have are not sent. Every byte is verified on every node, Docker
+    verifies every layer's digest, and at the end all images are compared with the source. A node
+    that fails does not stop the others. After an interruption, the same command continues the copy.
     """
     if source and here:
         raise click.UsageError("--from names a node, --here is this machine: use one of them")
@@ -107,7 +106,9 @@ def copy(
     short_help="Pull an image from its registry on one node, then copy it to all",
 )
 @click.argument("image", required=False)
-@click.option("-n", "--node", "fetcher", metavar="NAME", help="The node that pulls (the head).")
+@click.option(
+    "-n", "--node", "fetcher", metavar="NAME", help="Node that pulls the image (default: the head)."
+)
 @_transfer_options
 def pull(
     call: CommandContext,
@@ -120,7 +121,7 @@ def pull(
     """Pull IMAGE, by default the inventory's, on one node with its Docker and its `docker login`;
     then copy it to the others as `vlaunch image copy` does.
 
-    Where the tag means another image by now than what nodes have, they get the new one.
+    If the tag has moved to a new image, nodes with the old one get the new one.
     """
     name = image or call.inventory.image
     target_nodes = select_nodes(call.inventory, targets)

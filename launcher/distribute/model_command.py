@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def model() -> None:
-    """List, download, copy and remove models of the nodes.
+    """List, download, copy and remove models on the nodes.
 
-    A model is a name such as Qwen/Qwen3-8B, which is looked for in each node's Hugging Face cache
-    (`hf_home`), or the path of a folder as containers see it.
+    A model is a name such as Qwen/Qwen3-8B, stored in each node's Hugging Face cache (`hf_home`),
+    or the path of a folder as containers see it.
     """
 
 
@@ -43,15 +43,14 @@ def model() -> None:
     path=True,
     shows="none",
     flags=[options.JSON],
-    short_help="List the models of all nodes: size, complete or not, last use",
+    short_help="List the models on all nodes: size, completeness, last use",
 )
 @options.NODES
 def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
-    """Show the models in the nodes' Hugging Face caches, and the folders beside them.
+    """List the models in the nodes' Hugging Face caches and in the folders beside them.
 
-    A model is whole when nothing speaks against it: every file has its content, all files that its
-    index names are there, and no copy or download is unfinished. The exit code is 1 when a node
-    cannot be asked.
+    A model is complete when every file has its content, no file of its index is missing, and no
+    copy or download is unfinished. The exit code is 1 when a node cannot be queried.
     """
     picked = select_nodes(call.inventory, nodes)
     with call.session(partial=True, nodes=picked) as session:
@@ -88,12 +87,12 @@ def _as_json(cluster: str, stores: Mapping[str, NodeModels], remarks: list[str])
 )
 @click.argument("name", metavar="MODEL")
 @options.NODES
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -> None:
-    """Remove MODEL from every node, or from those that are named: all its revisions, unfinished
-    copies and downloads, and what is written down of them.
+    """Remove MODEL from every node, or from the given ones: all revisions, unfinished copies and
+    downloads, and their records.
 
-    A model that a server of the cluster uses stays.
+    A model in use by a server of the cluster is not removed.
     """
     check_path(call.inventory, name)
     picked = select_nodes(call.inventory, nodes)

@@ -29,7 +29,7 @@ from launcher.distribute.node import models as scan
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOURCE = click.option("--from", "source", metavar="NODE", help="Copy from this node.")
-REVISION = click.option("--revision", default="", help="A commit, or the name of one (main).")
+REVISION = click.option("--revision", default="", help="Commit, branch or tag (default: main).")
 
 
 def _parse_rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
@@ -57,14 +57,14 @@ def transfer_options(function: F) -> F:
             "--rate",
             callback=_parse_rate,
             metavar="SIZE",
-            help="Bytes a second of each node, at most.",
+            help="Maximum bytes per second of each node, such as 500MB (default: unlimited).",
         ),
         click.option(
             "--to",
             "targets",
             multiple=True,
             metavar="NODE",
-            help="Only to this node (may be given several times).",
+            help="Copy only to this node; repeatable (default: all).",
         ),
     ):
         function = option(function)
@@ -78,11 +78,11 @@ def transfer_options(function: F) -> F:
 @click.argument("name", metavar="MODEL|PATH")
 @SOURCE
 @click.option("--here", is_flag=True, help="Copy from this machine.")
-@click.option("--as", "as_", metavar="PATH", help="A folder's path on the nodes (with --here).")
+@click.option("--as", "as_", metavar="PATH", help="With --here: path of the folder on the nodes.")
 @click.option(
     "--compare",
     is_flag=True,
-    help="Read files that are there already, instead of trusting sizes and times.",
+    help="Compare the content of existing files, not only sizes and times.",
 )
 @REVISION
 @transfer_options
@@ -97,16 +97,16 @@ def copy(
     revision: str,
     **limits: Any,
 ) -> None:
-    """Copy a model to every node. Each node passes on what it has received to the next one, so all
-    have it in about the time of one copy.
+    """Copy a model to every node. Each node passes on what it receives, so all have it in about the
+    time of one copy.
 
-    MODEL is a name such as Qwen/Qwen3-8B, in the Hugging Face cache of a node, or a folder of the
-    nodes as containers see it (/data/models/mine). ./FOLDER and ~/FOLDER are of this machine, as
-    is whatever is named with --here.
+    MODEL is a name such as Qwen/Qwen3-8B in the Hugging Face cache of a node, or a folder of the
+    nodes as containers see it (/data/models/mine). ./FOLDER and ~/FOLDER are on this machine, as is
+    everything with --here.
 
-    Nodes that have some of it get the rest. A node that fails stops no other. After an
-    interruption, the same command continues the copy. Every byte is compared on every node before
-    it counts, and a model is seen only when it is complete.
+    Nodes that have a part get the rest. A node that fails does not stop the others. After an
+    interruption, the same command continues the copy. Every byte is verified on every node, and a
+    model appears only when it is complete.
     """
     if (as_ or here) and source:
         raise click.UsageError("--from names a node; --here and --as are for this machine")

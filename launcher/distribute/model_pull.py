@@ -54,11 +54,25 @@ _OFFLINE = (
     short_help="Download a model on one node, then copy it to all",
 )
 @click.argument("name", metavar="MODEL")
-@click.option("-n", "--node", metavar="NAME", help="The node that downloads (the head).")
+@click.option(
+    "-n", "--node", metavar="NAME", help="Node that downloads the model (default: the head)."
+)
 @REVISION
-@click.option("--include", multiple=True, metavar="PATTERN", help="Only files like *.json.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="No files like these.")
-@click.option("--all-files", "every", is_flag=True, help="Weights in other forms, too.")
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Download only files like *.json; repeatable.",
+)
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Skip files like these; repeatable."
+)
+@click.option(
+    "--all-files",
+    "every",
+    is_flag=True,
+    help="Download weights in other formats than safetensors too.",
+)
 @transfer_options
 def pull(
     call: CommandContext,
@@ -74,9 +88,8 @@ def pull(
     """Download MODEL from Hugging Face on one node, with the client and the token of the cluster
     (`secrets: {HF_TOKEN: …}`), then copy it from node to node.
 
-    Only safetensors weights are downloaded unless you ask for others. Files that a node has are
-    copied from it instead. After an interruption, the same command continues with the files that
-    are incomplete.
+    Only safetensors weights are downloaded by default. Files that a node has are copied from it
+    instead. After an interruption, the same command continues with the incomplete files.
     """
     if name.startswith((".", "/", "~")):
         raise click.UsageError("a folder is not downloaded: see `vlaunch model copy --help`")

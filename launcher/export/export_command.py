@@ -27,13 +27,15 @@ from launcher.tools.node_probes import probe_nodes
 
 @click.group()
 def export() -> None:
-    """Write down what the inventory means for other programs; no node is reached, but by `firewall
-    --scan`.
-    """
+    """Generate files for other programs; only `firewall --scan` contacts nodes."""
 
 
 @command(
-    "firewall", under=export, path=True, shows="none", short_help="the packet filter for the nodes"
+    "firewall",
+    under=export,
+    path=True,
+    shows="none",
+    short_help="Print firewall rules for the nodes",
 )
 @click.option(
     "--format",
@@ -41,19 +43,18 @@ def export() -> None:
     type=click.Choice(["nft", "iptables", "ufw"]),
     default="nft",
     show_default=True,
-    help="Whose language.",
+    help="Output syntax.",
 )
 @click.option(
     "--scan",
     is_flag=True,
-    help="Ask the nodes which ports their kernels hand out, and close those, too.",
+    help="Query the nodes for their ephemeral ports, and close these too.",
 )
 def firewall(call: CommandContext, form: str, scan: bool) -> None:
-    """Print the packet filter for the nodes: open between them, closed to others but for SSH and
+    """Print firewall rules for the nodes: open between them, closed to others except for SSH and
     the endpoint.
 
-    The text is the same for every node, and the same each time. Read it, then load it on each node
-    as root.
+    The rules are the same for every node. Review them, then load them on each node as root.
     """
     from launcher.ssh import openssh
 
@@ -85,7 +86,7 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
 
 @export.command(
     "prometheus",
-    short_help="scrape configuration, alerts and Grafana dashboards",
+    short_help="Print the scrape configuration; write alerts and dashboards",
     params=[options.PATH, options.INVENTORY],
 )
 @click.option(
@@ -93,27 +94,27 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
     "apis",
     multiple=True,
     metavar="NODE[:PORT]",
-    help="Where vLLM answers, as `vlaunch status` shows it; may be repeated (default: the head, at"
-    " the inventory's port).",
+    help="Endpoint of vLLM as `vlaunch status` shows it; repeatable (default: the head,"
+    " at the inventory's port).",
 )
 @click.option(
     "--node-exporter",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Scrape node_exporter on every node, too (its own port is 9100).",
+    help="Scrape node_exporter on every node at this port too, such as 9100.",
 )
 @click.option(
     "--dcgm-exporter",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Scrape NVIDIA's dcgm-exporter on every node, too (its own port is 9400).",
+    help="Scrape NVIDIA's dcgm-exporter on every node at this port too, such as 9400.",
 )
 @click.option(
     "-o",
     "--output",
     "folder",
     metavar="DIR",
-    help="Write all files there; else only the scrape configuration is printed.",
+    help="Write all files to this folder (default: print the scrape configuration).",
 )
 def prometheus(
     path: str | None,
@@ -126,7 +127,7 @@ def prometheus(
     """Print the scrape configuration for Prometheus; with -o, write it with alerts, their tests and
     dashboards.
 
-    What is scraped is vLLM, Ray on every node, and the agent on the head.
+    The targets are vLLM, Ray on every node, and the agent on the head.
     """
     from launcher.export import prometheus as monitoring
 
@@ -144,7 +145,7 @@ def prometheus(
     say(f"check them: `promtool check config {folder}/{monitoring.SCRAPE}`")
 
 
-@export.command(params=[options.INVENTORY], short_help="a server as manifests for Kubernetes")
+@export.command(params=[options.INVENTORY], short_help="Print a server as Kubernetes manifests")
 @options.inventory_option(ServeDefaults, "model", default="the inventory's", metavar="MODEL")
 @options.inventory_option(ServeDefaults, "tp")
 @options.inventory_option(ServeDefaults, "pp")

@@ -84,7 +84,7 @@ def batch_flags(function: F) -> F:
     option = click.option(
         "--export",
         type=click.Choice(["kuberay"]),
-        help="Print it as manifests for Kubernetes, and reach no node.",
+        help="Print the job as Kubernetes manifests; contact no node.",
     )
     return cast("F", option(flags(called, where="With --export: ")))
 

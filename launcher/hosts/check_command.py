@@ -17,19 +17,22 @@ from launcher.hosts.evidence import gather_evidence
     "--only",
     metavar="ID",
     multiple=True,
-    help="Make only these checks (several: repeat it, or a,b).",
+    help="Run only these checks: a,b or repeatable.",
 )
-@click.option("--skip", metavar="ID", multiple=True, help="Leave these checks out.")
+@click.option("--skip", metavar="ID", multiple=True, help="Skip these checks: a,b or repeatable.")
 @click.option(
-    "--group", metavar="GROUP", multiple=True, help="Make only the checks of these groups."
+    "--group",
+    metavar="GROUP",
+    multiple=True,
+    help="Run only the checks of these groups: a,b or repeatable.",
 )
-@click.option("--model", metavar="MODEL", help="Look for this model (default: the inventory's).")
+@click.option("--model", metavar="MODEL", help="Check for this model (default: the inventory's).")
 @options.EXPECT
 @click.option(
     "--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried."
 )
 @click.option(
-    "--list", "listed", is_flag=True, help="List all checks and what they prove; touch no node."
+    "--list", "listed", is_flag=True, help="List all checks with what they test; contact no node."
 )
 def check(
     call: CommandContext,
@@ -41,11 +44,10 @@ def check(
     offline: bool,
     listed: bool,
 ) -> int:
-    """Check everything that can be wrong with nodes and the network between them, before it costs
-    an hour.
+    """Check the nodes and the network between them for everything that can stop a cluster.
 
-    Nothing is changed on a node. PASS, WARN, FAIL, or SKIP with the reason: what could not be
-    looked at is never green.
+    Nothing changes on a node. Each check ends as PASS, WARN, FAIL, or SKIP with the reason; what
+    could not be checked is never PASS.
     """
     from launcher.core import expectations_file
     from launcher.hosts import checks_view as ui

@@ -40,11 +40,11 @@ _SUDO: Argv = ("sudo", "-n", "docker")
     "-o",
     "--output",
     metavar="FILE",
-    help="Where to write; `-` is standard output.  [default: ./inventory.yaml]",
+    help="File to write, or `-` for standard output.  [default: ./inventory.yaml]",
 )
 @options.inventory_option(Ssh, "user")
 @options.inventory_option(Ssh, "port")
-@click.option("--identity", metavar="FILE", help="Private key on this machine.")
+@click.option("--identity", metavar="FILE", help="SSH private key on this machine.")
 @options.inventory_option(Ssh, "jump", metavar="[USER@]HOST[:PORT]")
 @options.inventory_option(ClusterSettings, "cluster", default="vllm", metavar="NAME")
 @options.inventory_option(
@@ -57,9 +57,9 @@ _SUDO: Argv = ("sudo", "-n", "docker")
 @click.option(
     "--docker",
     metavar="WORDS",
-    help="How to call docker on the hosts.  [default: `docker`, else `sudo -n docker`]",
+    help="Docker command on the hosts.  [default: `docker`, else `sudo -n docker`]",
 )
-@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(
     call: CommandContext,
     hosts: tuple[str, ...],
@@ -75,12 +75,10 @@ def init(
     docker: str | None,
     force: bool,
 ) -> int:
-    """Look at hosts over SSH and write an inventory of them, with the reason of every choice beside
-    it.
+    """Scan hosts over SSH and write an inventory; its comments explain every choice.
 
-    The first HOST is the head. A HOST may be a range (gpu[01-16]) and say user@host:port;
-    ~/.ssh/config is honoured. Hosts are only read. An existing file is never overwritten without
-    --force.
+    The first HOST is the head. A HOST can be a range (gpu[01-16]) or user@host:port; ~/.ssh/config
+    applies. Nothing changes on the hosts. An existing file is kept unless --force is given.
     """
     from launcher.hosts.discovery.host_arguments import parse_hosts
 

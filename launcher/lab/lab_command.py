@@ -15,80 +15,80 @@ from launcher.lab import status as observed
 from launcher.lab.gpu_models import MODELS, PLAINLY
 from launcher.lab.layout import Lab
 
-_NAME = click.option(
-    "--name", default="vlaunch-lab", show_default=True, help="Which practice cluster."
-)
+_NAME = click.option("--name", default="vlaunch-lab", show_default=True, help="Name of the lab.")
 _DIR = click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where its files live.  [default: /var/lib/NAME]",
+    help="Folder of the lab's files.  [default: /var/lib/NAME]",
 )
 _CACHE = click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
     default="/var/cache/vlaunch-lab",
     show_default=True,
-    help="Where wheels and image are kept between practice clusters.",
+    help="Cache for wheels and the image.",
 )
 
 
 @click.group()
 def lab() -> None:
-    """Practice on one Linux machine: hosts with sshd and Docker, vLLM's CPU build, a tiny model."""
+    """Run a test cluster on one Linux machine: hosts with sshd and Docker, vLLM's CPU build, a tiny
+    model.
+    """
 
 
 def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _NAME(_DIR(command))
 
 
-@lab.command(short_help="start practice hosts, or mend them")
+@lab.command(short_help="Start or repair lab hosts")
 @_lab_options
-@click.option("--nodes", default=2, show_default=True, help="How many hosts.")
+@click.option("--nodes", default=2, show_default=True, help="Number of hosts.")
 @click.option(
     "--gpus",
     default=1,
     show_default=True,
-    help="Slots or stand-in GPUs of each host.",
+    help="CPU slots or simulated GPUs per host.",
 )
 @click.option(
     "--accelerator",
     type=click.Choice(["cpu", "nvidia", "amd"]),
     default="cpu",
     show_default=True,
-    help="cpu: slots of processors that are counted as GPUs. nvidia: stand-ins that `nvidia-smi`"
-    " and Docker know, amd: devices without a driver; vLLM's CPU build answers in"
-    " their place.",
+    help="cpu: CPU slots count as GPUs. nvidia: simulated GPUs, visible to `nvidia-smi`"
+    " and Docker. amd: simulated devices without a driver. vLLM's CPU build runs"
+    " the model in all cases.",
 )
 @click.option(
     "--gpu-model",
     default="h100",
     show_default=True,
-    help="What the stand-ins are like: h100, a100, l4 or gb10.",
+    help="Model of the simulated GPUs: h100, a100, l4 or gb10.",
 )
 @click.option(
     "--gpu-trouble",
     multiple=True,
     metavar="HOST:KIND[:INDEX]",
-    help="Something wrong with a stand-in: busy, display, ecc, lost; or no-toolkit, of a whole"
-    " host. Can be given several times; `lab up` again without it mends it.",
+    help="Simulate a GPU fault: busy, display, ecc or lost; or no-toolkit for a host;"
+    " repeatable. `lab up` without it repairs the fault.",
 )
 @click.option(
     "--rdma",
     type=click.Choice(["infiniband", "roce"]),
-    help="Give each host RDMA cards as far as files go, one for each GPU.",
+    help="Simulate the device files of one RDMA card per GPU.",
 )
 @click.option(
     "--subnet",
     default="10.77.0.0/24",
     show_default=True,
-    help="A private network that is free here.",
+    help="Unused private subnet.",
 )
 @_CACHE
+@click.option("--install-missing", is_flag=True, help="Install missing Debian packages.")
 @click.option(
-    "--install-missing", is_flag=True, help="Install the Debian packages that this machine lacks."
+    "--no-image", is_flag=True, help="Start hosts only, without the vLLM image and the model."
 )
-@click.option("--no-image", is_flag=True, help="Hosts only: without the vLLM image and the model.")
 def up(
     name: str,
     directory: Path | None,
@@ -103,9 +103,10 @@ def up(
     install_missing: bool,
     no_image: bool,
 ) -> None:
-    """Start the practice hosts, or mend what is missing or dead of them.
+    """Start the lab hosts, or repair what is missing or dead.
 
-    Makes network namespaces, a bridge and files below --dir; `vlaunch lab down` removes all of it.
+    Creates network namespaces, a bridge and files below --dir; `vlaunch lab down` removes all of
+    it.
     """
     lab_spec = layout.make_lab(
         name=name,
@@ -126,18 +127,18 @@ def up(
     _print_gpu_notes(lab_spec)
 
 
-@lab.command(short_help="install the Debian packages that practice hosts need")
+@lab.command(short_help="Install the Debian packages that lab hosts need")
 def install() -> None:
-    """Install the Debian packages that practice hosts need; nothing when they are there."""
+    """Install the Debian packages that lab hosts need, if any are missing."""
     prerequisites.ensure_installed(install=True, say=say)
     say("this machine has what practice hosts need; next: `vlaunch lab up`")
 
 
-@lab.command(short_help="how every practice host is")
+@lab.command(short_help="Show the state of every lab host")
 @_lab_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, directory: Path | None, as_json: bool) -> None:
-    """Show how every practice host is; exit 1 when something is down."""
+    """Show the state of every lab host; exit with 1 if one is down."""
     prerequisites.require_linux_root()
     location = directory or layout.default_dir(name)
     existing = layout.load_lab(location)
@@ -155,15 +156,15 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
         )
 
 
-@lab.command(short_help="remove every trace of practice hosts, and prove it")
+@lab.command(short_help="Remove all lab hosts and verify that nothing is left")
 @_lab_options
 @_CACHE
-@click.option("--purge-cache", is_flag=True, help="Remove the kept wheels and image too.")
+@click.option("--purge-cache", is_flag=True, help="Remove the cached wheels and image too.")
 def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> None:
-    """Remove every trace of the practice hosts, and prove it.
+    """Remove all lab hosts and verify that nothing is left.
 
-    Works on a half-made or crashed cluster as well, and after a reboot. The kept wheels and image
-    stay for the next time unless --purge-cache is given.
+    Works on a partly created or crashed lab as well, and after a reboot. Cached wheels and the
+    image stay unless --purge-cache is given.
     """
     prerequisites.require_linux_root()
     location = (directory or layout.default_dir(name)).absolute()

@@ -40,27 +40,29 @@ from launcher.tools.site import Site
 @click.option(
     "--require",
     type=click.Choice(["auto", *LEVELS]),
-    help="The least that will do (default: the inventory's).",
+    help="Required transport (default: the inventory's).",
 )
 @click.option(
     "--from-log",
     "logs",
     metavar="FILE…",
     multiple=True,
-    help="Read NCCL or RCCL logs instead (`-`: standard input); touch no node.",
+    help="Read NCCL or RCCL logs instead (`-`: standard input); contact no node.",
 )
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page with heat maps, too.",
+    help="Write an HTML page with heat maps too.",
 )
 @click.option(
-    "--ranks-per-node", type=click.IntRange(1), help="Ranks on each node (default: its GPUs)."
+    "--ranks-per-node",
+    type=click.IntRange(1),
+    help="Number of ranks on each node (default: its GPUs).",
 )
 @click.option(
     "--deadline",
     type=click.FloatRange(10),
-    help="Seconds until what has not finished is given up and named.",
+    help="Overall time limit, in seconds (default: depends on the number of nodes).",
 )
 @options.EXPECT
 def check_nccl(
@@ -73,22 +75,23 @@ def check_nccl(
     deadline: float | None,
     expect: Path | None,
 ) -> int:
-    """Measure every pair of nodes in the containers that will serve, and say what they talk over.
+    """Measure the network between every pair of nodes, and report the transport in use.
 
-    One rank per GPU: all_reduce over all of them, send and receive between every pair of nodes in
-    both directions. The verdict is what `vlaunch serve` asks for before it starts a model.
+    It runs in the containers that will serve, with one rank per GPU: all_reduce over all ranks,
+    then send and receive between every pair of nodes in both directions. `vlaunch serve` requires
+    this result before it starts a model.
     """
 
     if logs:
         if html is not None:
-            raise click.UsageError("--html shows what was measured; a log alone has no figures")
+            raise click.UsageError("--html needs measurements; a log has none")
         return _judge_logs(call, (*logs, *paths), require)
     from launcher.app import certificates
     from launcher.core import expectations_file
 
     if len(paths) > 1:
         raise click.UsageError(
-            f"one inventory at a time, not {len(paths)}; logs are named after --from-log"
+            f"expected one inventory, got {len(paths)}; pass logs with --from-log"
         )
     call = replace(call, path=paths[0] if paths else None)
     inventory = call.inventory
@@ -133,7 +136,7 @@ def measure(session: Session, ask: CheckOptions) -> Verdict:
     session.apply(plan.plan_prepare(site))
     proof = CheckResult()
     gate = plan.network_gate(site, ask, proof)
-    session.begin("network", "Prove the network between the nodes")
+    session.begin("network", "Check the network between the nodes")
     session.wait("network", gate.progress_text, deadline=plan.probe_deadline(inventory, ask))
     findings = gate.judge(run_by_node(session.transport, gate.queries))
     if any(finding.status == "wait" for finding in findings):
@@ -144,7 +147,7 @@ def measure(session: Session, ask: CheckOptions) -> Verdict:
     if kept.incarnation(site):
         keep = Stage(
             id="verdict",
-            title="Keep the verdict",
+            title="Save the verdict",
             steps=(plan.record_verdict(site, proof, measured_at=timestamp()),),
         )
         session.apply(Plan(verb="check-nccl", stages=(keep,)))
@@ -173,7 +176,7 @@ def _require_writable(path: Path) -> None:
         if not existed:
             path.unlink()
     except OSError as error:
-        hint = "name a file in a folder that is there and may be written"
+        hint = "choose a file in an existing, writable folder"
         raise RequestError(f"--html {path}: {error.strerror}", hint=hint) from None
 
 
@@ -209,7 +212,7 @@ def _judge_logs(call: CommandContext, files: tuple[str, ...], requested: Require
 def _refuse_inventories(files: Sequence[str]) -> None:
     for name in files:
         if Path(name).suffix in (".yaml", ".yml"):
-            raise click.UsageError(f"{name} is no log but an inventory: name it with `-i {name}`")
+            raise click.UsageError(f"{name} is an inventory, not a log: pass it with `-i {name}`")
 
 
 def _read_blocks(name: str) -> Iterator[bytes]:
@@ -221,5 +224,5 @@ def _read_blocks(name: str) -> Iterator[bytes]:
                 yield block
     except OSError as error:
         raise RequestError(
-            f"{name}: {error.strerror}", hint="name logs of NCCL, or `-` for standard input"
+            f"{name}: {error.strerror}", hint="pass NCCL logs, or `-` for standard input"
         ) from None

@@ -171,9 +171,9 @@ def parse_report(answer: Answer) -> Report:
         return decode.parse_json(Report, line, "the report", forbid_unknown=True)
     except UnreadableAnswer as error:
         outcome = (
-            "did not end in time"
+            "did not finish in time"
             if answer.timed_out
-            else f"ended with exit code {answer.code} and no report that can be read"
+            else f"exited with code {answer.code} without a readable report"
         )
         evidence = f"{error}: {error.evidence}" if line.startswith("{") else answer.tail
         raise UnreadableAnswer(

@@ -26,41 +26,61 @@ _EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 
 
 @command("plan", shows="people", flags=[options.JSON])
-@click.option("--model", metavar="MODEL", help="Name on Hugging Face, or a folder, here or there.")
-@click.option("--context", metavar="TOKENS", help="Tokens of a longest request, such as 32768.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Model name on Hugging Face, or a folder on this machine or on the nodes.",
+)
+@click.option(
+    "--context",
+    metavar="TOKENS",
+    help="Length of the longest request in tokens, such as 32768 (default: the model's).",
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="So many of them at once.",
+    help="Concurrent requests.",
 )
-@click.option("--tp", type=click.IntRange(1), help="Judge this tensor parallel size.")
-@click.option("--pp", type=click.IntRange(1), help="Judge so many pipeline stages.")
-@click.option("--dp", type=click.IntRange(1), help="Judge so many replicas.")
+@click.option("--tp", type=click.IntRange(1), help="Tensor parallel size (default: chosen).")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline parallel size (default: chosen).")
+@click.option("--dp", type=click.IntRange(1), help="Data parallel size (default: chosen).")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The model's config.json, where the model is not at hand.",
+    help="The model's config.json, if the model itself is not available.",
 )
 @click.option(
-    "--weights-bytes", type=click.IntRange(1), help="Bytes of its safetensors, with --config."
+    "--weights-bytes",
+    type=click.IntRange(1),
+    help="With --config: size of the safetensors files in bytes.",
 )
-@click.option("--gpu", metavar="NAME", help="Plan for this GPU, such as H100, and ask no node.")
-@click.option("--gpu-memory-gib", type=click.FloatRange(0.5), help="What CUDA reports of it.")
+@click.option("--gpu", metavar="NAME", help="Plan for this GPU, such as H100; contact no node.")
+@click.option(
+    "--gpu-memory-gib",
+    type=click.FloatRange(0.5),
+    help="Memory of one GPU as CUDA reports it, in GiB.",
+)
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
 @click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
 @click.option(
     "--offline",
     is_flag=True,
-    help="Take nodes and their number of GPUs from the inventory, and ask none; goes with --gpu.",
+    help="Take nodes and GPU counts from the inventory; contact no node. Needs --gpu.",
 )
-@click.option("--nvlink/--no-nvlink", default=None, help="Whether GPUs of a node have NVLink.")
-@click.option("--rdma/--no-rdma", default=None, help="Whether there is RDMA between nodes.")
 @click.option(
-    "--link-gbps", type=click.FloatRange(0.01), help="GB/s between nodes for each GPU, measured."
+    "--nvlink/--no-nvlink", default=None, help="Assume NVLink between the GPUs of a node, or none."
 )
-@click.option("--link-latency-us", type=click.FloatRange(0.1), help="Its latency in µs, measured.")
+@click.option("--rdma/--no-rdma", default=None, help="Assume RDMA between nodes, or none.")
+@click.option(
+    "--link-gbps",
+    type=click.FloatRange(0.01),
+    help="Measured bandwidth between nodes per GPU, in GB/s.",
+)
+@click.option(
+    "--link-latency-us", type=click.FloatRange(0.1), help="Measured latency between nodes, in µs."
+)
 @click.option("--explain", is_flag=True, help="Show the arithmetic of each stage.")
 @click.argument("args", metavar="[-- VLLM ARGS]", nargs=-1, type=click.UNPROCESSED)
 def plan(
@@ -85,11 +105,10 @@ def plan(
     explain: bool,
     args: tuple[str, ...],
 ) -> int:
-    """Say which split of a model fits which GPUs, how many tokens its KV cache will hold, and why;
-    start nothing.
+    """Choose the parallelism of a model for these GPUs, and estimate its KV cache; start nothing.
 
-    The GPUs are those of the inventory's nodes, which are asked, or those that --gpu describes.
-    Exit codes: 0 it fits, 3 it is tight, 1 it does not fit.
+    The GPUs are those of the inventory's nodes, which are queried, or those that --gpu describes.
+    Exit codes: 0 fits, 3 tight, 1 does not fit.
     """
     from launcher.planner import plan_inputs
 

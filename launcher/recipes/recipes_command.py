@@ -17,9 +17,9 @@ def recipes() -> None:
 @recipes.command("list", params=[options.JSON], short_help="List recipes")
 @click.argument("words", metavar="[WORD…]", nargs=-1)
 def list_(as_json: bool, words: tuple[str, ...]) -> int:
-    """List the recipes that contain every WORD: names, models, hardware, arguments.
+    """List the recipes that contain every WORD in their names, models, hardware or arguments.
 
-    Those whose names contain the words come first.
+    Matches in names come first.
     """
     from launcher.recipes import library
 
@@ -51,7 +51,7 @@ def list_(as_json: bool, words: tuple[str, ...]) -> int:
 def show(name: str) -> int:
     """Print a recipe, ORG/MODEL or a file, in vLLM's format.
 
-    `vlaunch serve --recipe NAME --dry-run --offline` prints what would be started.
+    `vlaunch serve --recipe NAME --dry-run --offline` prints the commands that would start it.
     """
     import yaml
 

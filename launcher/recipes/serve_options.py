@@ -54,7 +54,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--command",
         "pasted",
         metavar="'vllm serve …'",
-        help="Serve what this command line starts (-: read it from standard input).",
+        help="Serve the model of this command line (`-`: read it from standard input).",
     ),
 ]
 

@@ -37,14 +37,14 @@ _PROMPT = "Say hello."
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Maximum tokens of an answer.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(1),
     default=300.0,
     show_default=True,
-    help="Seconds for one answer.",
+    help="Time limit for one answer, in seconds.",
 )
 @options.SERVER
 @click.argument("prompt", required=False)
@@ -53,8 +53,8 @@ def chat(
 ) -> None:
     """Send PROMPT and stream the answer.
 
-    Without PROMPT: a conversation in a terminal, or what is piped in. For a model that does not
-    chat (embeddings, scores, transcriptions …) it says how to ask it.
+    Without PROMPT: start a conversation on a terminal, or read the prompt from a pipe. For a model
+    that does not chat (embeddings, scores, transcriptions …), print how to query it.
     """
     interactive = prompt is None and sys.stdin.isatty()
     if prompt is None and not interactive:

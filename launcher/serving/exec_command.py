@@ -23,10 +23,10 @@ from launcher.tools import docker
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @options.NODES
-@click.option("--head", "only_head", is_flag=True, help="Only on the head.")
-@click.option("--host", is_flag=True, help="On the node itself instead of in its container.")
+@click.option("--head", "only_head", is_flag=True, help="Run only on the head.")
+@click.option("--host", is_flag=True, help="Run on the node itself instead of in its container.")
 @click.option(
-    "--timeout", default=60.0, show_default=True, help="Seconds until the command is ended."
+    "--timeout", default=60.0, show_default=True, help="Time limit for the command, in seconds."
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec(
@@ -37,9 +37,9 @@ def exec(
     timeout: float,
     words: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in the container of every node: `vlaunch exec -- nvidia-smi -L`.
+    """Run COMMAND in the container of every node, such as `vlaunch exec -- nvidia-smi -L`.
 
-    Nodes that say the same are shown once. The exit code is the largest of all.
+    Equal output of several nodes is shown once. The exit code is the largest of all.
     """
     selected = (call.inventory.head,) if only_head else select_nodes(call.inventory, nodes)
     with call.session(nodes=selected) as session:

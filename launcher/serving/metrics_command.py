@@ -29,19 +29,18 @@ from launcher.tools.servers import ServersState
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two samples.",
 )
 @click.option(
     "--watch/--once",
     default=None,
-    help="Look again until Ctrl-C, or only as long as rates need: two looks. (default: --watch in a"
-    " terminal, --once in a pipe)",
+    help="Refresh until Ctrl-C, or print one result (default: --watch on a terminal, else --once).",
 )
 def metrics(call: CommandContext, server: str | None, every: float, watch: bool | None) -> None:
-    """Show what servers do: requests, tokens per second, latencies, KV cache, and how each rank is.
+    """Show throughput, latency and KV cache use of servers, and the health of each rank.
 
-    vLLM counts it, and the head's keeper says how ranks are; nothing is changed. Latencies are of
-    the last minute, or, where no request came, since the engine started.
+    The figures are vLLM's; the health of ranks comes from the supervisor on the head. Latencies
+    cover the last minute, or, without requests in it, the time since the engine started.
     """
     from launcher.serving.metrics_view import render_metrics
 

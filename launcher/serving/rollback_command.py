@@ -59,12 +59,11 @@ def rollback(
     no_wait: bool,
     name: str | None,
 ) -> int:
-    """Start the server that answered last, other than the one that is wanted now, and wait until it
-    has answered again.
+    """Return to the last server that worked, and wait for its first answer.
 
-    Model, arguments and split are those of then; of each NAME the head keeps them of the last five
-    that have answered. What runs now under that name is stopped; with one server, none need be
-    named. The hooks are those of `serve`.
+    Model, arguments and parallelism are those of that server; the head stores the last five servers
+    that answered for each NAME. The current server of this name is stopped. NAME can be omitted if
+    there is one server. The hooks are those of `serve`.
     """
     with call.session(hooks_of="serve") as session:
         with call.locked(session) as locked:

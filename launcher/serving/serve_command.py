@@ -51,47 +51,51 @@ class _Command(click.Command):
     ],
 )
 @click.option(
-    "--model", metavar="MODEL", help="Name on Hugging Face, or a path that every node has."
+    "--model",
+    metavar="MODEL",
+    help="Model name on Hugging Face, or a path on every node (default: the inventory's).",
 )
 @click.option(
     "--name",
     default="default",
     show_default=True,
     metavar="NAME",
-    help="The server's name, beside others.",
+    help="Name of the server.",
 )
 @click.option(
     "--nodes",
     metavar="NODES",
-    help="The nodes that it may take, such as gpu[01-02] (`mp`; default: all).",
+    help="Nodes to use, such as gpu[01-02]; needs `--backend mp` (default: all).",
 )
 @click.option(
     "--gpus",
     type=click.IntRange(1),
-    help="GPUs that it may take on each node (`mp`; default: all).",
+    help="GPUs to use on each node; needs `--backend mp` (default: all).",
 )
 @options.inventory_option(ServeDefaults, "tp")
 @options.inventory_option(ServeDefaults, "pp")
 @options.inventory_option(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
 @options.inventory_option(ServeDefaults, "plan", "--plan", "chosen_by")
 @options.inventory_option(ServeDefaults, "backend")
-@options.inventory_option(Ports, "api", "--port", help="The API's port (default: the inventory's).")
+@options.inventory_option(
+    Ports, "api", "--port", help="Port of the API (default: the inventory's)."
+)
 @options.inventory_option(ServeDefaults, "bind", default="the inventory's", metavar="IP")
 @click.option(
     "--no-supervise",
     is_flag=True,
-    help="Let the server stay dead when a rank, a node or the engine dies.",
+    help="Do not restart the server after a failure.",
 )
 @click.option(
     "--replace",
     "replace_other",
     is_flag=True,
-    help="Take the place of the server of this name that runs.",
+    help="Replace the running server of this name.",
 )
 @click.option(
     "--or-rollback",
     is_flag=True,
-    help="When it does not answer, return to the server that answered before.",
+    help="Return to the last server that worked if this one does not start.",
 )
 @start_options
 @extend_options("serve")
@@ -113,12 +117,12 @@ def serve(
     describe: Callable[[CommandContext, StartSpec], StartSpec] | None = None,
     **others: Any,
 ) -> int:
-    """Prove the network, start a server, wait for a completion (or what else its model gives), and
-    print where it is and how much it holds.
+    """Check the network, start a server, wait for its first answer, and print its endpoint and
+    capacity.
 
-    Everything after `--` goes to `vllm serve`. Ctrl-C stops the watching, never the server; the
-    same command watches it again. What no flag says is as in `serve:` of the inventory; of --tp,
-    --pp and --dp, one leaves out all three there.
+    Everything after `--` goes to `vllm serve`. Ctrl-C stops watching, not the server; run the same
+    command to watch it again. Options that are not given have the values of `serve:` in the
+    inventory; any of --tp, --pp and --dp replaces all three.
     """
     _check_options(call, or_rollback=or_rollback, no_wait=no_wait)
     inventory = call.inventory

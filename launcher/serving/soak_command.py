@@ -36,7 +36,7 @@ _pause = time.sleep
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="Requests under way at once, never more.",
+    help="Concurrent requests.",
 )
 @click.option(
     "--tokens",
@@ -53,10 +53,9 @@ def soak(
     """Load a running server for DURATION (30m, 2h), then report gaps between tokens, latencies,
     errors, TCP retransmits and restarts.
 
-    The requests are sent from this machine: directly where it reaches the endpoint and no API key
-    is needed, else through the SSH connection. Ctrl-C ends the load and prints the report so far.
-    The exit code is 1 after an error, a restart, or a wait for a token that the server's keeper
-    would call quiet.
+    Requests are sent from this machine: directly if it reaches the endpoint and no API key is
+    needed, else through SSH. Ctrl-C stops the load and prints the report so far. The exit code is 1
+    after an error, a restart, or a gap between tokens that the supervisor would report as quiet.
     """
     if duration > _MAX_DURATION:
         raise click.UsageError("a soak takes at most 7d")

@@ -39,11 +39,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def start_options(function: F) -> F:
     """Add the options of every command that starts a server."""
     for option in (
-        click.option("--no-wait", is_flag=True, help="Start it and return at once."),
+        click.option("--no-wait", is_flag=True, help="Start the server and return at once."),
         options.inventory_option(ServeDefaults, "timeout", default="the inventory's"),
-        click.option(
-            "--skip-network-check", is_flag=True, help="Start on a network that nobody has proven."
-        ),
+        click.option("--skip-network-check", is_flag=True, help="Skip the network check."),
     ):
         function = option(function)
     return function

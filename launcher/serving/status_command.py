@@ -27,14 +27,14 @@ _INTERVAL = 2.0  # seconds between two queries
 
 
 @command(path=True, shows="none", flags=[options.JSON])
-@click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 def status(call: CommandContext, watch: bool) -> int:
-    """Show nodes, containers, Ray, GPUs, ranks, servers, batch jobs that run, and how all that
-    differs from the inventory.
+    """Show nodes, containers, Ray, GPUs, ranks, servers, running batch jobs, and drift from the
+    inventory.
 
-    The head's agent judges servers by requests of its own: `answering`, `busy` (requests wait, and
-    steps end), `quiet` (a warning: no step has ended for long), `suspect` (its ranks do not move).
-    The exit code is 1 when the cluster is not whole, or its agent does not answer.
+    The head's agent checks servers with its own requests: `ready`, `busy` (requests wait, and steps
+    finish), `quiet` (a warning: no step has finished for long), `suspect` (its ranks do not move).
+    The exit code is 1 when the cluster is not healthy, or its agent does not respond.
     """
     from launcher.serving.status_view import render_status
 

@@ -20,22 +20,22 @@ from launcher.tools.snapshot import ClusterSnapshot
 
 
 @command(flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON])
-@click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs go on.")
+@click.option("--all", "everyone", is_flag=True, help="Stop all servers; batch jobs keep running.")
 @click.option(
     "--grace",
     type=click.FloatRange(0),
     default=15.0,
     show_default=True,
-    help="Seconds to end politely.",
+    help="Seconds to wait before SIGKILL.",
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, ...]) -> None:
-    """Stop the server, or the servers and batch jobs that are named, and verify that nothing of
-    them is left.
+    """Stop the server, or the named servers and batch jobs, and verify that nothing of them is
+    left.
 
-    Of a server, processes are gone, GPUs free and its port closed; one that has failed is
-    forgotten. What a batch job has done stays, and the same `vlaunch batch` goes on with it. The
-    cluster stays.
+    A server's processes are gone, its GPUs free and its port closed; the record of a failed server
+    is removed. A batch job keeps its results, and the same `vlaunch batch` resumes it. The cluster
+    stays.
     """
     from launcher.app import servers as server
 

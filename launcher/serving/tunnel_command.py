@@ -19,14 +19,14 @@ from launcher.tools.servers import ServersState
 @click.option(
     "--local-port",
     type=click.IntRange(0, 65535),
-    help="Port on this machine (default: the same; 0: any free one).",
+    help="Port on this machine (default: the same; 0: any free port).",
 )
-@click.option("--dashboard", is_flag=True, help="Ray's dashboard instead of the API.")
+@click.option("--dashboard", is_flag=True, help="Forward Ray's dashboard instead of the API.")
 @options.SERVER
 def tunnel(
     call: CommandContext, local_port: int | None, dashboard: bool, server: str | None
 ) -> None:
-    """Make the API of a server that runs (or is to run) reachable on this machine until Ctrl-C."""
+    """Forward the API of a running or starting server to this machine until Ctrl-C."""
     inventory = call.inventory
     if dashboard and server is not None:
         raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
