@@ -34,9 +34,9 @@ class Cause:
 
 _FABRIC = "set `network: {fabric: infiniband}` (or `roce`) in the inventory, then run `vlaunch up`"
 _NO_DEVICES = "the container has no /dev/infiniband"  # vllm PR 42075, nccl 451
-_MEMLOCK = "the container may not lock enough memory for RDMA"  # spark-vllm-docker 389
+_MEMLOCK = "the container's locked-memory limit is too low for RDMA"  # spark-vllm-docker 389
 _MEMLOCK_FIX = (
-    f"{_FABRIC}; where it is set, run `sudo systemctl edit docker` and add `[Service]` with"
+    f"{_FABRIC}; if it is set already, run `sudo systemctl edit docker` and add `[Service]` with"
     " `LimitMEMLOCK=infinity`"
 )
 _NO_DEVICE = r"NET/\S+ ?: No device found"
@@ -48,18 +48,18 @@ _SET = r" set (?:by environment )?to "
 TABLE = (
     Cause(
         pattern=rf"NCCL_IB_DISABLE{_SET}(?!0\b)(\S+?)\.?$",
-        cause="RDMA is switched off by `NCCL_IB_DISABLE={0}`",
+        cause="RDMA is disabled by `NCCL_IB_DISABLE={0}`",
         fix=(
-            "take `NCCL_IB_DISABLE` out of `env:` in the inventory and out of the image, then run"
+            "remove `NCCL_IB_DISABLE` from `env:` in the inventory and from the image, then run"
             " `vlaunch up`"
         ),
         explains="tcp",
     ),
     Cause(
         pattern=rf"NCCL_NET{_SET}((?i:Socket))\b",  # NCCL compares names without regard to case
-        cause="NCCL is told to use TCP by `NCCL_NET={0}`",
+        cause="NCCL is forced to use TCP by `NCCL_NET={0}`",
         fix=(
-            "take `NCCL_NET` out of `env:` in the inventory and out of the image, then run"
+            "remove `NCCL_NET` from `env:` in the inventory and from the image, then run"
             " `vlaunch up`"
         ),
         explains="tcp",
@@ -68,8 +68,8 @@ TABLE = (
         pattern=r"ailed to open (libibverbs\S*|libmlx5\S*)",
         cause="the image has no {0}",
         fix=(
-            "add it to the image (`apt-get install -y libibverbs1 ibverbs-providers`), name that as"
-            " `image:` in the inventory, then run `vlaunch up`"
+            "add it to the image (`apt-get install -y libibverbs1 ibverbs-providers`), set that"
+            " image as `image:` in the inventory, then run `vlaunch up`"
         ),
         explains="tcp",
     ),
@@ -85,14 +85,14 @@ TABLE = (
         r" ncclNetPlugin symbol",
         cause="the network plugin {0} failed to load",
         fix=(
-            "install the plugin in the image, or take `NCCL_NET_PLUGIN` out of `env:` in the"
+            "install the plugin in the image, or remove `NCCL_NET_PLUGIN` from `env:` in the"
             " inventory, then run `vlaunch up`"
         ),
         explains="tcp",
     ),
     Cause(
         pattern=r"Unable to open device (\S+)",
-        cause="the container may not open the RDMA device {0}",
+        cause="the container is not allowed to open the RDMA device {0}",
         fix=_FABRIC,
     ),
     Cause(
@@ -104,18 +104,18 @@ TABLE = (
     Cause(pattern=r"(?:ibv_|reg_mr).*Cannot allocate memory", cause=_MEMLOCK, fix=_MEMLOCK_FIX),
     Cause(
         pattern=r"ibv_modify_qp failed|GID (?:table|index)|incorrect GID|(?:local|remote) ?GID",
-        cause="the two ends do not agree on a GID",
+        cause="the two nodes use different GIDs",
         fix=(
             "for RoCE v2 find the index with `show_gids` and set `env: {NCCL_IB_GID_INDEX: 3}` in"
-            " the inventory, the same on all nodes; or take it out, so that NCCL chooses"
+            " the inventory, the same on all nodes; or remove it, so that NCCL chooses"
         ),
     ),
     Cause(
         pattern=r"no (?:socket )?interface found|No usable listening interface",
-        cause="the interface that NCCL is told to use does not exist on this node",
+        cause="the interface configured for NCCL does not exist on this node",
         fix=(
-            "see `ip -br link` on the node, and give it its own `network: {interface: …}` in the"
-            " inventory"
+            "list interfaces with `ip -br link` on the node, then set its own `network:"
+            " {interface: …}` in the inventory"
         ),
     ),
     Cause(
@@ -131,8 +131,8 @@ TABLE = (
     ),
     Cause(  # without DMA-BUF, GPUDirect needs the module nvidia_peermem
         pattern=rf"(NCCL_NET_GDR_LEVEL){_SET}(?:LOC|0)\b|(NCCL_DMABUF_ENABLE){_SET}0\b",
-        cause="GPUDirect is switched off by `{0}`",
-        fix="take `{0}` out of `env:` in the inventory, then run `vlaunch up`",
+        cause="GPUDirect is disabled by `{0}`",
+        fix="remove `{0}` from `env:` in the inventory, then run `vlaunch up`",
         explains="no-gpudirect",
     ),
     Cause(
@@ -143,8 +143,8 @@ TABLE = (
         cause="GPUDirect RDMA is off {0}",
         fix=(
             "load the driver's module on the node: `sudo modprobe nvidia_peermem` (or use a driver"
-            " and kernel with DMA-BUF); where it is loaded, see with `nvidia-smi topo -m` whether"
-            " GPU and NIC are near enough for NCCL_NET_GDR_LEVEL"
+            " and kernel with DMA-BUF); if it is loaded, check with `nvidia-smi topo -m`"
+            " that GPU and NIC are close enough for NCCL_NET_GDR_LEVEL"
         ),
         explains="no-gpudirect",
     ),
@@ -190,14 +190,14 @@ def find_cause(
             continue  # a plugin fails without a device: the device is missing
         if entry.pattern == _NO_DEVICE and (hca := _requested_hca(lines)) is not None:
             return (
-                f"no RDMA device of this node is called `{hca}`",
+                f"no RDMA device on this node is named `{hca}`",
                 f"NCCL_IB_HCA={hca}; {line}",
-                "see `ls /sys/class/infiniband` on the node, and give it its own `network:"
-                " {hca: […]}` in the inventory",
+                "list devices with `ls /sys/class/infiniband` on the node, then set its own"
+                " `network: {hca: […]}` in the inventory",
             )
         return " ".join(entry.cause.format(name).split()), line, entry.fix.replace("{0}", name)
     if memlock is not None and memlock < ENOUGH_MEMLOCK and level != "rdma":
-        return _MEMLOCK, f"it may lock {memlock // 1024} KiB", _MEMLOCK_FIX
+        return _MEMLOCK, f"memlock limit: {memlock // 1024} KiB", _MEMLOCK_FIX
     return None
 
 

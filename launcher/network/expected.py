@@ -47,14 +47,12 @@ def _compare_cell(cell: Cell, least: float, bound: float, card: str) -> list[Fin
     direction, problems = f"{cell.source} → {cell.target}", []
     if cell.bandwidth is not None and cell.bandwidth < least:
         problems.append(
-            f"{format_rate(cell.bandwidth)}, where {card} should give {format_rate(least)} or more"
+            f"{format_rate(cell.bandwidth)}; {card} should give {format_rate(least)} or more"
         )
     if cell.latency is not None and cell.latency * 1e6 > bound:
-        problems.append(
-            f"{cell.latency * 1e6:.0f} µs, where {card} should take {bound:.0f} µs or less"
-        )
+        problems.append(f"{cell.latency * 1e6:.0f} µs; {card} should take {bound:.0f} µs or less")
     fix = (
-        "look for errors and a slow port: `vlaunch check --group rdma --group network`, `ibstat`,"
+        "check for errors and a slow port: `vlaunch check --group rdma --group network`, `ibstat`,"
         " `ethtool -S`"
     )
     return [Finding(node=direction, status="warn", text=text, fix=fix) for text in problems]

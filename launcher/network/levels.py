@@ -15,9 +15,9 @@ from launcher.network.nccl_log import NcclLink, Reading
 from launcher.network.probe.network_links import KIND_LEVELS, KINDS, Kind, link_kind
 
 _HOW_TO_LOG = (
-    "take the log of a run that sends between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
-    " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective that"
-    " crosses nodes, not at its start; or run `vlaunch check-nccl`"
+    "log a run that sends data between nodes, on all nodes, with `NCCL_DEBUG=INFO` and"
+    " `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`: NCCL connects at the first collective"
+    " between nodes, not at startup; or run `vlaunch check-nccl`"
 )
 
 
@@ -118,11 +118,8 @@ def _coverage_findings(reading: Reading) -> list[Finding]:
     listed, ranks = nccl_log.count_unlinked_ranks(reading)
     if not ranks:
         return []
-    text = f"the log has links of {listed} of {ranks} ranks: what the others use is not known"
-    fix = (
-        "give the logs of all ranks; where Ray brought them together, take them with"
-        " `RAY_DEDUP_LOGS=0`"
-    )
+    text = f"the log has links of {listed} of {ranks} ranks: the transport of the others is unknown"
+    fix = "pass the logs of all ranks; if Ray merged them, log again with `RAY_DEDUP_LOGS=0`"
     return [warned("", text, fix=fix)]
 
 
@@ -130,15 +127,15 @@ def _completeness_findings(reading: Reading) -> list[Finding]:
     """Warn if the log is truncated or was not read completely."""
     findings = []
     if reading.truncated:
-        text = "the log is cut off: what comes after is not known"
-        fix = "take the whole log, once the job has ended"
+        text = "the log is truncated: later links are unknown"
+        fix = "pass the complete log, after the job has ended"
         findings.append(warned("", text, fix=fix))
     if reading.overflow:
         text = (
-            f"the log has more than {nccl_log.MAX_LINKS} different links: of the rest only the kind"
-            " was looked at"
+            f"the log has more than {nccl_log.MAX_LINKS} different links: only the transport of"
+            " the rest was checked"
         )
-        fix = "give the logs of one job at a time"
+        fix = "pass the logs of one job at a time"
         findings.append(warned("", text, fix=fix))
     return findings
 
@@ -165,12 +162,12 @@ def judge_files(
 def _alarm_finding(reading: Reading) -> Finding:
     hosts = sorted({host for text in reading.alarms for host in reading.warnings[text] if host})
     count = len(reading.alarms)
-    text = "NCCL gave a warning" if count == 1 else f"NCCL gave {count} different warnings"
+    text = "NCCL logged a warning" if count == 1 else f"NCCL logged {count} different warnings"
     return warned(
         fold(hosts) if hosts else "",
-        f"{text}, though its links are good",
+        f"{text}, but its links are good",
         evidence="\n".join(list(reading.alarms)[:2]),
-        fix="look for it in the log; of the network see `vlaunch check --group network`",
+        fix="find it in the log; then check the network: `vlaunch check --group network`",
     )
 
 
@@ -184,24 +181,24 @@ def _count_local_links(reading: Reading) -> dict[str, int]:
 
 def _no_links_finding(reading: Reading) -> Finding:
     if local_links := _count_local_links(reading):
-        reason = "it has only links inside nodes: " + ", ".join(
+        reason = "it has only links within nodes: " + ", ".join(
             f"{count} {kind}" for kind, count in sorted(local_links.items())
         )
     elif reading.truncated:
-        reason = "it is cut off before the first link"
+        reason = "it is truncated before the first link"
     elif not reading.lines:
         reason = "it is empty"
     elif reading.using:
         announced = next(iter(reading.using))
         reason = f"`Using network {announced}` is what NCCL intends, not what a link uses"
     elif reading.warnings or reading.versions:
-        reason = "NCCL wrote of no link"
+        reason = "NCCL logged no link"
     else:
-        reason = f"none of its {reading.lines} lines is of NCCL"
+        reason = f"none of its {reading.lines} lines is from NCCL"
     likely = causes.find_cause(warnings=list(reading.warnings), level=None)
     return failed(
         "",
-        f"the log proves nothing about the network between nodes: {reason}",
+        f"the log does not show the network between nodes: {reason}",
         evidence=likely[1] if likely else "",
         fix=_HOW_TO_LOG,
     )
@@ -217,13 +214,13 @@ def _level_finding(
     needed: Level = "rdma" if require == "auto" else require
     if LEVELS.index(worst.level) < LEVELS.index(needed):
         return _below_finding(
-            reading, worst, require, f"{text}, where {LEVEL_LABELS[needed]} is required"
+            reading, worst, require, f"{text}, but {LEVEL_LABELS[needed]} is required"
         )
     if require == "auto" and worst.level == "rdma":
         if "GB10" in hardware:
-            return passed("", f"{text}; GPUDirect is not expected of {hardware}")
+            return passed("", f"{text}; GPUDirect is not expected on {hardware}")
         cause, evidence, fix, _ = _explain(reading, worst)
-        fix = fix or "where these GPUs have no GPUDirect, say `--require rdma`"
+        fix = fix or "if these GPUs have no GPUDirect, pass `--require rdma`"
         return warned("", f"{text}: GPUDirect is not used{cause}", evidence=evidence, fix=fix)
     return passed("", text)
 
@@ -234,13 +231,13 @@ def _below_finding(
     cause, evidence, fix, host = _explain(reading, worst)
     hosts = [host] if host else _list_hosts(worst)
     allow = (
-        "if these nodes have no RDMA, say `--require any`"
+        "if these nodes have no RDMA, pass `--require any`"
         if worst.level == "any"
-        else "if these GPUs have no GPUDirect, say `--require rdma`"
+        else "if these GPUs have no GPUDirect, pass `--require rdma`"
     )
     if not fix:
         fix = (
-            "see what NCCL says of its devices with `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`;"
+            "log the devices that NCCL finds with `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET`;"
             f" {allow}"
         )
     elif require == "auto":

@@ -45,8 +45,8 @@ def plan_prepare(site: Site) -> Plan:
         "every node has a container to measure in",
         lambda: [_check_measurable(site, node) for node in site.nodes],
     )
-    check = Stage(id="container", title="Look for the containers that will serve", gates=(gate,))
-    update = Stage(id="files", title="Update helper files", steps=writes)
+    check = Stage(id="container", title="Find the serving containers", gates=(gate,))
+    update = Stage(id="files", title="Update node programs", steps=writes)
     return Plan(verb="check-nccl", stages=(check, update) if writes else (check,))
 
 
@@ -104,7 +104,7 @@ def parse_answers(
             if report.node == node:
                 reports[node] = report
             else:
-                missing[node] = "the network probe answered for another node"
+                missing[node] = "the network probe's report is from another node"
         except UnreadableAnswer as error:
             last_line = error.evidence.strip().splitlines()[-1:]
             missing[node] = ": ".join((error.message.removeprefix(f"{node}: "), *last_line))
@@ -166,13 +166,13 @@ def check_stages(
     return (
         Stage(
             id="network",
-            title="Prove the network between the nodes",
+            title="Check the network between the nodes",
             steps=(forget_verdict(site),),
             gates=(network_gate(partial_site, options, result),),
         ),
         Stage(
             id="verdict",
-            title="Keep the verdict",
+            title="Save the verdict",
             steps=(record_verdict(site, result, measured_at=measured_at),),
         ),
     )
@@ -195,7 +195,7 @@ def record_confirmation(
 
 def _store_record(site: Site, record: Callable[[], NetworkRecord]) -> Step:
     return Step(
-        title="keeping the verdict on the head",
+        title="saving the verdict on the head",
         command=Command(
             node=site.head.name,
             argv=(
@@ -223,7 +223,7 @@ def forget_verdict(site: Site) -> Step:
         f"{folder}/server/{network_verdict.FILE}",
     )
     return Step(
-        title="forgetting the last verdict",
+        title="removing the previous verdict",
         command=Command(node=site.head.name, argv=argv, timeout=30),
     )
 

@@ -189,7 +189,7 @@ def _render_summary(verdict: Verdict) -> Iterable[RenderableType]:
     rows = list_problems(verdict)
     if rows:
         yield ""
-        yield _literal("not like the others:")
+        yield _literal("outliers:")
         yield _render_pairs(rows[:_MAX_PAIRS])
     omitted = f"{len(rows) - _MAX_PAIRS} more; " if len(rows) > _MAX_PAIRS else ""
     yield text_line(f"{omitted}`vlaunch check-nccl --html FILE` shows every pair", "dim")

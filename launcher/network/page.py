@@ -24,7 +24,7 @@ _LEGEND = (
     ("s2", "0.5× to 0.75×"),
     ("s1", "0.25× to 0.5×"),
     ("s0", "under 0.25×"),
-    ("none", "no figure"),
+    ("none", "no data"),
 )
 _SIGNS = {"fail": "✕", "warn": "▲", "skip": "–", "pass": ""}
 
@@ -184,7 +184,7 @@ def _map_rows(
         if source == target:
             return None
         cell = cells.get((source, target)) or Cell(
-            source=source, target=target, status="skip", text="nothing is known"
+            source=source, target=target, status="skip", text="no data"
         )
         colour, text = colour_and_text(cell)
         return MapCell(

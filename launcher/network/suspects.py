@@ -25,10 +25,10 @@ _STOPPED = re.compile(r"stopped: |waiting for all ranks at .+: the store is gone
 # have it meet within a second or two.
 _SLOW_TORCH, _SLOW_RENDEZVOUS = 30.0, 15.0
 _TORCH_FIX = (
-    "look at the disk and the load of {node} (`uptime`, `iostat -x 1`); with NVIDIA GPUs, switch"
-    " persistence mode on there: `sudo nvidia-smi -pm 1`"
+    "check the disk and the load of {node} (`uptime`, `iostat -x 1`); with NVIDIA GPUs, enable"
+    " persistence mode there: `sudo nvidia-smi -pm 1`"
 )
-_NAMES_FIX = "see whether names of nodes are found in time: `vlaunch check --only names-resolve`"
+_NAMES_FIX = "check that node names resolve quickly: `vlaunch check --only names-resolve`"
 
 
 def node_findings(measured: Measurement) -> list[Finding]:
@@ -41,8 +41,8 @@ def node_findings(measured: Measurement) -> list[Finding]:
     findings = []
     for node in measured.inventory.nodes:
         if node.name in measured.missing:
-            text = f"its probe gave no report: {measured.missing[node.name]}"
-            fix = f"see whether its container runs: `vlaunch logs {node.name}`"
+            text = f"its probe sent no report: {measured.missing[node.name]}"
+            fix = f"check that its container is running: `vlaunch logs {node.name}`"
             findings.append(failed(node, text, fix=fix))
         else:
             findings += _report_findings(measured, node, arrived)
@@ -99,7 +99,7 @@ def _slow_start_findings(node: Node, report: Report) -> list[Finding]:
         findings.append(warned(node, text, fix=_TORCH_FIX.format(node=node.name)))
     meeting = max((rank.meeting or 0.0 for rank in report.ranks), default=0.0)
     if meeting > _SLOW_RENDEZVOUS:
-        text = f"its ranks took {meeting:.0f} s to meet the others, all of which had torch"
+        text = f"its ranks took {meeting:.0f} s to join the others after all had loaded torch"
         findings.append(warned(node, text, fix=_NAMES_FIX))
     return findings
 
@@ -124,10 +124,10 @@ def _describe_exit(rank: RankReport) -> str:
 def _probe_fix(node: Node, error: str, port: int) -> str:
     if "taken" in error:
         return (
-            f"see who has it with `sudo ss -ltnp 'sport = :{port}'` on {node.name}, or choose"
-            " another: `ports: {probe: PORT}` in the inventory"
+            f"find its process with `sudo ss -ltnp 'sport = :{port}'` on {node.name},"
+            " or choose another: `ports: {probe: PORT}` in the inventory"
         )
-    return f"run `vlaunch check --group network`, then look at `vlaunch logs {node.name}`"
+    return f"run `vlaunch check --group network`, then read `vlaunch logs {node.name}`"
 
 
 def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
@@ -139,7 +139,7 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
     if "did not open" in rank.error:
         head_report = measured.reports.get(head.name)
         if head_report is None or head_report.error:
-            return f"see first what is said of {head.name}: nothing waited there for the others"
+            return f"fix {head.name} first: no probe was listening there"
         return (
             f"allow TCP from {node.ip} to {head.ip}:{port}, then run `vlaunch check --only"
             " ports-reachable`"
@@ -149,7 +149,7 @@ def _rank_fix(measured: Measurement, node: Node, rank: RankReport) -> str:
     if "rendezvous" in rank.phase and rank.exit in (None, -9):
         return _NAMES_FIX
     if rank.exit == -9:
-        return f"look for a lack of memory on {node.name}: `sudo dmesg | grep -i oom`"
+        return f"check {node.name} for out-of-memory kills: `sudo dmesg | grep -i oom`"
     return "run `vlaunch check --group network`"
 
 
@@ -232,8 +232,8 @@ def _split_misnamed(cells: Sequence[Cell]) -> tuple[list[Finding], list[Cell]]:
             name,
             match["text"],
             fix=(
-                f"take {match['variable']} out of `env:` (vlaunch sets it for each node), or set it"
-                f" under {name}'s own `env:`; see `vlaunch check --only interface`"
+                f"remove {match['variable']} from `env:` (vlaunch sets it for each node), or set"
+                f" it under {name}'s own `env:`; check with `vlaunch check --only interface`"
             ),
         )
         for name, match in matches.items()
@@ -275,8 +275,8 @@ def _explain(measured: Measurement, cell: Cell) -> tuple[str, str, str]:
         return cell.text, "", fix
     if "required" in cell.text:
         fix = (
-            "see what NCCL says of its devices: `vlaunch check --group rdma`; with `network:"
-            f" {{require: {cell.level}}}`"
+            "check the RDMA devices: `vlaunch check --group rdma`;"
+            f" with `network: {{require: {cell.level}}}`"
         )
         return cell.text, "", f"{fix} it is allowed"
     interface = b.interface or "eth0"
@@ -292,8 +292,8 @@ def _host_fix(name: str, fix: str, fabric: str) -> str:
     if fabric == "ethernet" or "set `network: {fabric:" not in fix:
         return fix
     return (
-        f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, see `ls /dev/infiniband` there, then"
-        " `vlaunch down` and `up`"
+        f"run `sudo modprobe -a mlx5_ib ib_uverbs` on {name}, check `ls /dev/infiniband` there,"
+        " then `vlaunch down` and `up`"
     )
 
 

@@ -92,7 +92,7 @@ def _judge_collective(
 
 def _collective_problem(worst: Collective | None, *, everywhere: bool) -> str:
     if worst is not None and (worst.error or not worst.correct):
-        return worst.error or "the sum that came back is wrong"
+        return worst.error or "the returned sum is wrong"
     return "" if worst is not None and everywhere else "was not measured on every node"
 
 
@@ -102,9 +102,9 @@ def _missing_rdma_findings(measured: Measurement, level: Level) -> list[Finding]
     missing = [name for name, report in reports.items() if not report.rdma]
     if level != "any" or required == "any" or not missing or len(missing) == len(reports):
         return []
-    text = "has no active RDMA port, the other nodes have: all of them use TCP for it"
+    text = "has no active RDMA port, unlike the other nodes: all of them use TCP"
     fix = (
-        "bring its port up (`ibstat`, `vlaunch check --group rdma`), or say `network: {require:"
+        "bring its port up (`ibstat`, `vlaunch check --group rdma`), or set `network: {require:"
         " any}` in the inventory"
     )
     return [Finding(node=name, status="warn", text=text, fix=fix) for name in missing]
@@ -117,7 +117,7 @@ def _no_gpudirect_findings(
     if not level[1].endswith(NO_SHARED_SWITCH) or all(cell.level != "rdma" for cell in cells):
         return []
     fix = (
-        "compare `nvidia-smi topo -m` on the node: to require GPUDirect all the same, set"
+        "compare `nvidia-smi topo -m` on the node: to require GPUDirect anyway, set"
         " `network: {require: gdrdma}` (and NCCL_NET_GDR_LEVEL=SYS under `env:`)"
     )
     return [
@@ -233,18 +233,17 @@ def _transfer_problem(transfers: Sequence[Transfer]) -> str:
     )
     if failed is None:
         return ""
-    return failed.error or "the data that arrived is not the data that was sent"
+    return failed.error or "the received data differs from the data that was sent"
 
 
 def _shortfall(transport: str, reached: Level | None, level: Level) -> str:
     """Return the reason why a direction misses a level; empty if it reaches it."""
     if reached is None:
         return (
-            "NCCL did not write of this link on every rank of both nodes, so that nothing proves"
-            " what it is"
+            "NCCL did not log this link on every rank of both nodes: its transport is not confirmed"
         )
     if LEVELS.index(reached) < LEVELS.index(level):
-        return f"{transport} is below what is required: {LEVEL_LABELS[level]}"
+        return f"{transport} is below the required level: {LEVEL_LABELS[level]}"
     return ""
 
 
@@ -318,12 +317,12 @@ def _compare_cell(
     typical = sum(others[at] for at in middle) / 2 if others else back or 0.0
     if cell.bandwidth >= _SLOW * typical:
         return cell
-    reference = "other pairs have" if others else "the way back has"
+    reference = "other pairs have" if others else "the reverse direction has"
     # One other pair, whose two rates these are, may itself be the odd one on a busy machine.
     certain = len(others) > 2
     return replace(
         cell,
         status="fail" if certain and cell.bandwidth < _BROKEN * typical else "warn",
-        text=f"{format_rate(cell.bandwidth)}, where {reference} {format_rate(typical)}",
+        text=f"{format_rate(cell.bandwidth)}; {reference} {format_rate(typical)}",
         slow=True,
     )

@@ -114,7 +114,7 @@ def file_steps(
     if any(digests.get(path) != digest for path, digest in payload_digests().items()):
         steps.append(
             Step(
-                title="writing the helper files that containers mount",
+                title="writing the node programs that containers mount",
                 command=Command(
                     node=node.name,
                     argv=("sh", "-c", _UNPACK, "unpack", directory, *caches),
@@ -128,7 +128,7 @@ def file_steps(
         argv = ("sh", "-c", _FOLDERS, "folders", directory, *caches)
         steps.append(
             Step(
-                title="making the folders that containers write to",
+                title="creating the folders that containers write to",
                 command=Command(node=node.name, argv=argv, timeout=30),
             )
         )
@@ -148,7 +148,7 @@ def plan_files(site: Site, *, verb: str = "serve") -> Plan:
         if site.running_container(node) is not None
         for step in file_steps(site, node, {}, fresh=False)
     )
-    stage = Stage(id="files", title="Update helper files", steps=updates)
+    stage = Stage(id="files", title="Update node programs", steps=updates)
     return Plan(verb=verb, stages=(stage,))
 
 
@@ -161,13 +161,13 @@ def certificate_stages(site: Site, renewal: Renewal | None) -> list[Stage]:
         return []
     authority = {certificates.AUTHORITY: Secret(renewal.authority)}
     stages: list[tuple[str, str, Callable[[Node], Mapping[str, Secret]]]] = [
-        ("Trust the new authority as well", "extend", lambda _: authority),
+        ("Trust the new certificate authority, too", "extend", lambda _: authority),
         (
             "Write certificates",
             "store",
             lambda node: {certificates.CERTIFICATE: renewal.nodes[node.name]},
         ),
-        ("Trust the new authority alone", "store", lambda _: authority),
+        ("Trust only the new certificate authority", "store", lambda _: authority),
     ]
     return [
         Stage(
@@ -229,7 +229,7 @@ def handover_steps(site: Site, node: Node) -> list[Step]:
     argv = hand_over(node.docker, name, image.user, *folders, cluster=cluster, node=node.name)
     return [
         Step(
-            title=f"letting the image's user {image.user} read the secrets",
+            title=f"giving the image's user {image.user} read access to the secrets",
             command=Command(node=node.name, argv=argv, timeout=120),
         )
     ]
@@ -259,7 +259,7 @@ def _remove_unused_secrets(
         return []
     return [
         Step(
-            title="removing secrets that are not in the inventory any more",
+            title="removing secrets that are no longer in the inventory",
             command=Command(node=node.name, argv=("rm", "-f", *paths), timeout=30),
         )
     ]
@@ -295,7 +295,7 @@ def _remove_misplaced_secrets(site: Site, node: Node, facts: HostFacts) -> list[
     if site.inventory.secrets_in == "memory" and facts.secret_names:
         disk = site.state_dir(node)
         argvs.append(("rm", "-f", *(f"{disk}/secrets/{name}" for name in facts.secret_names)))
-    title = "removing secrets from where they lay before"
+    title = "removing secrets from their previous location"
     return [
         Step(title=title, command=Command(node=node.name, argv=argv, timeout=30)) for argv in argvs
     ]

@@ -127,7 +127,7 @@ def test_a_report_of_another_node() -> None:
     said = json.dumps({"node": "gpu02", "backend": "gloo"})
     assert network_plan.parse_answers({"gpu01": [answer(said)]}) == (
         {},
-        {"gpu01": "the network probe answered for another node"},
+        {"gpu01": "the network probe's report is from another node"},
     )
 
 

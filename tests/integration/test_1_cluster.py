@@ -145,7 +145,7 @@ def test_serve_answers_through_both_nodes(practice: Practice) -> None:
     assert "node2" in ran.out
     assert "PP0" in ran.out
     assert "PP1" in ran.out
-    assert "Prove the network between the nodes" in ran.err
+    assert "Check the network between the nodes" in ran.err
     assert re.search(
         r"^network +1 pairs? over Gloo/TCP, .*/s.* µs \(proven before the start\)$",
         ran.out,

@@ -154,7 +154,7 @@ def test_replicas_of_a_mixture_of_experts(practice: Practice) -> None:
 
     assert ran.code == 0, ran.said
     assert "the model's 4 experts are spread over all 2 ranks" in ran.err
-    assert "Prove the network between the nodes" in ran.err
+    assert "Check the network between the nodes" in ran.err
     assert "`--backend mp` is the way to prefer" in ran.err
     assert "all 2 have answered" in ran.out
     assert "dp2-ep" in ran.out

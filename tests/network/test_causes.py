@@ -14,28 +14,28 @@ from launcher.network import causes
         (
             "NCCL_IB_DISABLE set by environment to 1.",
             "any",
-            "switched off by `NCCL_IB_DISABLE=1`",
+            "disabled by `NCCL_IB_DISABLE=1`",
             "NCCL_IB_DISABLE",
         ),
         (
             "NCCL_NET set by environment to socket",
             "any",
-            "told to use TCP by `NCCL_NET=socket`",
+            "forced to use TCP by `NCCL_NET=socket`",
             "NCCL_NET",
         ),
         (
             "NCCL_NET_GDR_LEVEL set by environment to LOC",
             "rdma",
-            "switched off by `NCCL_NET_GDR_LEVEL`",
-            "take `NCCL_NET_GDR_LEVEL`",
+            "disabled by `NCCL_NET_GDR_LEVEL`",
+            "remove `NCCL_NET_GDR_LEVEL`",
         ),
         (
             "NCCL_DMABUF_ENABLE set by environment to 0.",
             "rdma",
-            "off by `NCCL_DMABUF_ENABLE`",
-            "take `NCCL_DMABUF_ENABLE` out",
+            "disabled by `NCCL_DMABUF_ENABLE`",
+            "remove `NCCL_DMABUF_ENABLE` from",
         ),
-        ("NCCL_NET set by environment to Socket", "any", "told to use TCP", "NCCL_NET"),
+        ("NCCL_NET set by environment to Socket", "any", "forced to use TCP", "NCCL_NET"),
         ("Failed to open libibverbs.so[.1]", "any", "no libibverbs", "libibverbs1"),
         (
             "NET/Plugin: Could not find: libnccl-net-aws.so libnccl-net.so. Using",
@@ -58,14 +58,14 @@ from launcher.network import causes
         (
             "NET/IB : Unable to open device mlx5_0",
             "any",
-            "may not open the RDMA device mlx5_0",
+            "not allowed to open the RDMA device mlx5_0",
             "fabric: infiniband",
         ),
         ("NET/IB : No device found.", "any", "no RDMA device", "fabric: infiniband"),
         (
             "Call to ibv_reg_mr failed with error Cannot allocate memory",
             None,
-            "lock enough memory",
+            "locked-memory limit",
             "LimitMEMLOCK",
         ),
         ("Call to ibv_modify_qp failed with 22 Invalid argument", None, "GID", "NCCL_IB_GID_INDEX"),
@@ -143,7 +143,7 @@ def test_name_of_another_nodes_device() -> None:
     )
 
     assert match is not None
-    assert match[0] == "no RDMA device of this node is called `mlx5_9`"
+    assert match[0] == "no RDMA device on this node is named `mlx5_9`"
     assert "hca:" in match[2]
 
 
@@ -194,7 +194,7 @@ def test_a_plugin_that_is_not_there_explains_that_no_device_was_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hca", "expected"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is called `mlx5_9`")]
+    ("hca", "expected"), [("^mlx5_bond_0", "NCCL found no"), ("=mlx5_9", "is named `mlx5_9`")]
 )
 def test_marks_before_the_names_of_devices(hca: str, expected: str) -> None:
     """An excluded device may be absent; `=` is no part of a name."""

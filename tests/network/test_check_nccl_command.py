@@ -105,7 +105,7 @@ def test_a_pair_below_the_level_is_named_with_its_fix(up: Cluster) -> None:
 
     assert ran.code == 1
     assert "gpu01 ↔ gpu02" in ran.out
-    assert "NET/Socket is below what is required: RDMA" in ran.out
+    assert "NET/Socket is below the required level: RDMA" in ran.out
     assert "fix: " in ran.out
     assert (saved_record(up)["passed"], saved_record(up)["asked"]) == (False, "rdma")
 
@@ -178,7 +178,7 @@ def test_a_probe_that_did_not_start_is_named_with_its_words(up: Cluster) -> None
     ran = up.run("check-nccl")
 
     assert ran.code == 1
-    assert "gpu02: its probe gave no report" in ran.out
+    assert "gpu02: its probe sent no report" in ran.out
     assert "can't open file" in ran.out
 
 
@@ -277,7 +277,7 @@ def test_a_worthless_log_among_good_ones(cluster: Cluster, tmp_path: Path) -> No
     ran = cluster.run("check-nccl", "--from-log", good, str(tmp_path / "empty.log"))
 
     assert ran.code == 1
-    assert f"{tmp_path / 'empty.log'}: the log proves nothing" in ran.out
+    assert f"{tmp_path / 'empty.log'}: the log does not show the network" in ran.out
 
 
 def test_the_inventory_says_what_is_required_of_a_log(cluster: Cluster, tmp_path: Path) -> None:
@@ -322,7 +322,11 @@ def test_json_of_a_log(
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"", "it is empty"), (bytes(range(256)) * 40, "proves nothing"), (b"hello\n", "is of NCCL")],
+    [
+        (b"", "it is empty"),
+        (bytes(range(256)) * 40, "does not show the network"),
+        (b"hello\n", "is from NCCL"),
+    ],
 )
 def test_a_log_that_says_nothing_does_not_pass(
     cluster: Cluster, tmp_path: Path, content: bytes, expected: str
@@ -373,10 +377,10 @@ def test_a_log_that_cannot_be_read_is_a_wrong_request(
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        (["a.yaml", "b.yaml"], "one inventory at a time"),
-        (["--from-log", "a.log", "--html", "b.html"], "a log alone has no figures"),
-        (["inv.yaml", "--from-log", "a.log"], "name it with `-i inv.yaml`"),
-        (["--from-log", "inv.yml"], "name it with `-i inv.yml`"),
+        (["a.yaml", "b.yaml"], "expected one inventory"),
+        (["--from-log", "a.log", "--html", "b.html"], "a log has none"),
+        (["inv.yaml", "--from-log", "a.log"], "pass it with `-i inv.yaml`"),
+        (["--from-log", "inv.yml"], "pass it with `-i inv.yml`"),
         (["--require", "fast"], "fast"),
         (["--ranks-per-node", "0"], "--ranks-per-node"),
     ],

@@ -117,7 +117,7 @@ def test_using_network_proves_nothing(name: str, level: str) -> None:
     findings = levels.judge(read(name), level)  # type: ignore[arg-type]
 
     assert findings[0].status == ("fail" if name == "using-only" else "pass")
-    assert ("proves nothing" in findings[0].text and "NCCL_DEBUG=INFO" in findings[0].fix) == (
+    assert ("does not show" in findings[0].text and "NCCL_DEBUG=INFO" in findings[0].fix) == (
         name == "using-only"
     )
 
@@ -157,12 +157,12 @@ def test_the_node_with_the_cause_is_named() -> None:
         node="gpu02",
         status="fail",
         text=(
-            "NET/Socket (TCP) on all 2 links between nodes, where RDMA is required (ranks 0→1): "
-            "RDMA is switched off by `NCCL_IB_DISABLE=1` on gpu02"
+            "NET/Socket (TCP) on all 2 links between nodes, but RDMA is required (ranks 0→1): "
+            "RDMA is disabled by `NCCL_IB_DISABLE=1` on gpu02"
         ),
         evidence="NCCL_IB_DISABLE set by environment to 1.",
         fix=(
-            "take `NCCL_IB_DISABLE` out of `env:` in the inventory and out of the image, then run"
+            "remove `NCCL_IB_DISABLE` from `env:` in the inventory and from the image, then run"
             " `vlaunch up`"
         ),
     )
@@ -172,7 +172,7 @@ def test_what_to_say_where_nodes_have_no_rdma() -> None:
     """With `auto`, TCP fails, and the way to allow it is told."""
     (finding,) = levels.judge(read("2.21-ib-none-tcp"), "auto")
 
-    assert (finding.node, finding.fix.endswith("say `--require any`")) == ("gpu[01-02]", True)
+    assert (finding.node, finding.fix.endswith("pass `--require any`")) == ("gpu[01-02]", True)
 
 
 def test_only_what_explains_the_lack_of_gpudirect_is_its_cause() -> None:
@@ -206,7 +206,7 @@ def test_links_inside_a_host_are_no_verdict() -> None:
 
     assert (payload["network"], payload["gpudirect"], payload["network_links"]) == (None, None, 2)
     assert [link["inside"] for link in payload["links"]] == [True, True]
-    assert (finding.status, "only links inside nodes: 2 NET/Socket" in finding.text) == (
+    assert (finding.status, "only links within nodes: 2 NET/Socket" in finding.text) == (
         "fail",
         True,
     )
@@ -267,10 +267,10 @@ def test_too_many_links_are_not_a_log_that_is_cut() -> None:
 
 
 def test_a_log_that_is_cut_off_before_its_first_link() -> None:
-    """It is of NCCL, and the finding says so."""
+    """It is from NCCL, and the finding says so."""
     extra = "gpu01:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/I"
 
-    assert "cut off before the first link" in levels.judge(log(extra=extra), "any")[0].text
+    assert "truncated before the first link" in levels.judge(log(extra=extra), "any")[0].text
 
 
 def test_a_worthless_file_among_good_ones_is_named() -> None:

@@ -44,7 +44,7 @@ def verdict(nodes: int, *, bad: bool = True) -> Verdict:
         )
     findings: tuple[Finding, ...] = (Finding(node="gpu01", status="pass", text="not to be seen"),)
     if bad:
-        tcp = "NET/Socket is below what is required: RDMA with GPUDirect"
+        tcp = "NET/Socket is below the required level: RDMA with GPUDirect"
         cells[1] = replace(
             cells[1],
             status="fail",

@@ -73,8 +73,8 @@ def test_tables_can_be_read_aloud() -> None:
     )
     assert sum(tag == "caption" for tag, _ in tags.tags) == 3
     assert (
-        'title="gpu01 → gpu03: FAIL 1.2 GB/s, 43.1 µs, NET/Socket (NET/Socket is below what is'
-        ' required: RDMA with GPUDirect)"' in text
+        'title="gpu01 → gpu03: FAIL 1.2 GB/s, 43.1 µs, NET/Socket (NET/Socket is below the'
+        ' required level: RDMA with GPUDirect)"' in text
     )
 
 

@@ -135,7 +135,7 @@ def test_a_healthy_cluster_is_read_whole() -> None:
             "something else answers at 10.77.0.11:29577: a store, but not this run's",
         ),
         ("deadline", "node2", "node1", "the store is gone: rank 0 (node1) ended"),
-        ("deadline", "node1", "node2", "the deadline of 5 s came"),
+        ("deadline", "node1", "node2", "the deadline of 5 s passed"),
     ],
 )
 def test_a_fault_names_the_culprit(name: str, node: str, source: str, text: str) -> None:
@@ -232,13 +232,13 @@ def test_only_the_last_line_counts() -> None:
 )
 def test_what_is_no_report_is_refused(out: str) -> None:
     """With the node's name; nothing is guessed."""
-    with pytest.raises(UnreadableAnswer, match="node1: the network probe ended with exit code 1"):
+    with pytest.raises(UnreadableAnswer, match="node1: the network probe exited with code 1"):
         probe_command.parse_report(answer(out, code=1))
 
 
 def test_a_probe_that_was_cut_off_says_so() -> None:
     """The launcher's own deadline is told from a crash, and what was said last is the evidence."""
-    with pytest.raises(UnreadableAnswer, match="did not end in time") as caught:
+    with pytest.raises(UnreadableAnswer, match="did not finish in time") as caught:
         probe_command.parse_report(answer("", code=124, timed_out=True, err="No such container: x"))
 
     assert caught.value.evidence == "No such container: x"

@@ -36,7 +36,7 @@ def findings(*seconds: tuple[float | None, float | None]) -> list[Finding]:
         ),
         (
             ((4.0, 43.0),),
-            "its ranks took 43 s to meet the others, all of which had torch",
+            "its ranks took 43 s to join the others after all had loaded torch",
             "--only names-resolve",
         ),
     ],

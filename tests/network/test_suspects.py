@@ -14,7 +14,7 @@ from launcher.network.network_shape import Cell, Measurement
 from launcher.network.probe_command import RankReport, Report
 from tests.network.reports import GDR, NAMES, healthy, three
 
-TCP = "NET/Socket is below what is required: RDMA"
+TCP = "NET/Socket is below the required level: RDMA"
 INVENTORY = three("network: {fabric: infiniband, interface: ens1}")
 
 
@@ -134,7 +134,7 @@ def test_the_cause_is_read_from_the_node_that_has_it(
 
 def test_what_is_below_gpudirect_may_be_allowed_as_rdma() -> None:
     """The level that the pair does reach."""
-    text = "NET/IB is below what is required: RDMA with GPUDirect"
+    text = "NET/IB is below the required level: RDMA with GPUDirect"
     (finding,) = collect(cells(*both(("n1", "n2")), transport="NET/IB", level="rdma", text=text))
 
     assert "`network: {require: rdma}` it is allowed" in finding.fix
@@ -186,7 +186,7 @@ def test_a_rank_is_told_with_its_phase_and_who_arrived(
     ("head", "fix"),
     [
         ({}, "allow TCP from 10.0.0.2 to 10.0.0.1:29500"),
-        ({"error": "port 29500 is taken on the head"}, "see first what is said of n1"),
+        ({"error": "port 29500 is taken on the head"}, "fix n1 first"),
     ],
 )
 def test_only_who_did_not_reach_the_head_is_told_to_open_its_port(
@@ -284,7 +284,7 @@ def test_a_node_without_report_and_one_with_an_error() -> None:
     assert (first.node, two.node, three_.node) == ("n1", "n2", "n3")
     assert "sport = :29500" in first.fix
     assert "vlaunch logs n2" in two.fix
-    assert three_.text == "its probe gave no report: ended with exit code 1: no such file"
+    assert three_.text == "its probe sent no report: ended with exit code 1: no such file"
 
 
 def test_without_a_fabric_the_fix_is_the_inventory() -> None:

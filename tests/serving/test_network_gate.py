@@ -145,7 +145,7 @@ def test_a_network_that_fails_starts_nothing(cluster: Cluster, spoil: str) -> No
     ran = cluster.run(*SERVE)
 
     assert ran.code == 1
-    assert ("gpu01 ↔ gpu02" if spoil == "level" else "gpu02: its probe gave no report") in ran.err
+    assert ("gpu01 ↔ gpu02" if spoil == "level" else "gpu02: its probe sent no report") in ran.err
     assert "hint: " in ran.err
     assert cluster.world.verbs() == ["gpu01: forget"]
     assert "network.json" not in cluster.world.machines["gpu01"].files

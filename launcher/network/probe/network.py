@@ -124,7 +124,7 @@ class RankChild:
         code = self.process.poll() if self.process else None
         error = self.error or self.note
         if not self.error and self.killed:
-            error = f"did not end by itself{'; ' + self.note if self.note else ''}"
+            error = f"did not exit by itself{'; ' + self.note if self.note else ''}"
         elif not error and not self.ended and code is not None:
             error = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return {
@@ -247,7 +247,7 @@ class NodeProbe:
             while len(selector.get_map()) > 1 or self.any_alive() or self.has_unsent_exits():
                 remaining = self.started + self.args.deadline - time.monotonic()
                 if remaining <= 0:
-                    return f"the deadline of {self.args.deadline:.0f} s came"
+                    return f"the deadline of {self.args.deadline:.0f} s passed"
                 if self.signal:
                     return f"ended by {signal.Signals(self.signal).name}"
                 for key, _ in selector.select(min(remaining, 0.2)):
@@ -256,7 +256,7 @@ class NodeProbe:
                     if data:
                         continue
                     if key.fd == 0:
-                        return "standard input ended: nobody waits for the answer"
+                        return "standard input closed: vlaunch no longer waits for the report"
                     selector.unregister(key.fd)
         return ""
 
@@ -333,7 +333,7 @@ def explain_unmeasured(child: RankChild, reason: str) -> str:
     cause = (
         reason
         if child.killed and not child.error
-        else child.report()["error"] or reason or "it did not come to this pair"
+        else child.report()["error"] or reason or "this pair was not reached"
     )
     return f"rank {child.rank} in phase `{child.phase}`: {cause}"
 

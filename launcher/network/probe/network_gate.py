@@ -59,12 +59,12 @@ def _links_below(require: str, backend: str, log: str) -> list[str]:
     if require == "any":
         return []
     if backend != "nccl":
-        return [f"Gloo uses TCP, and `{require}` is required"]
+        return [f"Gloo uses TCP, but `{require}` is required"]
     links = count_links(log)
     if not links:
-        return [f"NCCL's log names no link between nodes, and `{require}` is required"]
+        return [f"NCCL's log names no link between nodes, but `{require}` is required"]
     return [
-        f"NET/{network} on {count} links reaches `{level}`, and `{require}` is required"
+        f"NET/{network} on {count} links reaches `{level}`, but `{require}` is required"
         for (network, level), count in sorted(links.items())
         if LEVELS.index(level) < LEVELS.index(require)
     ]
@@ -174,7 +174,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv[:end])
     args.command = argv[end + 1 :]
     if not args.command:
-        parser.error("no command behind `--`")
+        parser.error("no command after `--`")
     return args
 
 

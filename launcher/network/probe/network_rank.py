@@ -170,9 +170,7 @@ class ProbeRank:
         # own timeout.
         done, store, error = run_bounded(self.connect_store, self.args.window + SLACK)
         if not done:
-            raise RankError(
-                f"something else answers at {where}: it does not speak as this run's store does"
-            )
+            raise RankError(f"something else answers at {where}: it is not this run's store")
         if store is None:
             raise RankError(f"{where}: {shorten_error(error)}")
         if master:
@@ -227,7 +225,7 @@ class ProbeRank:
                 f"waiting for all ranks at {name}: {self.explain_wait(error, remaining)}"
             ) from None
         if self.rank in lost:
-            raise RankError(f"the others went on without this rank: it came too late to {name}")
+            raise RankError(f"the others continued without this rank: it was too late for {name}")
         if len(lost) > len(self.lost):
             present = self.ranks_without(lost)
             new = [other for other in lost if other not in self.lost]
@@ -262,7 +260,7 @@ class ProbeRank:
     def explain_wait(self, error: Exception, seconds: float) -> str:
         """Explain a failed wait: the head never answered, or the store is gone."""
         if timed_out(error):
-            return f"{self.format_ranks([0])} said nothing for {seconds + SLACK:.0f} s"
+            return f"{self.format_ranks([0])} sent nothing for {seconds + SLACK:.0f} s"
         return f"the store is gone: {self.format_ranks([0])} ended ({shorten_error(error)})"
 
     def format_ranks(self, ranks: Iterable[int]) -> str:
@@ -341,7 +339,7 @@ class ProbeRank:
         return {
             "error": shorten_error(error)
             if error
-            else f"not over after {self.args.pair_timeout:.0f} s"
+            else f"not finished after {self.args.pair_timeout:.0f} s"
         }
 
 

@@ -182,7 +182,7 @@ def follow(
             head = stack.enter_context(secure_connection(sock, context))
             head.sendall(f"{nonce} {node}\n".encode())
             greeted = read_line(head) == f"{nonce} here"
-            reason = "it does not speak as this run's probe"
+            reason = "it is not this run's probe"
         except OSError as error:
             greeted, reason = False, tls.reason(error)
         if not greeted:

@@ -103,7 +103,7 @@ class PairWork(GroupWork):
         """Return the error with the step and the other side."""
         if isinstance(error, RankError):
             return str(error)
-        waited = f"no end after {self.owner.args.pair_timeout:.0f} s"
+        waited = f"not finished after {self.owner.args.pair_timeout:.0f} s"
         return (
             f"{self.step}, {self.owner.format_ranks([self.peer])} on the other side:"
             f" {shorten_error(error) if error else waited}"

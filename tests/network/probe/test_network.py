@@ -161,7 +161,7 @@ def test_what_ranks_tell_becomes_the_report(tmp_path: Path) -> None:
         ),
         ("sys.exit(3)", "ended with exit code 3", "in phase `starting`: ended with exit code 3"),
         ("say(error='no GPU'); sys.exit(1)", "no GPU", "no GPU"),
-        ("say(phase='done', done=True)", "", "did not come to this pair"),
+        ("say(phase='done', done=True)", "", "this pair was not reached"),
     ],
     ids=["signal", "exit code", "own word", "silent about a peer"],
 )
@@ -188,10 +188,11 @@ def test_the_deadline_ends_ranks_and_is_named(tmp_path: Path) -> None:
     )
     report = Run(tmp_path, does, "--deadline", "1").report()
 
-    assert report["error"] == "the deadline of 1 s came"
+    assert report["error"] == "the deadline of 1 s passed"
     assert report["ranks"][0]["phase"] == "all_reduce"
     assert (
-        report["transfers"][0]["error"] == "rank 1 in phase `all_reduce`: the deadline of 1 s came"
+        report["transfers"][0]["error"]
+        == "rank 1 in phase `all_reduce`: the deadline of 1 s passed"
     )
     assert gone(int((tmp_path / "pid").read_text()))
 
@@ -212,7 +213,7 @@ def test_nobody_waiting_ends_everything(tmp_path: Path, how: str) -> None:
     assert (
         report["error"]
         == {
-            "input": "standard input ended: nobody waits for the answer",
+            "input": "standard input closed: vlaunch no longer waits for the report",
             "signal": "ended by SIGTERM",
         }[how]
     )

@@ -325,9 +325,7 @@ def test_changed_bytes_release_no_node(start_head: Callable[..., Head], offset: 
     assert "TLS failed: " in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("own", "reason"), [("", "does not speak as this run's probe"), (OURS, "TLS failed")]
-)
+@pytest.mark.parametrize(("own", "reason"), [("", "is not this run's probe"), (OURS, "TLS failed")])
 def test_another_program_at_the_heads_port_is_not_a_slow_head(
     payload: SimpleNamespace, own: str, reason: str
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_failed_pair_names_what_was_done_and_with_whom(payload: SimpleNamespac
     work = payload.work.PairWork(rank, 0, 1, 1)
     work.set_step("sending")
 
-    assert work.describe_error(None) == "sending, rank 1 (b) on the other side: no end after 8 s"
+    side = "sending, rank 1 (b) on the other side"
+    assert work.describe_error(None) == f"{side}: not finished after 8 s"
     assert work.describe_error(OSError("reset")) == "sending, rank 1 (b) on the other side: reset"
     assert work.describe_error(payload.work.RankError("no eth9")) == "no eth9"
