@@ -54,7 +54,7 @@ def renewal_reasons(
     first = next(iter(authorities.values()), None)
     for name, authority in authorities.items():
         if authority != first:
-            problems.setdefault(name, "its agent's certificate is not signed as the others' are")
+            problems.setdefault(name, "its agent's certificate is signed by another authority")
     return problems
 
 
@@ -114,9 +114,9 @@ def _certificate_fault(
             and ipaddress.ip_address(node.ip) in names.get_values_for_type(x509.IPAddress)
         )
     except (ValueError, TypeError, LookupError, InvalidSignature, UnsupportedAlgorithm):
-        return "its agent's certificate is not signed by the authority that it has"
+        return "its agent's certificate is not signed by its own authority"
     except x509.ExtensionNotFound:
         name, matches = "", False
     if any(name == other.name != node.name for other in inventory.nodes):
-        return f"it has {name!s}'s certificate; nodes that share a folder need a `state_dir` each"
+        return f"it has {name!s}'s certificate; set a separate `state_dir` for each of these nodes"
     return "" if matches else "its agent's certificate has another name or address"

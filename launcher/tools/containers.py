@@ -314,7 +314,7 @@ def _differences(site: Site, node: Node, container: docker.Container) -> list[st
     )
     differences = []
     if base_identity and (base is None or base_identity != base.identity):
-        differences.append(f"{container.image} was not made from the present {inventory.image}")
+        differences.append(f"{container.image} was not built from the current {inventory.image}")
     if container.spec != spec.hash:
         differences += docker.describe_differences(
             container, spec, image.env if image else _image_env(container, spec)

@@ -45,7 +45,7 @@ class WheelFile:
         data = self.path.read_bytes()
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise VlaunchError(
-                f"{self.path} has other bytes than were downloaded",
+                f"{self.path} changed after the download",
                 hint="run the command again: it downloads the wheel",
             )
         return data

@@ -125,10 +125,10 @@ def _first_output(parts: _Parts, name: str) -> _PartOutput:
 
 def _gaps(parts: _Parts) -> dict[str, str]:
     text, code = _first_output(parts, "ids")
-    reason = shorten(text) or "the node did not tell which there are"
+    reason = shorten(text) or "the node did not list its containers"
     gaps = {} if code == 0 else {"containers": reason}
     if "kernel" in parts and _first_output(parts, "kernel")[1] != 0:
-        gaps["kernel log"] = "it may only be read by root there"
+        gaps["kernel log"] = "only root can read it on this node"
     return gaps
 
 

@@ -344,15 +344,15 @@ def describe_differences(
             "it becomes privileged" if spec.privileged else "it is no longer privileged"
         )
     if container.labels.get("vlaunch.secrets") != spec.labels.get("vlaunch.secrets"):
-        differences.append("a secret has another value")
-    return differences or ["devices, rights, mounts, limits or log of its container"]
+        differences.append("the value of a secret changed")
+    return differences or ["devices, capabilities, mounts, limits or logging"]
 
 
 def _changed_arguments(before: Argv, after: Argv) -> str:
     removed = [argument for argument in before if argument not in after]
     added = [argument for argument in after if argument not in before]
     if not removed and not added:
-        return "its words in another order"
+        return "its arguments in another order"
     return f"{' '.join(removed) or '(nothing)'} → {' '.join(added) or '(nothing)'}"
 
 

@@ -49,7 +49,7 @@ def _parsing(command: str, text: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UnreadableAnswer(
-            f"`{command}` said something that cannot be read", evidence=untrusted.excerpt(text)
+            f"`{command}` printed output that cannot be parsed", evidence=untrusted.excerpt(text)
         ) from None
 
 

@@ -82,7 +82,7 @@ def parse_history(answer: Answer) -> tuple[tuple[ServerRevision, ...], str]:
     """
     if not answer.ok:
         raise UnreadableAnswer(
-            f"{answer.node}: does not say which server has answered", evidence=answer.tail
+            f"{answer.node}: cannot read the history of servers", evidence=answer.tail
         )
     texts = answer.out.split("\x1e")
     spec = _parse_json(texts[1] if len(texts) > 1 else "")
@@ -111,7 +111,7 @@ def _parse_revisions(text: str) -> list[ServerRevision]:
                 "held": entry.get("held") or {},
             }
             spec = {**server["asked_for"], **revision_fields}
-            revisions.append(decode.validate(ServerRevision, spec, "what has answered"))
+            revisions.append(decode.validate(ServerRevision, spec, "a server of the history"))
     return revisions
 
 
@@ -138,7 +138,7 @@ def choose_name(site: Site, name: str | None) -> str:
         if names:
             listing = ", ".join(f"`{server_name}`" for server_name in names)
             text = f"{len(names)} servers are known: {listing}"
-            raise RequestError(text, hint=f"say which one: `vlaunch rollback {names[0]}`")
+            raise RequestError(text, hint=f"choose one: `vlaunch rollback {names[0]}`")
     return servers.DEFAULT
 
 
@@ -153,9 +153,9 @@ def choose_previous(
     previous = next((server for server in revisions if server.id != current_id), None)
     if previous is None:
         detail = (
-            f"only the present one has: {revisions[0].label}"
+            f"only the current one has: {revisions[0].label}"
             if revisions
-            else "none is written down on the head"
+            else "the head has no record of any"
         )
         raise RequestError(
             "no other server has answered under this name",
@@ -164,10 +164,8 @@ def choose_previous(
         )
     if previous.image and image and previous.image != image:
         raise RequestError(
-            f"{previous.label} answered with another image than the one that `image:` names now",
+            f"{previous.label} ran with another image than the current `image:`",
             evidence=f"then {previous.image[:19]}, now {image[:19]}",
-            hint=(
-                "put the old `image:` back into the inventory and run `vlaunch up`, then roll back"
-            ),
+            hint=("restore `image:` in the inventory, run `vlaunch up`, then `vlaunch rollback`"),
         )
     return previous

@@ -37,12 +37,12 @@ class UnfinishedModel:
         """Progress so far, and the command that continues."""
         if self.kind == "copy":
             return (
-                f"a copy of {self.model} is not finished, {format_size(self.bytes)} so far:"
+                f"a copy of {self.model} is incomplete, {format_size(self.bytes)} so far:"
                 f" `vlaunch model copy {self.model}` continues it"
             )
         return (
-            f"a download of {self.model} runs or was interrupted, {format_size(self.bytes)} so far:"
-            f" `vlaunch model pull {self.model}` continues it"
+            f"a download of {self.model} is running or was interrupted, {format_size(self.bytes)}"
+            f" so far: `vlaunch model pull {self.model}` continues it"
         )
 
 

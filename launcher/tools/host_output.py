@@ -108,7 +108,7 @@ def _parse_json(text: str, command: str) -> Any:
         return untrusted.loads(text)
     except ValueError:
         evidence = untrusted.excerpt(text)
-        raise UnreadableAnswer(f"`{command}` did not answer in JSON", evidence=evidence) from None
+        raise UnreadableAnswer(f"`{command}` did not print JSON", evidence=evidence) from None
 
 
 def _parse_token(text: str) -> str:
@@ -147,7 +147,7 @@ def _parse_labels(text: str) -> dict[str, str] | None:
 def _checked_value(kind: type, value: Any, pattern: str = "(?s:.*)") -> Any:
     """Return a value of the right type that matches the pattern; else raise TypeError."""
     if type(value) is not kind or not re.fullmatch(pattern, str(value)):
-        raise TypeError(f"{value!r:.80} is not what was asked for")
+        raise TypeError(f"{value!r:.80} is not a valid value")
     return value
 
 
@@ -190,7 +190,7 @@ def parse_free_bytes(text: str) -> int:
     """Parse the free bytes in the output of `df -Pk`; raises UnreadableAnswer."""
     fields = text.splitlines()[-1].split()
     if len(fields) < 4 or not re.fullmatch("[0-9]{1,18}", fields[3]):
-        raise UnreadableAnswer("`df` did not answer with a table", evidence=untrusted.excerpt(text))
+        raise UnreadableAnswer("`df` did not print a table", evidence=untrusted.excerpt(text))
     return int(fields[3]) * 1024
 
 
@@ -228,7 +228,7 @@ def _parse_gpus(text: str) -> tuple[Gpu, ...] | None:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 6 or not re.fullmatch("[0-9]{1,4}", fields[0]):
             raise UnreadableAnswer(
-                "`nvidia-smi` answered with a line that is not a GPU",
+                "`nvidia-smi` printed a line that is not a GPU",
                 evidence=untrusted.excerpt(line),
             )
         # GB10 shares the host's memory and reports `[N/A]` for its own.

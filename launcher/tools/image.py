@@ -186,14 +186,14 @@ def parse_probe(text: str) -> ImagePython:
     line = significant_line(text)
     if not line:
         raise UnreadableAnswer(
-            "the image's python3 did not say what it has",
+            "the image's python3 did not list its packages",
             evidence=text.strip().splitlines()[-6:],
             hint=(
                 "the image must contain `python3` (try `docker run --rm --entrypoint python3 IMAGE"
                 " -V`)"
             ),
         )
-    return decode.parse_json(ImagePython, line, "what the image says about its Python")
+    return decode.parse_json(ImagePython, line, "the image's list of Python packages")
 
 
 def significant_line(text: str) -> str:

@@ -145,10 +145,10 @@ def describe_network(site: Site, record: NetworkRecord, state: ServersState) -> 
         return ""
     measured = covered_nodes(site, record)
     if not measured:
-        return "not proven for these containers: `vlaunch check-nccl`"
+        return "not checked for these containers: run `vlaunch check-nccl`"
     names = [node.name for node in site.nodes if node.name in measured]
     scope = "" if len(names) == len(containers) else f" between {fold(names)}"
-    text = f"{'proven' if record.passed else 'failed'} {record.taken}{scope}: {record.summary}"
+    text = f"{'verified' if record.passed else 'failed'} {record.taken}{scope}: {record.summary}"
     if site.inventory.accelerator == "cpu":
         return text
     distributed = [
@@ -162,5 +162,5 @@ def describe_network(site: Site, record: NetworkRecord, state: ServersState) -> 
         if (link := record.servers.get(server.name)) is not None and link.id == server.id
     ]
     if distributed and not links:
-        links = ["no server's own logs were looked at, its `vlaunch serve` does"]
+        links = ["transport in use not confirmed; `vlaunch serve` confirms it"]
     return "; ".join((text, *links))

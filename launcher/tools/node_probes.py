@@ -91,9 +91,9 @@ def _parse_facts(answer: Answer) -> host.HostFacts:
     if answer.timed_out:
         raise NodeError(
             node,
-            f"did not tell its state within {answer.seconds:.0f}s",
+            f"did not report its state within {answer.seconds:.0f}s",
             evidence=tail,
-            hint=f"see what hangs there: `ssh {node} ps -ef`",
+            hint=f"find what hangs: `ssh {node} ps -ef`",
         )
     if answer.code == 255:
         raise ConnectError(

@@ -34,9 +34,9 @@ def assign_mp_ranks(inventory: Inventory, tp: int, pp: int) -> Shares:
         if not remainder and all(node.gpus >= share for node in ordered[:count]):
             return tuple((node.name, share) for node in ordered[:count])
     raise PlacementError(
-        f"TP {tp} × PP {pp} cannot be shared equally between nodes, which the mp backend needs",
+        f"TP {tp} × PP {pp} cannot be divided equally between nodes, as the mp backend requires",
         evidence=describe_gpus(inventory),
-        hint="use `--backend ray`, or a TP × PP that every node takes the same part of",
+        hint="use `--backend ray`, or a TP × PP that gives every node the same number of ranks",
     )
 
 

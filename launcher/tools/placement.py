@@ -112,7 +112,7 @@ def narrow_inventory(
         raise PlacementError(
             f"{too_small[0].name} has {too_small[0].gpus} GPUs, not {gpus}",
             evidence=describe_gpus(inventory),
-            hint=f"ask for at most {min(node.gpus for node in nodes)} of each node: `--gpus`",
+            hint=f"request at most {min(node.gpus for node in nodes)} per node: `--gpus`",
         )
     head = inventory.head if inventory.head in nodes else nodes[0]
     selected_nodes = (
@@ -266,8 +266,8 @@ def _place_replicas(
     warnings = _warnings(inventory, placed, shape)
     if backend == "ray" and shape.experts and len(nodes) > 1:
         warnings.append(
-            "replicas of a mixture of experts on several nodes have open reports of hangs under Ray"
-            " (vLLM issues 44878, 43420 and 32400): `--backend mp` is the way to prefer"
+            "a replica of a mixture of experts on several nodes may hang under Ray (vLLM issues"
+            " 44878, 43420 and 32400): prefer `--backend mp`"
         )
     return replace(placed, warnings=tuple(warnings))
 
@@ -277,15 +277,15 @@ def _replica_sizes(
 ) -> tuple[int, int, str]:
     """Divide the GPUs equally between replicas, as TP inside a node."""
     if tp is not None and pp is not None:
-        return tp, pp, "as asked"
+        return tp, pp, "as requested"
     if tp is not None:
-        return tp, 1, f"TP {tp} as asked; a replica inside a node needs no pipeline"
+        return tp, 1, f"TP {tp} as requested; a replica inside a node needs no pipeline"
     total, replica_gpus = inventory.gpus, _equal_part(inventory, dp, pp)
     if pp is not None:
-        reason = f"PP {pp} as asked, the TP that gives each replica {replica_gpus} of {total} GPUs"
+        reason = f"PP {pp} as requested, the TP that gives a replica {replica_gpus} of {total} GPUs"
         return max(1, replica_gpus // pp), pp, reason
     if replica_gpus == 0:
-        return 1, 1, "a replica has one GPU at least"
+        return 1, 1, "a replica needs at least one GPU"
     reason = f"each replica gets {replica_gpus} of {total} GPUs"
     size = max(node.gpus for node in inventory.nodes)
     if replica_gpus > size and replica_gpus % size == 0:
@@ -310,19 +310,19 @@ def _equal_part(inventory: Inventory, dp: int, pp: int | None) -> int:
 def _explain_unfit(inventory: Inventory, replica_size: int, needs_span: bool) -> str:
     if needs_span:
         return (
-            f"a replica needs {replica_size} GPUs and so several nodes, and the mp backend keeps"
-            " replicas inside nodes"
+            f"a replica needs {replica_size} GPUs, more than one node has, and the mp backend"
+            " keeps each replica on one node"
         )
     if inventory.head.gpus < replica_size and any(
         node.gpus >= replica_size for node in inventory.workers
     ):
         return (
-            f"a replica needs {replica_size} GPUs, and the head, which must hold one, has"
+            f"a replica needs {replica_size} GPUs; the head must hold one and has"
             f" {inventory.head.gpus}"
         )
     fitting = sum(node.gpus // replica_size for node in inventory.nodes)
     if fitting:
-        return f"only {fitting} of them can stay inside nodes"
+        return f"only {fitting} of them fit on one node each"
     return f"a replica needs {replica_size} GPUs, more than any node has"
 
 
@@ -346,7 +346,7 @@ def _suggest_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
         key=lambda pair: (pair[0] != dp, -pair[0] * pair[1], abs(pair[0] - dp), -pair[1]),
     )
     if not options:
-        return "no two replicas of this model fit inside nodes"
+        return "no two replicas of this model fit on one node each"
     return "these work: " + ", ".join(
         f"`--data-parallel-size {count} --tp {tp}`" for count, tp in options[:3]
     )
@@ -355,20 +355,20 @@ def _suggest_replicas(inventory: Inventory, dp: int, shape: ModelShape) -> str:
 def _sizes(inventory: Inventory, tp: int | None, pp: int | None) -> tuple[int, int, str]:
     total, count = inventory.gpus, len(inventory.nodes)
     if tp is not None and pp is not None:
-        return tp, pp, "as asked"
+        return tp, pp, "as requested"
     if tp is not None:
         if count == 1:
-            return tp, 1, f"TP {tp} as asked; one node needs no pipeline"
+            return tp, 1, f"TP {tp} as requested; one node needs no pipeline"
         return (
             tp,
             _other_size(inventory, "tp", tp),
-            f"TP {tp} as asked, the PP that uses all {total} GPUs",
+            f"TP {tp} as requested, the PP that uses all {total} GPUs",
         )
     if pp is not None:
         return (
             _other_size(inventory, "pp", pp),
             pp,
-            f"PP {pp} as asked, the TP that uses all {total} GPUs",
+            f"PP {pp} as requested, the TP that uses all {total} GPUs",
         )
     if total == 1:
         return 1, 1, "there is one GPU"
@@ -392,9 +392,9 @@ def _gpus_per_node(inventory: Inventory) -> int:
     if common > 1:
         options.append(f"`--tp 1 --pp {total}`")
     raise PlacementError(
-        "the nodes have different numbers of GPUs, so TP = GPUs per node has no answer",
+        "the nodes have different numbers of GPUs, so TP = GPUs per node is undefined",
         evidence=describe_gpus(inventory),
-        hint=f"ask for a split that keeps TP groups inside nodes: {' or '.join(options)}",
+        hint=f"choose a layout that keeps TP groups inside nodes: {' or '.join(options)}",
     )
 
 
@@ -417,14 +417,14 @@ def _warnings(inventory: Inventory, placed: Placement, shape: ModelShape) -> lis
     warnings, tp = [], placed.tp
     if placed.crosses and not _is_single_gpu_rdma_cluster(inventory):
         warnings.append(
-            f"TP {tp} crosses nodes: every layer waits for the network between them, which only"
-            " pays with InfiniBand or RoCE"
+            f"TP {tp} crosses nodes: every layer waits for the network between them, which is"
+            " slow without InfiniBand or RoCE"
         )
     if placed.world < inventory.gpus:
         warnings.append(f"{inventory.gpus - placed.world} of {inventory.gpus} GPUs stay unused")
     if shape.kv_heads is not None and tp > shape.kv_heads:
         warnings.append(
-            f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is kept"
+            f"TP {tp} exceeds the model's {shape.kv_heads} key/value heads, so each is stored"
             f" {tp // shape.kv_heads} times"
         )
     return warnings
@@ -442,5 +442,5 @@ def _suggest_splits(inventory: Inventory, shape: ModelShape, pcp: int = 1) -> st
     ]
     options.sort(key=lambda pair: (-pair[0] * pair[1], smallest % pair[0] != 0, -pair[0]))
     if not options:
-        return "no split of this model fits the cluster"
+        return "no layout of this model fits the cluster"
     return "these work: " + ", ".join(f"`--tp {tp} --pp {pp}`" for tp, pp in options[:3])

@@ -105,7 +105,7 @@ def _judge_status(inventory: Inventory, text: str) -> Finding:
     except UnreadableAnswer as error:
         return waiting(head, error.message, evidence=error.evidence)
     if status is None:
-        return skipped(head, "`ray status` was not compared: this Ray's dashboard does not give it")
+        return skipped(head, "`ray status` was not compared: not available in this Ray's dashboard")
     total = status.gpus_total or 0.0
     if status.active == nodes and total == inventory.gpus:
         return passed(
@@ -128,7 +128,7 @@ def _judge_member(
     """Check that a node is in Ray with its GPUs, and that the head can connect to it."""
     head, ports = inventory.head, inventory.ports
     if alive is None:
-        fix = f"look at its log: `vlaunch logs {node.name}`"
+        fix = f"read its log: `vlaunch logs {node.name}`"
         if not node.head:
             fix = f"allow TCP from {node.ip} to {head.ip}:{ports.gcs} and back, then {fix}"
         reason = f": {dead.message}" if dead is not None else ""
@@ -136,7 +136,7 @@ def _judge_member(
     if alive.gpus != node.gpus:
         return failed(
             node,
-            f"brought {alive.gpus:g} GPUs to Ray, {node.gpus} declared",
+            f"has {alive.gpus:g} GPUs in Ray, but {node.gpus} in the inventory",
             fix=f"correct `gpus:` of {node.name} in the inventory, then run `vlaunch up` again",
         )
     manager = f"{node.ip}:{ports.node_manager}"
@@ -144,7 +144,7 @@ def _judge_member(
         fix = (
             f"allow TCP from {head.ip} to {node.ip} (all ports: Ray, NCCL and Gloo pick high ones)"
         )
-        return waiting(node, f"joined, but the head cannot open {manager} back to it", fix=fix)
+        return waiting(node, f"joined, but the head cannot connect to {manager}", fix=fix)
     return passed(node, f"in Ray under its address with {alive.gpus:g} GPUs")
 
 
@@ -175,7 +175,7 @@ def judge_container(
         node,
         f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
         evidence=container.error,
-        fix=f"look at its log: `vlaunch logs {node.name}`",
+        fix=f"read its log: `vlaunch logs {node.name}`",
     )
 
 
@@ -225,13 +225,13 @@ def parse_payload(answer: Answer) -> dict[str, Any]:
         payload = None
     if not isinstance(payload, dict) and answer.out.startswith(("404: ", "405: ")):  # aiohttp's
         raise UnreadableAnswer(
-            f"{answer.node}: its agent is of another version of vlaunch",
+            f"{answer.node}: its agent runs another version of vlaunch",
             evidence=answer.tail,
-            hint="when its servers may stop, run `vlaunch down` and `vlaunch up`",
+            hint="run `vlaunch down`, then `vlaunch up`: this stops its servers",
         )
     if not isinstance(payload, dict):
         raise UnreadableAnswer(
-            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+            f"{answer.node}: the head container did not respond", evidence=answer.tail
         )
     check_fields(payload, f"{answer.node}: the head container's answer")
     if "error" in payload and not answer.ok:

@@ -24,6 +24,12 @@ OLD = 15.0  # seconds after which the agent's observations are outdated
 GOOD = ("answering", "busy")
 READY = (*GOOD, "quiet", "suspect", "resting")  # of a server that has answered
 BAD = ("suspect", "recovering", "failed", "gave-up", "unknown")
+# states of servers, nodes and batch jobs as shown to users, by their keys in JSON and labels
+_SHOWN = {
+    **{"answering": "ready", "waiting": "pending", "pausing": "backing off"},
+    **{"recovering": "restarting", "gave-up": "restart limit reached", "absent": "missing"},
+    **{"prepared": "not submitted", "refused": "rejected"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,11 @@ def query_servers(site: Site) -> Command:
     return site.in_container(site.head, agent_queries.servers(), timeout=30)
 
 
+def shown_state(state: str) -> str:
+    """Return a state as shown to users."""
+    return _SHOWN.get(state, state)
+
+
 def server_health(server: Server, agent: float) -> tuple[str, str]:
     """Return the supervisor's verdict, `agent` seconds old, on a server, and the reason."""
     if agent > OLD:
@@ -111,7 +122,7 @@ def server_health(server: Server, agent: float) -> tuple[str, str]:
     if server.desired is None:
         return "stopping", record.doing if record else ""
     if record is None:
-        return "waiting", "the head's agent has not taken it up yet"
+        return "waiting", "the head's agent has not picked it up yet"
     return valid_verdict(record.verdict), record.reason
 
 
@@ -123,7 +134,7 @@ def valid_verdict(verdict: str) -> str:
 def describe_silence(agent: float) -> str:
     """Describe for how long the head's agent has been silent."""
     if math.isfinite(agent):
-        return f"the head's agent has not looked for {agent:.0f} s"
+        return f"the head's agent has not reported for {agent:.0f} s"
     return "the head's agent does not answer"
 
 
@@ -152,7 +163,7 @@ def choose_server(candidates: Sequence[Server], name: str | None) -> Server:
     if name is not None:
         raise RequestError(
             f"no server `{name}` runs",
-            evidence=f"these do: {names}" if names else "",
+            evidence=f"running: {names}" if names else "",
             hint="see `vlaunch status`",
         )
     if not candidates:
@@ -161,7 +172,7 @@ def choose_server(candidates: Sequence[Server], name: str | None) -> Server:
         )
     raise RequestError(
         f"{len(candidates)} servers run: {names}",
-        hint="say which one by its name, as `vlaunch status` shows it",
+        hint="choose one by its name in `vlaunch status`",
     )
 
 

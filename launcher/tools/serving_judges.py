@@ -90,7 +90,7 @@ def judge_node_gpus(node: Node, needs: int, users: Sequence[GpuUser], in_ray: fl
     text = (
         f"{free:g} of {node.gpus} GPUs are free, the server needs {needs}{_describe_users(users)}"
     )
-    return failed(node, text, fix=_stop_hints(users) + "\nor let it take other nodes: `--nodes`")
+    return failed(node, text, fix=_stop_hints(users) + "\nor choose other nodes: `--nodes`")
 
 
 def busy_gpus(payload: Mapping[str, Any]) -> float:
@@ -150,8 +150,8 @@ def _describe_users(users: Sequence[GpuUser]) -> str:
 
 def _stop_hints(users: Sequence[GpuUser]) -> str:
     if commands := [user.stop_command for user in users if user.stop_command != LIST_GROUPS]:
-        return "\n".join(f"wait for it, or end it: `{command}`" for command in commands)
-    return f"see who holds them: `{LIST_GROUPS}`"
+        return "\n".join(f"wait for it, or stop it: `{command}`" for command in commands)
+    return f"see what uses them: `{LIST_GROUPS}`"
 
 
 def claimed_gpus(job: Mapping[str, Any]) -> float:
@@ -169,6 +169,12 @@ def active_batches(payload: Mapping[str, Any]) -> list[Batch]:
         for job in payload.get("jobs", ())
         if job["status"] not in OVER and (name := _batch_name(job.get("metadata") or {}))
     ]
+
+
+def running_work(payload: Mapping[str, Any]) -> list[str]:
+    """Return the names for display of the servers and batch jobs that run."""
+    jobs = [f"batch job {job.name}" for job in active_batches(payload)]
+    return [server.label for server in servers.parse_servers(payload).running] + jobs
 
 
 def job_gpu_users(payload: Mapping[str, Any]) -> list[GpuUser]:
@@ -200,18 +206,18 @@ def judge_job_room(
         return [passed("", text + short)]
     text += f", the job needs {minimum:g}{_describe_users(users)}"
     if queue:
-        return [Finding(node="", status="warn", text=f"{text}; it waits for them")]
+        return [Finding(node="", status="warn", text=f"{text}; it waits until they are free")]
     commands = ", ".join(f"`{user.stop_command}`" for user in users)
     advice = (
-        f"end what holds them: {commands}" if commands else f"see who holds them: `{LIST_GROUPS}`"
+        f"stop what uses them: {commands}" if commands else f"see what uses them: `{LIST_GROUPS}`"
     )
-    return [failed("", text, fix=f"{advice}\nor submit it, to wait for them: `--queue`")]
+    return [failed("", text, fix=f"{advice}\nor queue it until they are free: `--queue`")]
 
 
 def judge_job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
     """Check that the head has enough disk space for the job's files, and as much for output."""
     if facts.disk_free is None:
-        return [skipped(node, f"nobody could say how much room {node.hf_home} has")]
+        return [skipped(node, f"the free space under {node.hf_home} is unknown")]
     required = 2 * need + _SPARE
     if facts.disk_free >= required:
         return [passed(node, f"{sizes.format_size(facts.disk_free)} free under {node.hf_home}")]
@@ -221,8 +227,8 @@ def judge_job_disk(node: Node, need: int, facts: HostFacts) -> list[Finding]:
             f"{sizes.format_size(facts.disk_free)} free under {node.hf_home}, the job's files need"
             f" about {sizes.format_size(required)}",
             fix=(
-                "free some space there, remove jobs that are done (`vlaunch jobs --remove NAME`),\n"
-                "or read from and write to a path of the nodes (`nodes:/…`) or an object store"
+                "free space there, remove finished jobs (`vlaunch jobs --remove NAME`),\nor read"
+                " from and write to a path of the nodes (`nodes:/…`) or an object store"
             ),
         )
     ]
@@ -284,7 +290,7 @@ def _judge_container(site: Site, node: Node) -> Finding | None:
         return failed(
             node,
             f"its container is {container.status}",
-            fix="run `vlaunch up`, which starts it again",
+            fix="run `vlaunch up`, which restarts it",
         )
     return None
 
@@ -292,14 +298,12 @@ def _judge_container(site: Site, node: Node) -> Finding | None:
 def _judge_agent(node: Node, age: float | None) -> Finding:
     if age is not None and age < SILENT:
         return passed(node)
-    when = (
-        f"was last heard {age:.0f}s ago" if age is not None and age < _LONG else "was never heard"
-    )
+    when = f"last reported {age:.0f}s ago" if age is not None and age < _LONG else "never reported"
     fix = (
-        f"look at its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach"
+        f"read its log: `vlaunch logs {node.name}`; `vlaunch check` says whether the nodes reach"
         " each other"
     )
-    return failed(node, f"its agent {when}, so that nothing can be started there", fix=fix)
+    return failed(node, f"its agent {when}, so nothing can be started there", fix=fix)
 
 
 def model_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node], name: str) -> Gate:
@@ -307,7 +311,7 @@ def model_gate(snapshot: ClusterSnapshot, nodes: Sequence[Node], name: str) -> G
     offline = {node.name: node.env.get("HF_HUB_OFFLINE", "0") not in ("0", "") for node in nodes}
     return precomputed_gate(
         "model",
-        "every node has the model, or may download it",
+        "every node has the model or can download it",
         partial(judge_model, nodes, name, snapshot.models, offline),
     )
 
@@ -324,7 +328,7 @@ def judge_model(
     def judge(node: Node) -> Finding:
         scan = scans.get(node.name)
         if scan is None or scan.where == "unknown":
-            return skipped(node, "could not be asked whether it has the model")
+            return skipped(node, "the check for the model failed")
         if scan.absent:
             return _judge_absent_model(
                 node,
@@ -337,10 +341,10 @@ def judge_model(
             return passed(node, "has the model")
         return failed(
             node,
-            f"{name} is not the same model on all nodes",
+            f"{name} differs between nodes",
             evidence=f"its config.json has sha256 {scan.digest[:16] or '(none)'}…",
             fix=(
-                f"bring one of them everywhere: `vlaunch model copy {name} --from"
+                f"copy one of them to all nodes: `vlaunch model copy {name} --from"
                 f" {complete_nodes[0]}`"
             ),
         )
@@ -354,7 +358,7 @@ def _judge_absent_model(
     """Check whether a server can download the files of a model that a node lacks."""
     fix = copy_hint(name, complete_nodes)
     if scan.where == "begun":
-        return failed(node, f"the copy of {name} is not finished there", fix=fix)
+        return failed(node, f"its copy of {name} is incomplete", fix=fix)
     problem = f"has no {name} in its container"
     if scan.where == "lacks":
         problem = f"lacks {scan.missing_file} of {name}"
@@ -363,8 +367,8 @@ def _judge_absent_model(
     if name.startswith("/") or scan.where == "missing":
         return failed(node, problem, fix=fix)
     if offline:
-        fix = f"{fix}\nor take HF_HUB_OFFLINE out of `env:`"
-        return failed(node, f"{problem}, and HF_HUB_OFFLINE forbids to download it", fix=fix)
+        fix = f"{fix}\nor remove HF_HUB_OFFLINE from `env:`"
+        return failed(node, f"{problem}, and HF_HUB_OFFLINE prevents the download", fix=fix)
     if complete_nodes:
         text = f"{problem}, and will download it, though {fold(list(complete_nodes))} has it"
         return warned(node, text, fix=fix)
@@ -379,7 +383,7 @@ def copy_hint(name: str, complete_nodes: Sequence[str]) -> str:
         return f"copy it from {complete_nodes[0]}: `vlaunch model copy {name}`, or add `--fetch`"
     if name.startswith("/"):
         return (
-            f"copy it from this machine: `vlaunch model copy ./FOLDER --as {name}`; it must lie"
+            f"copy it from this machine: `vlaunch model copy ./FOLDER --as {name}`; it must be"
             " below `hf_home:` or one of `mounts:`"
         )
     return f"download it once for all nodes: `vlaunch model pull {name}`, or add `--fetch`"
@@ -388,15 +392,15 @@ def copy_hint(name: str, complete_nodes: Sequence[str]) -> str:
 def judge_port(node: Node, number: int, use: str, facts: HostFacts) -> Finding:
     """Check that a port of a node is free."""
     if facts.listening is None:
-        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
+        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not checked")
     if all(open_port != number for _, open_port in facts.listening):
         return passed(node)
     return failed(
         node,
-        f"port {number} ({use}) is taken",
+        f"port {number} ({use}) is already in use",
         fix=(
-            f"see who has it with `sudo ss -ltnp 'sport = :{number}'` on {node.name}, or choose"
-            " another with `--port`"
+            f"find the process with `sudo ss -ltnp 'sport = :{number}'` on {node.name}, or choose"
+            " another port with `--port`"
         ),
     )
 

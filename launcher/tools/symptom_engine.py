@@ -10,21 +10,21 @@ NETWORK = (
     Symptom(
         id="gloo-interface",
         pattern=r"connectFullMesh",
-        cause="Gloo took the wrong network interface",
+        cause="Gloo uses the wrong network interface",
         fix="set `network: {interface: …}` in the inventory, then run `vlaunch up`",
         source="vllm 7074, 5094; gpustack 2125",
     ),
     Symptom(
         id="nccl-interface",
         pattern=r"Bootstrap : no socket interface found",
-        cause="NCCL found no such network interface",
+        cause="NCCL cannot find the configured network interface",
         fix="correct `network: {interface: …}` in the inventory, then run `vlaunch up`",
         source="NCCL 2.30, bootstrap.cc; sglang 3820",
     ),
     Symptom(
         id="memlock",
         pattern=r"ibv_reg_mr.*Cannot allocate memory",
-        cause="NCCL may not lock the memory that RDMA needs",
+        cause="NCCL is not allowed to lock the memory that RDMA needs",
         fix=(
             "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock), then run `vlaunch up`"
         ),
@@ -33,7 +33,7 @@ NETWORK = (
     Symptom(
         id="nccl-system-error",
         pattern=r"unhandled system error",
-        cause="NCCL may not lock memory, or shared memory is too small",
+        cause="NCCL is not allowed to lock memory, or shared memory is too small",
         fix=(
             "set `network: {fabric: infiniband}` (adds IPC_LOCK and memlock) and `shm: private`,"
             " then run `vlaunch up`"
@@ -56,25 +56,25 @@ MEMORY = (
     Symptom(
         id="gpu-memory-held",
         pattern=patterns.GPU_MEMORY_IN_USE,
-        cause="less GPU memory is free than the engine's share of it",
+        cause="the free GPU memory is less than the engine's share",
         fix=(
-            "lower the share: `-- --gpu-memory-utilization 0.8`, or see what holds memory:"
-            " `vlaunch exec --host -- nvidia-smi`; Ray does not see processes outside of it: leave"
-            " such a GPU out of `gpus: [...]` of its node, then run `vlaunch up`"
+            "lower the share: `-- --gpu-memory-utilization 0.8`, or find what uses the memory:"
+            " `vlaunch exec --host -- nvidia-smi`; if another program needs that GPU, remove it"
+            " from the node's `gpus: [...]`, then run `vlaunch up`"
         ),
         source="vLLM 0.32, v1/worker/utils.py; vllm 20305, 42017, 20860",
         batch=(
-            "lower `gpu_memory_utilization` under `engine: {args: …}`, or see what holds memory:"
-            " `vlaunch exec --host -- nvidia-smi`"
+            "lower `gpu_memory_utilization` under `engine: {args: …}`, or find what uses the"
+            " memory: `vlaunch exec --host -- nvidia-smi`"
         ),
     ),
     Symptom(
         id="cpu-memory-held",
         pattern=patterns.CPU_MEMORY_IN_USE,
-        cause="less host memory is free than the engine's share of it",
+        cause="the free host memory is less than the engine's share",
         fix=(
-            "lower the share: `-- --gpu-memory-utilization 0.5`, or give the KV cache a size of its"
-            " own: `-- --kv-cache-memory-bytes 1073741824`"
+            "lower the share: `-- --gpu-memory-utilization 0.5`, or set the size of the KV cache:"
+            " `-- --kv-cache-memory-bytes 1073741824`"
         ),
         source="vLLM 0.32, v1/worker/cpu_worker.py",
         batch=(
@@ -104,20 +104,20 @@ MEMORY = (
         id="gpu-fault",
         # Those four are caused by an application.
         pattern=r"NVRM: Xid \([^)\n]*\): (?!(?:13|31|43|45)\b)\d+",
-        cause="a GPU, or its link, has a fault",
+        cause="a GPU or its link is faulty",
         fix=(
-            "see `vlaunch check --only gpu-errors`; take the node out of the inventory, and"
-            " reboot it"
+            "see `vlaunch check --only gpu-errors`; remove the node from the inventory and reboot"
+            " it"
         ),
         source="NVIDIA's Xid catalog",
     ),
     Symptom(
         id="cuda-no-gpu",
         pattern=r"No (?:CUDA|HIP) GPUs are available",
-        cause="the process sees no GPU of its container",
+        cause="the process finds no GPU in its container",
         fix=(
-            "set neither CUDA_VISIBLE_DEVICES nor NVIDIA_VISIBLE_DEVICES under `env:`; see what the"
-            " containers have: `vlaunch exec -- nvidia-smi -L`"
+            "remove CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES from `env:`; list the"
+            " containers' GPUs: `vlaunch exec -- nvidia-smi -L`"
         ),
         source="vllm 6896, 14413; ray 51193",
     ),
@@ -138,15 +138,15 @@ MEMORY = (
             r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch"
             r" failure|misaligned address|an illegal instruction)"
         ),
-        cause="a kernel crashed on the GPU: a bug of vLLM or torch, or a request that triggers one",
+        cause="a kernel crashed on the GPU: a bug in vLLM or torch, perhaps triggered by a request",
         fix=(
-            "try without compiled graphs: `-- --enforce-eager`, or another vLLM; to see which"
-            ' kernel it is, set CUDA_LAUNCH_BLOCKING: "1" under `env:` and run `vlaunch up`'
+            "try without compiled graphs: `-- --enforce-eager`, or another version of vLLM; to"
+            ' find the kernel, set CUDA_LAUNCH_BLOCKING: "1" under `env:` and run `vlaunch up`'
         ),
         source="vllm 28028, 19483, 11958, 21731",
         batch=(
             "try without compiled graphs: `enforce_eager: true` under `engine: {args: …}`, or"
-            " another vLLM"
+            " another version of vLLM"
         ),
     ),
     Symptom(
@@ -154,7 +154,7 @@ MEMORY = (
         pattern=r"Unsupported CPU attention configuration",
         cause="vLLM's CPU attention does not support this model's head size",
         fix="choose a model with a head size of 32, 64, 80, 96, 112, 128, 192 or 256",
-        source="met with vLLM 0.32",
+        source="seen with vLLM 0.32",
     ),
     Symptom(
         id="host-memory",
@@ -175,8 +175,8 @@ MEMORY = (
         ),
         cause="the kernel killed a process for lack of host memory",
         fix=(
-            "use a node with more memory than one rank's share of the checkpoint, or end what else"
-            " runs there"
+            "use a node with more memory than one rank's share of the checkpoint, or stop other"
+            " programs there"
         ),
         source="Linux, mm/oom_kill.c; Docker's OOMKilled",
     ),
@@ -186,18 +186,18 @@ ENGINE = (
     Symptom(
         id="unknown-argument",
         pattern=rf"unrecognized arguments: .*|error: argument .*|{patterns.UNKNOWN_ARGUMENT}",
-        cause="vLLM does not know one of its engine arguments",
-        fix="see what it takes: `vlaunch exec --head -- vllm serve --help=all`",
+        cause="vLLM rejected an engine argument",
+        fix="list vLLM's arguments: `vlaunch exec --head -- vllm serve --help=all`",
         source="Python's argparse; vLLM 0.32, engine/arg_utils.py",
         batch=(
-            "correct it under `engine: {args: …}`; see what vLLM takes (with `_` for `-`): `vlaunch"
-            " exec --head -- vllm serve --help=all`"
+            "correct it under `engine: {args: …}`; list vLLM's arguments (write `_` for `-`):"
+            " `vlaunch exec --head -- vllm serve --help=all`"
         ),
     ),
     Symptom(
         id="context-too-long",
         pattern=patterns.CONTEXT_TOO_LONG,
-        cause="the context is longer than the model takes",
+        cause="the context is longer than the model supports",
         fix="lower it: `-- --max-model-len 4096`",
         source="vLLM 0.32, config/model.py",
         batch="lower `max_model_len` under `engine: {args: …}`",
@@ -205,26 +205,24 @@ ENGINE = (
     Symptom(
         id="no-compiler",
         pattern=patterns.NO_COMPILER,
-        cause="this image has no compiler for what vLLM compiles while it starts",
+        cause="the image has no compiler, which vLLM needs during startup",
         fix=(
-            "use an image with g++ (and nvcc, on GPUs), or compile nothing: `-- --enforce-eager`;"
-            ' FlashInfer\'s sampler needs none with VLLM_USE_FLASHINFER_SAMPLER: "0" under `env:`'
+            "use an image with g++ (and nvcc, on GPUs), or turn compilation off: `--"
+            " --enforce-eager`; FlashInfer's sampler needs none with"
+            ' VLLM_USE_FLASHINFER_SAMPLER: "0" under `env:`'
         ),
         source="torch 2.13, _inductor/exc.py; vllm 49497; flashinfer 1781",
         batch=(
-            "use an image with g++ (and nvcc, on GPUs), or compile nothing: `enforce_eager: true`"
-            " under `engine: {args: …}`"
+            "use an image with g++ (and nvcc, on GPUs), or turn compilation off: `enforce_eager:"
+            " true` under `engine: {args: …}`"
         ),
     ),
     Symptom(
         id="compiled-graph-timeout",
         pattern=r"RayChannelTimeoutError",
-        cause=(
-            "a rank did not answer in time in Ray's compiled graph, which only vLLM's old executor"
-            " uses"
-        ),
+        cause="a rank timed out in Ray's compiled graph, which only vLLM's old executor uses",
         fix=(
-            "set no VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`; to stay with it, raise"
+            "remove VLLM_USE_RAY_V2_EXECUTOR_BACKEND from `env:`; to keep it, raise"
             " RAY_CGRAPH_get_timeout there"
         ),
         source="vllm 27116, 29373, 19703",
@@ -235,30 +233,30 @@ ENGINE = (
         id="cpu-experts",
         pattern=r"device_communicator\.(?:all_gatherv|reduce_scatterv)\(.*"
         r"|NotImplementedError.*(?:all_gatherv|reduce_scatterv)",
-        cause="vLLM's CPU build cannot spread a mixture of experts over ranks without Ray",
-        fix="serve it with `--backend ray`, whose image has what is missing",
-        source="met with vLLM 0.32",
+        cause="vLLM's CPU build cannot run a mixture of experts on several ranks without Ray",
+        fix="run `vlaunch serve` with `--backend ray`: its image has the missing part",
+        source="seen with vLLM 0.32",
     ),
     Symptom(
         id="node-unreachable",
         pattern=r"^node cannot be reached: ",
-        cause="this node cannot be logged in to: it is off, or cut off from here",
-        fix="see what is wrong: `vlaunch check --only ssh`",
-        source="this machine's own login",
+        cause="SSH to this node fails: it is off, or unreachable from this machine",
+        fix="find the reason: `vlaunch check --only ssh`",
+        source="this machine's SSH connection",
     ),
     Symptom(
         id="batch-failed",
         pattern=r"^batch job failed: ",
-        cause="a batch job has failed",
-        fix="run the same command again once the cause is gone: it goes on where it stopped",
+        cause="a batch job failed",
+        fix="fix the cause, then run the same command again: it continues where it stopped",
         source="the log of the job's driver",
     ),
     Symptom(
         id="server-gave-up",
         pattern=r"^keeper: gave up",
-        cause="a server died more often than its restarts allow, and stays down",
-        fix="mend what the other findings name, then start it again: `vlaunch serve`",
-        source="the keeper's record",
+        cause="a server reached its restart limit and stays down",
+        fix="fix the other findings, then run `vlaunch serve`",
+        source="the supervisor's record",
     ),
     Symptom(
         id="rank-hangs",
@@ -268,7 +266,7 @@ ENGINE = (
             "`vlaunch collect` saves the stacks of all ranks; `vlaunch serve --replace` restarts"
             " the server now, and its supervisor restarts it after vLLM's deadline"
         ),
-        source="the keeper's record",
+        source="the supervisor's record",
     ),
     Symptom(
         id="known-to-hang",
@@ -281,31 +279,31 @@ ENGINE = (
     Symptom(
         id="server-quiet",
         pattern=r"^keeper: server \S+ is quiet: ",
-        cause="a server has not ended a step for longer than its longest one took",
-        fix="wait: the step is long, or `vlaunch status` soon names the rank that hangs",
-        source="the keeper's record",
+        cause="a server's current step takes longer than any step before",
+        fix="wait: either the step is long, or `vlaunch status` soon names a rank that hangs",
+        source="the supervisor's record",
         fatal=False,
     ),
     Symptom(
         id="server-died",
         pattern=r"^keeper: fault of server ",
-        cause="a server has died, or did not start",
-        fix="see whether it is back: `vlaunch status`",
-        source="the keeper's record",
+        cause="a server crashed or failed to start",
+        fix="check whether it restarted: `vlaunch status`",
+        source="the supervisor's record",
     ),
     Symptom(
         id="request-refused",
         pattern=r"^vlaunch: (?!an engine of batch job )",  # the first line of a batch job's log
-        cause="the last command was refused before anything started",
-        fix="follow its hint, or run it again to read all of its message",
-        source="the file on the operator's machine in which vlaunch keeps the refusal",
+        cause="the last command failed before it started anything",
+        fix="follow its hint, or run it again to read the complete message",
+        source="the file on the operator's machine in which vlaunch saves the error",
     ),
     # From here on: possibly harmless lines, and consequences of other failures.
     Symptom(
         id="rank-silent",
         pattern=r"RPC call to \w+ timed out|No available shared memory broadcast block found",
-        cause="a rank does not answer: it hangs, or the network between the nodes does",
-        fix="look at every node: `vlaunch logs`",
+        cause="a rank does not respond: it hangs, or the network between the nodes does",
+        fix="read the logs of every node: `vlaunch logs`",
         source="vllm 46611, 50835, 43420",
         fatal=False,
     ),
@@ -318,8 +316,8 @@ ENGINE = (
         ),
         cause="NCCL cannot reach another node: a firewall, or the wrong interface",
         fix=(
-            "allow TCP between the nodes on all ports; see which do not pass: `vlaunch check"
-            " --group ports`"
+            "allow TCP between the nodes on all ports; find blocked ports: `vlaunch check --group"
+            " ports`"
         ),
         source="NCCL 2.30, os/linux.cc; vllm 13200; LlamaFactory 8045",
         fatal=False,
@@ -327,8 +325,8 @@ ENGINE = (
     Symptom(
         id="rdma-unseen",
         pattern=r"NET/IB : No device found",
-        cause="NCCL sees no RDMA device and goes over TCP, although the inventory promises RDMA",
-        fix="see why: `vlaunch check --group rdma`, then run `vlaunch up` and `vlaunch check-nccl`",
+        cause="NCCL finds no RDMA device and uses TCP, although the inventory requires RDMA",
+        fix="run `vlaunch check --group rdma`, then `vlaunch up` and `vlaunch check-nccl`",
         source="NCCL 2.30, net_ib/init.cc; vllm PR 42075, 7429; nccl 451",
         fatal=False,
         rdma=True,
@@ -341,7 +339,7 @@ ENGINE = (
             " NCCL"
         ),
         fix=(
-            "mount no libraries of the host under `mounts:`; see what NCCL uses instead: `vlaunch"
+            "remove the host's libraries from `mounts:`; see which transport NCCL uses: `vlaunch"
             " check-nccl`"
         ),
         source="vllm 42750; HAMi-core 261",
@@ -351,7 +349,7 @@ ENGINE = (
     Symptom(
         id="object-store",
         pattern=r"object store is using \S+ instead of /dev/shm",
-        cause="/dev/shm is smaller than Ray's object store, which goes to the disk and is slow",
+        cause="/dev/shm is smaller than Ray's object store, which uses the slower disk",
         fix=(
             "set `shm: private`, a larger size or a smaller `ray: {object_store: …}` in the"
             " inventory, then run `vlaunch up`"
@@ -365,12 +363,10 @@ ENGINE = (
             r"[Ll]ock acquisition failed|[Ss]till waiting to acquire lock on|The file lock '.*'"
             r" could not be acquired"
         ),
-        cause=(
-            "several processes download the same model at once, or a dead one left its lock behind"
-        ),
+        cause="several processes download the same model, or a crashed one left its lock",
         fix=(
-            "fetch it first, on each node once; with nothing running, remove the `.locks` folder"
-            " under `hf_home`"
+            "download it once: `vlaunch model pull MODEL`; if no download is running, delete the"
+            " `.locks` folder under `hf_home`"
         ),
         source="huggingface_hub 2543; vllm PR 21406",
         fatal=False,
@@ -381,18 +377,16 @@ ENGINE = (
             r"PermissionError: .*(?:cache|huggingface|hub)\b|Permission denied:"
             r" '[^'\n]*(?:cache|huggingface|hub)\b"
         ),
-        cause="the container may not write to the model's cache, which another user made",
-        fix="give it back: `sudo chown -R USER` on `hf_home` of that node",
+        cause="the container cannot write to the model cache, which belongs to another user",
+        fix="change its owner on that node: `sudo chown -R USER HF_HOME`",
         source="aixcl 696; llm-d 485",
         fatal=False,  # A process that needs the file exits by itself.
     ),
     Symptom(
         id="engine-slow",
         pattern=r"Timed out waiting for engine core processes to start",
-        cause="the engine was not ready in vLLM's own time",
-        fix=(
-            "set VLLM_ENGINE_READY_TIMEOUT_S higher under `env:`, or put the model on a faster disk"
-        ),
+        cause="the engine was not ready within vLLM's time limit",
+        fix="raise VLLM_ENGINE_READY_TIMEOUT_S under `env:`, or put the model on a faster disk",
         source="vLLM 0.32, envs.py",
         after=True,
     ),
@@ -403,38 +397,38 @@ ENGINE = (
             r" encountered a fatal error"
         ),
         cause="a rank died",
-        fix="look at every node: `vlaunch logs`, then start again: `vlaunch serve`",
+        fix="read the logs of every node: `vlaunch logs`; then run `vlaunch serve`",
         source="vLLM 0.32, v1/executor/ray_executor_v2.py",
         after=True,
-        batch="look at every node: `vlaunch logs`",
+        batch="read the logs of every node: `vlaunch logs`",
     ),
     Symptom(
         id="engine-killed",
         pattern=patterns.ENGINE_KILLED,
         cause="the engine was killed, most likely for lack of host memory",
-        fix="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
+        fix="check the kernel log: `vlaunch exec --host -- dmesg | tail`",
         source="vLLM 0.32, v1/engine/utils.py",
     ),
     Symptom(
         id="engine-failed",
         pattern=r"Engine core initialization failed|WorkerProc hit an exception",
         cause="the engine failed",
-        fix="read the lines above it: `vlaunch logs`",
+        fix="read the earlier lines: `vlaunch logs`",
         source="vLLM 0.32, v1/engine/core.py",
         after=True,
     ),
     Symptom(
         id="container-restarts",
         pattern=r"^container \S+ keeps ending: ",
-        cause="Docker starts this container again and again",
-        fix="read what it says before it ends: `vlaunch logs`",
+        cause="the container keeps restarting",
+        fix="read its last lines: `vlaunch logs`",
         source="Docker's state of the container",
         after=True,
     ),
     Symptom(
         id="container-ended",
         pattern=r"^container \S+ ended",
-        cause="a container of the cluster has ended, and all that ran in it",
+        cause="a container of the cluster exited, with everything that ran in it",
         fix="read its last lines: `vlaunch logs`; then run `vlaunch up`",
         source="vllm 32136; Docker's state of the container",
         after=True,

@@ -37,10 +37,10 @@ _IMAGE = (
             r"permission denied while trying to connect to the [Dd]ocker|docker\.sock: connect:"
             r" permission denied"
         ),
-        cause="the login may not use Docker",
+        cause="the SSH user has no access to Docker",
         fix=(
-            "add it to the group: `sudo usermod -aG docker USER` and log in again, or set `docker:"
-            " [sudo, -n, docker]`"
+            "run `sudo usermod -aG docker USER` and log in again, or set `docker: [sudo, -n,"
+            " docker]` in the inventory"
         ),
         source="NVIDIA's multi-node playbook for DGX Spark",
     ),
@@ -50,23 +50,20 @@ _IMAGE = (
             r"Cannot connect to the Docker daemon|docker\.sock: connect: (?:connection refused|no"
             r" such file)"
         ),
-        cause="Docker does not run on this node",
+        cause="Docker is not running on this node",
         fix=(
-            "start it: `sudo systemctl start docker`, and see why it ended: `sudo journalctl -u"
+            "start it: `sudo systemctl start docker`; see why it stopped: `sudo journalctl -u"
             " docker -n 50`"
         ),
-        source="Docker's own words",
+        source="Docker's error message",
     ),
     Symptom(
         id="nvml-lost",
         pattern=r"Failed to initialize NVML: Unknown Error",
-        cause=(
-            "the container has lost its GPUs: systemd reloaded, and its cgroup driver took the"
-            " devices away"
-        ),
+        cause="the container lost its GPUs: a reload of systemd removed its access to the devices",
         fix=(
-            "run `vlaunch down` and `vlaunch up`; for good: `vlaunch check --only cgroup-driver`"
-            " says what to set"
+            "run `vlaunch down`, then `vlaunch up`; to prevent it, follow `vlaunch check --only"
+            " cgroup-driver`"
         ),
         source="nvidia-docker 1671; nvidia-container-toolkit 48",
     ),
@@ -76,9 +73,9 @@ _IMAGE = (
             r'could not select device driver ""|nvidia-container-cli: initialization error|Failed'
             r" to initialize NVML"
         ),
-        cause="Docker cannot hand out GPUs",
+        cause="Docker cannot expose GPUs to containers",
         fix=(
-            "install nvidia-container-toolkit, then `sudo nvidia-ctk runtime configure"
+            "install nvidia-container-toolkit, then run `sudo nvidia-ctk runtime configure"
             " --runtime=docker && sudo systemctl restart docker`"
         ),
         source="nvidia-docker 1637, 1671",
@@ -86,22 +83,22 @@ _IMAGE = (
     Symptom(
         id="cuda-not-ready",
         pattern=r"Error 802|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
-        cause="CUDA is not ready: Fabric Manager does not run on this node",
+        cause="CUDA is not ready: Fabric Manager is not running on this node",
         fix=(
-            "start it: `sudo systemctl enable --now nvidia-fabricmanager`; its version must be the"
-            " driver's"
+            "start it: `sudo systemctl enable --now nvidia-fabricmanager`; its version must match"
+            " the driver's"
         ),
         source="gpustack 4154; pytorch 35710",
     ),
     Symptom(
         id="memlock-refused",
         pattern=r"error setting rlimit type 8",
-        cause="the node may not raise the locked-memory limit that RDMA needs",
+        cause="Docker on this node cannot raise the locked-memory limit that RDMA needs",
         fix=(
-            "raise it for Docker: `sudo systemctl edit docker` and add `[Service]` with"
-            " `LimitMEMLOCK=infinity`"
+            "run `sudo systemctl edit docker`, add `[Service]` with `LimitMEMLOCK=infinity`, and"
+            " restart Docker"
         ),
-        source="met on practice hosts",
+        source="seen on lab hosts",
     ),
     Symptom(
         id="rdma-devices-missing",
@@ -113,31 +110,28 @@ _IMAGE = (
             "load the drivers (`sudo modprobe mlx5_ib ib_uverbs`), or set `network: {fabric:"
             " ethernet}`"
         ),
-        source="Docker's own words",
+        source="Docker's error message",
     ),
     Symptom(
         id="disk-full",
         pattern=patterns.DISK_FULL,
         cause="the disk is full",
         fix=(
-            "find what fills it: `vlaunch exec --host -- df -h`; remove images that no container"
-            " uses: `vlaunch exec --host -- docker image prune -a -f`"
+            "find the full disk: `vlaunch exec --host -- df -h`; delete all images that no"
+            " container uses: `vlaunch exec --host -- docker image prune -a -f`"
         ),
         source="errno(3), ENOSPC",
-        batch=(
-            "free some space on the head, or remove jobs that are over: `vlaunch jobs --remove"
-            " NAME`"
-        ),
+        batch="free space on the head, or remove finished jobs: `vlaunch jobs --remove NAME`",
     ),
     Symptom(
         id="image-refused",
         pattern=r"toomanyrequests|pull access denied|manifest unknown|manifest for .* not found",
-        cause="the registry does not give this image",
+        cause="the registry denied access to this image, or does not have it",
         fix=(
-            "check `image:` in the inventory, log in with `docker login` on the node, or bring the"
-            " image from another node with `vlaunch image copy`"
+            "check name and tag of `image:` in the inventory, run `docker login` on the node, or"
+            " copy the image from another node: `vlaunch image copy IMAGE`"
         ),
-        source="Docker's own words",
+        source="Docker's error message",
     ),
     Symptom(
         id="registry-unreachable",
@@ -147,17 +141,17 @@ _IMAGE = (
         ),
         cause="the node cannot reach the registry",
         fix=(
-            "bring the image from a node that has it: `vlaunch image copy IMAGE`, or from this"
-            " machine with `--here`; for all times: `image_source: nodes` in the inventory"
+            "copy the image from a node that has it: `vlaunch image copy IMAGE`, or from this"
+            " machine with `--here`; to always do so, set `image_source: nodes` in the inventory"
         ),
-        source="Docker's own words",
+        source="Docker's error message",
     ),
     Symptom(
         id="image-name",
         pattern=r"repository name must be lowercase|invalid reference format",
-        cause="the image's name is not one",
+        cause="the image name is invalid",
         fix="correct `image:` in the inventory",
-        source="Docker's own words",
+        source="Docker's error message",
     ),
 )
 
@@ -165,21 +159,21 @@ _RAY = (
     Symptom(
         id="ray-token",
         pattern=r"InvalidAuthToken|Authentication token is missing or incorrect",
-        cause="this node has another Ray token than the head",
+        cause="this node's Ray token differs from the head's",
         fix="run `vlaunch down`, then `vlaunch up`",
-        source="ray PR 64755; met with Ray 2.60",
+        source="ray PR 64755; seen with Ray 2.60",
     ),
     Symptom(
         id="ray-version",
         pattern=r"Version mismatch: The cluster was started with|Ray version mismatch",
-        cause="Ray or Python differ between the nodes",
+        cause="the nodes have different versions of Ray or Python",
         fix="remove the derived image on that node (`docker rmi --force`), then run `vlaunch up`",
         source="gpustack 1640, 2691; ray 7648",
     ),
     Symptom(
         id="gcs-unreachable",
         pattern=rf"{patterns.GCS_UNREACHABLE}|Could not connect to .*:6379",
-        cause="it cannot reach the head's Ray port",
+        cause="the node cannot reach the head's Ray port",
         fix="allow TCP between the nodes in both directions, then run `vlaunch up`",
         source="ray 23611; vllm 15385",
         fatal=False,
@@ -187,7 +181,7 @@ _RAY = (
     Symptom(
         id="node-lost",
         pattern=r"marked dead.*missed too many heartbeats|failed to respond to health check",
-        cause="the head lost contact with it: a one-way firewall, or an overloaded node",
+        cause="the head lost contact with the node: a one-way firewall, or an overloaded node",
         fix="allow TCP from the head to this node on all ports",
         source="vllm 19960; ray 50419, 54035",
     ),
@@ -197,10 +191,10 @@ _RAY = (
             r"Can't find a `node_ip_address\.json` file|none of these match this node's IP|ray"
             r" client connection timeout"
         ),
-        cause="the driver runs where no Ray node is, or was given a `ray://` address",
+        cause="the driver runs on a machine without a Ray node, or uses a `ray://` address",
         fix=(
-            "start servers with `vlaunch serve`, which runs them in the head's container, and set"
-            " no RAY_ADDRESS under `env:`"
+            "start servers with `vlaunch serve`, which runs them in the head's container, and"
+            " remove RAY_ADDRESS from `env:`"
         ),
         source="vllm 14349; gpustack/runner 178",
         fatal=False,
@@ -208,8 +202,8 @@ _RAY = (
     Symptom(
         id="port-taken",
         pattern=r"EADDRINUSE|[Aa]ddress already in use|Port \d+ is already in use(?!, trying)",
-        cause="a port is taken",
-        fix="see who has it: `sudo ss -ltnp`, or choose others under `ports:` in the inventory",
+        cause="a port is already in use",
+        fix="find the process: `sudo ss -ltnp`, or set another port under `ports:`",
         source="gpustack 6019; vllm 28498, 43206",
         fatal=False,  # The next port may work; a process without another one exits by itself.
     ),
@@ -219,7 +213,7 @@ _MODEL = (
     Symptom(
         id="hf-refused",
         pattern=rf"{patterns.NO_REPOSITORY}|{patterns.GATED}|401 Client Error",
-        cause="Hugging Face does not give this model: it is gated, or its name is wrong",
+        cause="Hugging Face denied access to this model: it is gated, or its name is wrong",
         fix="add HF_TOKEN under `secrets:` in the inventory, and check the model's name",
         source="vllm PR 21406; ray 54812; srt-slurm 251",
         # The file may be optional; for a required one, vLLM exits by itself.
@@ -228,7 +222,7 @@ _MODEL = (
     Symptom(
         id="model-not-found",
         pattern=patterns.NO_MODEL,
-        cause="the model cannot be found on this node",
+        cause="the model was not found on this node",
         fix="check the path on every node, or copy the model there",
         source="vllm 881; aixcl 696; llm-d 485",
     ),
@@ -242,12 +236,12 @@ _MODEL = (
     Symptom(
         id="model-unfinished",
         pattern=host.UNFINISHED,
-        cause="a copy or a download of a model is not finished",
+        cause="a model's copy or download is incomplete",
         fix=(
-            "go on with it: `vlaunch model copy MODEL`, or `vlaunch model pull MODEL`; or free its"
-            " room: `vlaunch model remove MODEL`"
+            "continue it: `vlaunch model copy MODEL` or `vlaunch model pull MODEL`; or delete it:"
+            " `vlaunch model remove MODEL`"
         ),
-        source="Our own words; an interruption leaves it",
+        source="vlaunch's message after an interruption",
         fatal=False,  # it may be running, or be of a model that is not served
     ),
     Symptom(
@@ -255,30 +249,27 @@ _MODEL = (
         pattern=(
             r"Total number of attention heads \(\d+\) must be divisible by tensor parallel size"
         ),
-        cause="this model's attention heads cannot be split this way",
-        fix="choose a `--tp` that divides them",
+        cause="the number of attention heads is not divisible by TP",
+        fix="choose a `--tp` that divides it",
         source="vLLM 0.32, config/model.py",
-        batch="choose a `tp` under `engine:` that divides them",
+        batch="choose a `tp` under `engine:` that divides it",
     ),
     Symptom(
         id="dense-data-parallel",
         pattern=r"Offline data parallel mode is not supported/useful for dense models|"
         r"Non-MoE models do not support external data parallel",
-        cause="vLLM spreads only mixtures of experts this way, and this model is dense",
-        fix="serve it with `--data-parallel-size` of vlaunch, and set no VLLM_DP_* under `env:`",
-        source="vllm PR 30739; met with vLLM 0.32",
+        cause="vLLM supports this data parallelism for mixtures of experts only, not dense models",
+        fix="use vlaunch's `--data-parallel-size`, and remove VLLM_DP_* from `env:`",
+        source="vllm PR 30739; seen with vLLM 0.32",
         batch=(
-            "set no VLLM_DP_* under `env:`: replicas of a dense model are independent, and need"
-            " none"
+            "remove VLLM_DP_* from `env:`: replicas of a dense model are independent and need none"
         ),
     ),
     Symptom(
         id="config-mismatch",
         pattern=r"Configuration mismatch detected for engine",
-        cause="the nodes of the server run with different settings or versions of vLLM",
-        fix=(
-            "see which: `vlaunch check --only image`; then `vlaunch stop` and `vlaunch serve` again"
-        ),
+        cause="the server's nodes have different settings or versions of vLLM",
+        fix="run `vlaunch check --only image`, then `vlaunch stop` and `vlaunch serve`",
         source="vLLM 0.32, v1/engine/utils.py",
     ),
 )
@@ -287,8 +278,8 @@ _PLACEMENT = (
     Symptom(
         id="world-size",
         pattern=r"World size \(\d+\) is larger than the number of available GPUs",
-        cause="vLLM was not told to use Ray",
-        fix="use `vlaunch serve` without `--distributed-executor-backend` of your own",
+        cause="vLLM is not configured to use Ray",
+        fix="run `vlaunch serve` without your own `--distributed-executor-backend`",
         source="vllm 29447, PR 30140",
     ),
     Symptom(
@@ -296,18 +287,18 @@ _PLACEMENT = (
         pattern=r"current platform cpu does not support ray",
         cause="this image's CPU build has no Ray platform plugin",
         fix="set `accelerator: cpu` in the inventory, then run `vlaunch up`",
-        source="met with vLLM 0.32",
+        source="seen with vLLM 0.32",
     ),
     Symptom(
         id="node-resource-missing",
         pattern=r"No available node types can fulfill resource request .*'node:",
         cause=(
-            "Ray knows no node with this address: VLLM_HOST_IP is not the address under which the"
-            " node joined"
+            "Ray has no node with this address: VLLM_HOST_IP differs from the address with which"
+            " the node joined"
         ),
         fix=(
-            "check `ip:` of the nodes, and set neither VLLM_HOST_IP nor"
-            " VLLM_USE_RAY_V2_EXECUTOR_BACKEND under `env:`"
+            "check `ip:` of the nodes, and remove VLLM_HOST_IP and"
+            " VLLM_USE_RAY_V2_EXECUTOR_BACKEND from `env:`"
         ),
         source="vllm 7815, 12670; spark-vllm-docker 227",
         fatal=False,  # Ray prints this until the node joins.
@@ -315,23 +306,23 @@ _PLACEMENT = (
     Symptom(
         id="placement-group-waits",
         pattern=r"Waiting for creating a placement group of specs for (?:[3-9]\d|\d{3,}) seconds",
-        cause="too few free GPUs in Ray for what was asked",
-        fix="see who holds them: `vlaunch status`, then `vlaunch stop`",
+        cause="Ray has too few free GPUs for this request",
+        fix="see what uses them: `vlaunch status`; free them: `vlaunch stop`",
         source="vllm 13909, 13388; aibrix 927",
         fatal=False,
     ),
     Symptom(
         id="placement-group-refused",
         pattern=patterns.NO_PLACEMENT_GROUP,
-        cause="Ray has not enough GPUs for this TP × PP",
-        fix="see what is there: `vlaunch status`",
+        cause="Ray has too few GPUs for this TP × PP",
+        fix="see the GPUs in Ray: `vlaunch status`",
         source="vLLM 0.32, v1/executor/ray_utils.py",
     ),
     Symptom(
         id="host-ip-not-unique",
         pattern=r"Every node should have a unique IP address",
-        cause="VLLM_HOST_IP is missing or given twice",
-        fix="check `ip:` of the nodes, and do not set VLLM_HOST_IP under `env:`",
+        cause="VLLM_HOST_IP is missing, or the same on two nodes",
+        fix="check `ip:` of the nodes, and remove VLLM_HOST_IP from `env:`",
         source="vllm 7699, PR 7756, PR 43095",
     ),
 )

@@ -74,11 +74,11 @@ _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (
 # Options that vlaunch sets, with the alternatives. A name that ends in `*` is a prefix.
 RESERVED = {
     "--model": "`--model` before the `--`",
-    "--tensor-parallel-size": "`--tp` of vlaunch",
-    "-tp": "`--tp` of vlaunch",
-    "--pipeline-parallel-size": "`--pp` of vlaunch",
-    "-pp": "`--pp` of vlaunch",
-    "--distributed-executor-backend": "`--backend` of vlaunch",
+    "--tensor-parallel-size": "vlaunch's `--tp`",
+    "-tp": "vlaunch's `--tp`",
+    "--pipeline-parallel-size": "vlaunch's `--pp`",
+    "-pp": "vlaunch's `--pp`",
+    "--distributed-executor-backend": "vlaunch's `--backend`",
     "--host": "`--bind` of `vlaunch serve`, or `serve: {bind: …}` in the inventory",
     "--port": "`--port` of `vlaunch serve`, or `ports: {api: …}` in the inventory",
     "--api-key": "VLLM_API_KEY under `secrets:` in the inventory, so that no command line shows it",
@@ -89,13 +89,11 @@ RESERVED = {
     "-r": "`--backend mp`, which sets it on each node",
     "--master-addr": "`--backend mp`, which sets it on each node",
     "--master-port": "`ports: {mp_master: …}` in the inventory",
-    "--headless": "`--backend mp`, which sets it where it belongs",
-    "--data-parallel*": (
-        "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node"
-    ),
-    "-dp*": "`--data-parallel-size` of vlaunch, which sets what belongs to it on each node",
-    "--uds": "`--bind` and `--port` of vlaunch; the server is asked over TCP",
-    "--ssl-*": "a TLS proxy in front of the endpoint; the server is asked over plain HTTP",
+    "--headless": "`--backend mp`, which sets it where it is needed",
+    "--data-parallel*": ("vlaunch's `--data-parallel-size`, which sets it on each node"),
+    "-dp*": "vlaunch's `--data-parallel-size`, which sets it on each node",
+    "--uds": "vlaunch's `--bind` and `--port`; vlaunch queries the server over TCP",
+    "--ssl-*": "a TLS proxy in front of the endpoint; vlaunch queries the server over plain HTTP",
 }
 
 

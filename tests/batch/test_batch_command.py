@@ -69,7 +69,7 @@ def test_every_row_is_answered_and_gathered(batch: Batch) -> None:
         "summary.json",
     ]
     assert "answers  10 in out/rows" in ran.out
-    assert "10 of 10 rows are accounted for, 0 of them as errors" in ran.err
+    assert "10 of 10 rows are done, 0 of them with errors" in ran.err
 
 
 def test_a_job_is_watched_and_gathered_without_the_lock(batch: Batch) -> None:
@@ -111,7 +111,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
-    assert "every row was done before" in ran.err
+    assert "all rows were already done" in ran.err
     assert "all 4 files are there" in ran.err
     assert len(batch.cluster.commands) - command_count <= 2 * 2 + 4
 
@@ -169,7 +169,7 @@ def test_existing_inputs_are_not_sent_again(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (0, ["put", "submit"])
-    assert "goes on where it stopped: 4 of 10 rows are done" in ran.err
+    assert "continues where it stopped: 4 of 10 rows are done" in ran.err
     assert batch.cluster.world.jobs[-1]["submission_id"] == "batch-job-2"
 
 
@@ -194,7 +194,7 @@ def test_a_driver_that_was_killed(batch: Batch, extra: tuple[str, ...], expected
 
     assert ran.code == 1
     assert (
-        "the same command again: it goes on where this one stopped (4 of 10 rows are done)"
+        "the same command again: it continues where this one stopped (4 of 10 rows are done)"
         in ran.err
     )
     assert not (batch.folder / "out/rows").exists()
@@ -208,7 +208,7 @@ def test_errors_are_rows_too(batch: Batch) -> None:
 
     assert (ran.code, strict.code) == (0, 3)
     assert "errors/part-000003.jsonl" in batch.gathered()
-    assert "2, see out/errors; try them again with --retry-errors" in ran.out
+    assert "2, see out/errors; retry them with --retry-errors" in ran.out
 
 
 def test_errors_can_be_tried_again(batch: Batch) -> None:
@@ -234,7 +234,7 @@ def test_no_errors_to_try_again(batch: Batch) -> None:
     ran = batch.run("--retry-errors")
 
     assert (ran.code, batch.verbs()) == (0, [])
-    assert "there are no error rows to try again" in ran.err
+    assert "there are no error rows to retry" in ran.err
 
 
 def test_another_input_is_another_job(batch: Batch) -> None:
@@ -247,7 +247,7 @@ def test_another_input_is_another_job(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (2, [])
-    assert "is not the job that was begun under this name" in ran.err
+    assert "another job named `job` exists on this cluster" in ran.err
     assert "input prompts.jsonl: changed" in ran.err
     assert "sampling.max_tokens: 512 → 9" in ran.err
     assert "--discard-results" in ran.err
@@ -263,7 +263,7 @@ def test_starting_over(batch: Batch) -> None:
 
     assert (ran.code, batch.verbs()) == (0, ["remove", "put", "put", "submit"]), ran.err
     assert [row["prompt"] for row in batch.answers()] == ["only one"]
-    assert "what was done (10 of 10 rows) is removed" in ran.err
+    assert "the previous results (10 of 10 rows) are deleted" in ran.err
 
 
 def test_results_are_deleted_only_when_that_is_confirmed(
@@ -282,8 +282,8 @@ def test_results_are_deleted_only_when_that_is_confirmed(
 
     assert (without.code, dry.code, declined.code) == (2, 0, 130)
     assert (batch.gathered(), batch.verbs()) == (before, [])
-    assert "no terminal to confirm that the results of `job` are deleted (10 of 10" in without.err
-    assert "hint: add `--yes` to delete them" in without.err
+    assert "no terminal to confirm: Delete the results of `job` (10 of 10" in without.err
+    assert "hint: add `--yes`; without `--discard-results`, the job resumes" in without.err
     assert batch.run("--discard-results").code == 0
     assert batch.verbs() == ["remove", "put", "put", "submit"]
     assert confirm.questions == ["Delete the results of `job` (10 of 10 rows)?"] * 2
@@ -332,7 +332,7 @@ def test_a_job_that_failed_before_its_first_row_may_change(batch: Batch) -> None
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (0, ["remove", "put", "put", "submit"]), ran.err
-    assert "of which no row was written: it is replaced" in ran.err
+    assert "replaces another job of this name, which has written no rows" in ran.err
     assert len(batch.answers()) == 10
 
 
@@ -411,7 +411,7 @@ def test_a_job_that_runs_is_watched(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (0, []), ran.err
-    assert "this job runs already as Ray job batch-job-1; watching it" in ran.err
+    assert "the job is already running as Ray job batch-job-1; watching it" in ran.err
     assert len(batch.answers()) == 10
 
 
@@ -427,7 +427,8 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
 
     assert (ran.code, batch.verbs()) == (130, [])
     assert (
-        "the job goes on. Watch it again with the same command, or end it with `vlaunch stop job`"
+        "the job continues. Watch it again with the same command, or stop it with `vlaunch stop"
+        " job`"
         in ran.err
     )
 
@@ -447,7 +448,7 @@ def test_ctrl_c_while_the_job_starts(batch: Batch, monkeypatch: pytest.MonkeyPat
     second = batch.run()
 
     assert (first.code, second.code) == (130, 0), second.err
-    assert "`vlaunch jobs` says whether it runs; the same command goes on" in first.err
+    assert "`vlaunch jobs` shows whether it runs; the same command continues it" in first.err
     assert len(batch.answers()) == 10
 
 
@@ -464,7 +465,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
     again = batch.run()
 
     assert (ran.code, remaining, again.code) == (130, [".vlaunch-batch.json"], 0)
-    assert "the same command fetches what is missing" in ran.err
+    assert "the same command fetches the missing files" in ran.err
     assert len(batch.answers()) == 10
 
 
@@ -472,7 +473,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
     ("argv", "expected"),
     [
         (("--discard-results",), "batch job `job` runs"),
-        (("--retry-errors",), "its error rows can be tried again when it is over"),
+        (("--retry-errors",), "its error rows can be retried after it ends"),
     ],
 )
 def test_a_running_job_is_not_disturbed(batch: Batch, argv: tuple[str, ...], expected: str) -> None:
@@ -529,7 +530,7 @@ def test_a_job_may_wait_for_room(batch: Batch) -> None:
     ran = batch.run("--queue")
 
     assert ran.code == 0, ran.err
-    assert "it waits for them" in ran.err
+    assert "it waits until they are free" in ran.err
 
 
 def test_a_range_takes_what_is_free(batch: Batch) -> None:
@@ -608,11 +609,11 @@ def test_a_model_that_no_node_may_download(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["rows/mine.txt"], "holds files that are no output of vlaunch"),
-        (["errors/notes"], "holds files that are no output of vlaunch"),
-        (["rows/part-000001.jsonl"], "holds the output of another batch job"),
-        (["rows"], "should be a folder, and"),
-        (["summary.json"], "holds files that are no output of vlaunch"),
+        (["rows/mine.txt"], "contains files that vlaunch did not write"),
+        (["errors/notes"], "contains files that vlaunch did not write"),
+        (["rows/part-000001.jsonl"], "contains the output of another batch job"),
+        (["rows"], "should be a folder, but"),
+        (["summary.json"], "contains files that vlaunch did not write"),
     ],
 )
 def test_an_output_folder_that_holds_something_else(
@@ -638,7 +639,7 @@ def test_an_output_folder_of_another_job(batch: Batch) -> None:
     ran = batch.cluster.run("batch", "other.yaml")
 
     assert (ran.code, batch.verbs()) == (2, [])
-    assert "holds the output of batch job `job` of cluster c" in ran.err
+    assert "contains the output of batch job `job` of cluster c" in ran.err
 
 
 def test_an_output_folder_of_links(batch: Batch) -> None:
@@ -649,7 +650,7 @@ def test_an_output_folder_of_links(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs(), list((batch.folder / "elsewhere").iterdir())) == (2, [], [])
-    assert "holds links, through which nothing is written" in ran.err
+    assert "contains symbolic links, and vlaunch does not write through them" in ran.err
 
 
 def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None:
@@ -667,7 +668,7 @@ def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None
     remaining = batch.gathered()
 
     assert (ran.code, json.loads(remaining[".vlaunch-batch.json"])["job"]) == (2, "other")
-    assert "out holds the output of batch job `other`" in ran.err
+    assert "out contains the output of batch job `other`" in ran.err
     (batch.folder / "job.yaml").write_text(JOB.replace("path: out", "path: out2"))
     assert batch.run().code == 0
     assert (batch.folder / "out2/summary.json").exists()
@@ -676,7 +677,7 @@ def test_an_output_folder_that_another_job_fills_meanwhile(batch: Batch) -> None
 def test_output_unknown_to_the_head(batch: Batch) -> None:
     """Is not mixed with new one, and not lost without a word."""
     batch.run()
-    assert batch.cluster.run("jobs", "--remove", "job").code == 0
+    assert batch.cluster.run("jobs", "--remove", "job", "--yes").code == 0
     before = batch.gathered()
     batch.verbs()
     ran = batch.run()
@@ -750,7 +751,7 @@ def test_a_dry_run_prints_what_the_run_sends(
 
 @pytest.mark.parametrize(
     ("state", "expected"),
-    [("RUNNING", "runs already as Ray job batch-job-1"), ("", "every row was done")],
+    [("RUNNING", "is already running as Ray job batch-job-1"), ("", "every row was done")],
 )
 def test_a_dry_run_explains_an_empty_plan(batch: Batch, state: str, expected: str) -> None:
     """An empty script alone would look like a mistake."""
@@ -772,7 +773,7 @@ def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
 
     assert (first.code, second.code) == (0, 0), first.err
     assert (
-        f"not looked at again: {path}; if it has changed, start over with --discard-results"
+        f"not read again: {path}; if it has changed, start over with --discard-results"
         in second.err
     )
 
@@ -805,15 +806,15 @@ def test_json_events(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ((), "name a job file, or say what to answer"),
-        (("job.yaml", "--offline"), "--offline goes with --dry-run"),
+        ((), "pass a job file, or --model"),
+        (("job.yaml", "--offline"), "--offline needs --dry-run"),
         (("job.yaml", "--discard-results", "--retry-errors"), "choose one"),
         (("job.yaml", "--model", "x"), "--model"),
         (("missing.yaml",), "missing.yaml"),
         (("job.yaml", "--detach", "--strict"), "--detach does not wait"),
         (
             ("--model", "m", "--input", "a.txt", "--output", "o", "--allow", "/"),
-            "--allow is about the paths in a JOB.yaml",
+            "--allow applies only to paths in JOB.yaml",
         ),
         (("job.yaml", "--replicas", "17"), "17 GPUs"),
     ],

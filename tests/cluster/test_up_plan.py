@@ -117,8 +117,8 @@ def test_an_agent_of_another_version_keeps_running(load: Load, world: World) -> 
     up = plan(world.inventory, world)
 
     (note,) = up.notes
-    assert note.startswith("n[2-3]: the agent is of another version of vlaunch, and keeps running")
-    assert "hint: when its servers may stop, run `vlaunch down` and `vlaunch up`" in note
+    assert note.startswith("n[2-3]: the agent keeps running another version of vlaunch")
+    assert "hint: run `vlaunch down`, then `vlaunch up`: this stops its servers" in note
     assert (started(up), removed(up)) == ([], [])
     case.bring_up(world.inventory, world, SECRETS)
     assert plan(world.inventory, world).notes == ()
@@ -181,14 +181,14 @@ def test_a_changed_head_takes_all_with_it(load: Load, world: World) -> None:
     up = plan(three(load, "", "env: {A: '1'}"), world)
 
     assert started(up) == ["n1", "n2", "n3"]
-    assert {"n1: env A: unset → 1", "n[2-3]: the head starts anew"} <= set(up.notes)
+    assert {"n1: env A: unset → 1", "n[2-3]: the head is recreated"} <= set(up.notes)
 
 
 @pytest.mark.parametrize(
     ("extra", "remark"),
     [
         ("env: {A: '1'}", "env A: unset → 1"),
-        ("shm: 16GiB", "devices, rights, mounts, limits or log"),
+        ("shm: 16GiB", "devices, capabilities, mounts, limits or logging"),
         ("ray: {object_store: 200MB}", "command: (nothing) → --object-store-memory 200000000"),
         ("hf_home: /models", "env HF_HOME: /data/huggingface → /models"),
         ("ports: {gcs: 7000}", "6379"),
@@ -240,7 +240,7 @@ def test_a_changed_secret_restarts_the_containers_with_the_old_value(
     up = plan(world.inventory, world, {**SECRETS, "VLLM_API_KEY": Secret("other-key")})
 
     assert started(up) == ["n1", "n2", "n3"]
-    assert "n[1-3]: a secret has another value" in up.notes
+    assert "n[1-3]: the value of a secret changed" in up.notes
     assert "other-key" not in repr(up)
     assert "writing secret VLLM_API_KEY" in [step.title for step in up.steps]
 
@@ -267,7 +267,7 @@ def test_files_that_differ_are_written_without_a_restart(load: Load, world: Worl
 def test_the_end_of_servers_and_jobs_is_noted(load: Load, world: World) -> None:
     """A batch job stops with its container; a server starts again."""
     world.stop("n2")
-    remark = "starts again in the new ones; a batch job ends with them"
+    remark = "servers in these containers restart in the new ones; batch jobs stop"
 
     assert any(remark in note for note in plan(world.inventory, world).notes)
     world.machines["n2"].containers.clear()
@@ -279,7 +279,7 @@ def test_an_image_that_differs_between_nodes_stops_before_anything_is_written(lo
     world = World(three(load))
     world.machines["n2"].images[world.inventory.image] = image_json("another")
     with pytest.raises(
-        GateError, match=r"n2: vllm/vllm-openai:v0.32.0 is another image than on n\[1,3\]"
+        GateError, match=r"n2: vllm/vllm-openai:v0.32.0 differs from the image on n\[1,3\]"
     ):
         case.bring_up(world.inventory, world, SECRETS)
 
@@ -313,8 +313,8 @@ def test_a_failing_preflight_touches_nothing(load: Load) -> None:
 @pytest.mark.parametrize(
     ("serve", "remark"),
     [
-        ("", "no model is named, so its size is not known"),
-        ("serve: {model: org/model}", "the model's size is not known"),
+        ("", "no model is set, so its size is unknown"),
+        ("serve: {model: org/model}", "the model's size is unknown"),
     ],
 )
 def test_the_preflight_knows_the_model_that_the_inventory_names(

@@ -292,7 +292,7 @@ def test_a_failed_batch_job_says_why() -> None:
             NOW - 9,
             "ValueError: Free memory on device cuda:0 is less than desired GPU memory utilization",
         ),
-        "batch job failed: less GPU memory is free than the engine's share of it",
+        "batch job failed: the free GPU memory is less than the engine's share",
         part="driver-1",
         title="job driver",
     )

@@ -35,7 +35,7 @@ def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
 
     assert ran.code == 1
     assert lines[0] == "most likely first"
-    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert lines[1] == "  FOUND  gpu02: Gloo uses the wrong network interface"
     assert "gpu02, container, 2026-11-21" in lines[2]
     assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
     assert lines[3:5] == [
@@ -84,7 +84,7 @@ def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
     ran = cluster.run("doctor")
 
     assert ran.code == 0
-    assert "  MAYBE  gpu01: a port is taken" in ran.out
+    assert "  MAYBE  gpu01: a port is already in use" in ran.out
 
 
 def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
@@ -96,10 +96,10 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
     assert ran.code == 1
     assert (
         ran.out.splitlines()[1]
-        == "  FOUND  gpu01: this node cannot be logged in to: it is off, or cut off from here"
+        == "  FOUND  gpu01: SSH to this node fails: it is off, or unreachable from this machine"
     )
     assert "no answer from gpu01:22 within 10s" in ran.out
-    assert "gpu02: Gloo took" in ran.out
+    assert "gpu02: Gloo uses" in ran.out
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
     )
     lines = cluster.run("doctor").out.splitlines()
 
-    assert lines[1] == "  FOUND  gpu01: a server has died, or did not start"
+    assert lines[1] == "  FOUND  gpu01: a server crashed or failed to start"
     assert "gpu01, server chat, 2026-11-21" in lines[2]
     assert lines[2].endswith(
         "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
@@ -144,7 +144,7 @@ def test_an_engine_s_log_has_its_server_s_name(cluster: Cluster) -> None:
     set_answers(cluster, gpu02=NodeAnswers(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
-    assert lines[1] == "  FOUND  gpu02: Gloo took the wrong network interface"
+    assert lines[1] == "  FOUND  gpu02: Gloo uses the wrong network interface"
     assert "gpu02, server embed, 2026-11-21" in lines[2]
 
 
@@ -227,7 +227,7 @@ def test_equal_gaps_of_nodes_are_shown_once(cluster: Cluster) -> None:
     cluster.world.answer = simulated  # type: ignore[method-assign, assignment]
 
     assert (
-        "not seen: gpu[01-02]: kernel log: it may only be read by root there"
+        "not seen: gpu[01-02]: kernel log: only root can read it on this node"
         in cluster.run("doctor").out
     )
 
@@ -252,7 +252,7 @@ def test_a_text_is_judged_without_a_node(
     ran = cluster.run("doctor", "--from", str(tmp_path / "pods.log"))
 
     assert ran.code == 1
-    assert "  FOUND  chat-0-1: Gloo took the wrong network interface" in ran.out
+    assert "  FOUND  chat-0-1: Gloo uses the wrong network interface" in ran.out
     assert "  THEN   chat-0: a rank died" in ran.out
     assert "looked at 2 lines of 2 logs on chat-0,chat-0-1" in ran.out
     assert cluster.asked == []
@@ -274,7 +274,7 @@ def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
     ran = cluster.run("doctor", "--from", str(bundle))
 
     assert ran.code == 1
-    assert "  FOUND  gpu02: Gloo took the wrong network interface" in ran.out
+    assert "  FOUND  gpu02: Gloo uses the wrong network interface" in ran.out
     assert "of 1 log on gpu02" in ran.out
 
 
@@ -321,7 +321,7 @@ def test_of_a_large_log_the_end_is_read(
         skipped = len(data) - len(GLOO) - 1
         assert ran.code == 1
         assert f"{message}: only its end was read; its first {skipped:,} bytes" in ran.err, name
-        assert "Gloo took the wrong network interface" in ran.out
+        assert "Gloo uses the wrong network interface" in ran.out
 
 
 def test_lines_of_a_log_are_bounded(
@@ -363,7 +363,7 @@ def test_an_archive_that_unpacks_without_end(
     tracemalloc.stop()
 
     assert ran.code == 1
-    assert "gpu02: Gloo took the wrong network interface" in ran.out
+    assert "gpu02: Gloo uses the wrong network interface" in ran.out
     assert f"{name}.tar.gz: read the first 4 MiB, 4,000,000 lines or 5,000 files, and" in ran.err
     assert peak < 40 << 20
 
@@ -388,7 +388,7 @@ def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, firs
 
 
 MISSING = ("serve", "--model", "/data/huggingface/none")
-REFUSED = "  FOUND  operator: the last command was refused before anything started"
+REFUSED = "  FOUND  operator: the last command failed before it started anything"
 
 
 def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:

@@ -78,7 +78,7 @@ def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: 
 
 def test_without_a_server_chat_fails(cluster: Cluster) -> None:
     """Neither before `up`, nor before `serve`."""
-    assert "gpu01: does not say which servers run" in cluster.run("chat", "hi").err
+    assert "gpu01: cannot list its servers" in cluster.run("chat", "hi").err
     assert cluster.run("up").code == 0
     ran = cluster.run("chat", "hi")
 
@@ -150,9 +150,9 @@ def test_a_model_that_does_not_chat_says_how_to_ask_it(serving: Cluster, task: s
     ran = serving.run("chat", "hi")
 
     assert (ran.code, ran.out) == (2, "")
-    assert "org/m does not chat: it gives an embedding" in ran.err
+    assert "org/m does not support chat: it returns an embedding" in ran.err
     assert (
-        "hint: ask it so: `curl http://10.0.0.11:8000/v1/embeddings -H 'Content-Type:"
+        "hint: send a request: `curl http://10.0.0.11:8000/v1/embeddings -H 'Content-Type:"
         ' application/json\' -d \'{"model": "served-as", "input": "Say hello."}\'`' in ran.err
     )
 
@@ -164,7 +164,7 @@ def test_a_model_on_its_nodes_loopback_needs_a_tunnel(serving: Cluster) -> None:
     ran = serving.run("chat", "hi")
 
     assert "curl http://127.0.0.1:8000/rerank" in ran.err
-    assert "hint: it listens on its own node only: `vlaunch tunnel`" in ran.err
+    assert "hint: run `vlaunch tunnel` first" in ran.err
 
 
 def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
@@ -173,7 +173,7 @@ def test_a_model_that_answers_nothing_we_know(serving: Cluster) -> None:
     ran = serving.run("chat", "hi")
 
     assert ran.code == 2
-    assert "org/m does not chat, and answers nothing else that vlaunch asks" in ran.err
+    assert "org/m supports neither chat nor any other request that vlaunch sends" in ran.err
     assert "curl" not in ran.err
 
 
@@ -183,4 +183,4 @@ def test_another_refusal_is_reported_as_it_is(serving: Cluster, task: object) ->
     serving.server_log = [json.dumps({"status": 400, "error": "too long", "task": task})]
     ran = serving.run("chat", "hi")
 
-    assert (ran.code, "org/m refused the request (400)" in ran.err) == (1, True)
+    assert (ran.code, "org/m rejected the request (HTTP 400)" in ran.err) == (1, True)

@@ -99,7 +99,10 @@ def test_an_outdated_record_is_unknown(world: World) -> None:
     how = supervision.make_record(endpoints={"gpu01": ANSWERS, "gpu02": ANSWERS})
     server = serve(world, how, wanted=PAIR, agent=99.0)
 
-    assert (server.state, server.detail) == ("unknown", "the head's agent has not looked for 99 s")
+    assert (server.state, server.detail) == (
+        "unknown",
+        "the head's agent has not reported for 99 s",
+    )
     assert [endpoint.state for endpoint in server.endpoints] == ["unknown"] * 2
 
 

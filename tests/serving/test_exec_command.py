@@ -150,8 +150,8 @@ def test_without_a_container_it_says_what_to_do(
 
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == (
-        "error: gpu[01-02]: there is no container of cluster c\n\n"
-        "hint: run `vlaunch up`, or give `--host` to run it on the node itself\n"
+        "error: gpu[01-02]: no container of cluster c\n\n"
+        "hint: run `vlaunch up`, or add `--host` to run it on the node itself\n"
     )
 
 
@@ -163,7 +163,7 @@ def test_answers_of_other_nodes_are_printed(
     ran = cluster.run("exec", "--", "hostname")
 
     assert (ran.code, ran.out) == (1, "gpu01: here\n")
-    assert ran.err.startswith("error: gpu02: there is no container of cluster c\n")
+    assert ran.err.startswith("error: gpu02: no container of cluster c\n")
 
 
 @pytest.mark.parametrize(

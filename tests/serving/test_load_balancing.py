@@ -53,7 +53,7 @@ def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
 @pytest.mark.parametrize(
     ("candidate", "text", "hint"),
     [
-        (make_request(HYBRID, "-dpe"), "exclude each other", "leave out one"),
+        (make_request(HYBRID, "-dpe"), "cannot be combined", "remove one"),
         (make_request(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
         (make_request(EXTERNAL, dp=1, tp=8, pp=2), "one replica", "`--data-parallel-size N`"),
         (make_request(EXTERNAL, tp=4, dp=4), "n1 would have 2, n2 would have 2", HYBRID),
@@ -80,5 +80,5 @@ def test_all_mistakes_are_reported_together() -> None:
     """Each has its hint."""
     error = catch_error(make_request(HYBRID, EXTERNAL, backend="ray", host="10.0.0.1"))
 
-    assert error.message == "this load balancing cannot be had"
+    assert error.message == "this load-balancing mode is unavailable here"
     assert len(error.evidence.splitlines()) == len(error.hint.splitlines()) == 3

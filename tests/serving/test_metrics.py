@@ -155,7 +155,7 @@ def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
     assert both.figures is not None
     assert both.figures.running == 5
     assert first.figures is None
-    assert first.trouble == "gpu02: it is asked at the next look"
+    assert first.trouble == "gpu02: not queried yet"
 
 
 @pytest.mark.parametrize(
@@ -164,14 +164,14 @@ def test_several_endpoints_are_added_up_when_all_answer(site: Site) -> None:
         ({"gpu01": {"error": "gpu01: no route"}}, "gpu01: no route"),
         (
             {"gpu01": {"apis": {API: {"status": 0, "text": "", "error": "timed out"}}}},
-            "gpu01: its API does not say what it counts: timed out",
+            "gpu01: cannot read the metrics of its API: timed out",
         ),
         (
             {"gpu01": {"apis": {API: {"status": 200, "text": "", "error": ""}}}},
-            "gpu01: vLLM counts nothing (`--disable-log-stats`)",
+            "gpu01: vLLM records no statistics (`--disable-log-stats`)",
         ),
-        (reports("a{ 1"), "what it counts cannot be read: "),
-        (reports("http_requests_total 1"), "there is no `vllm:num_requests_running`"),
+        (reports("a{ 1"), "cannot parse its metrics: "),
+        (reports("http_requests_total 1"), "`vllm:num_requests_running` is missing"),
     ],
 )
 def test_reasons_for_missing_figures(site: Site, answers: dict[str, Any], trouble: str) -> None:
@@ -187,7 +187,7 @@ def test_a_server_without_an_engine_is_not_queried(site: Site) -> None:
     sampling = Sampling(site, state="pausing", doing="waiting before the next restart")
     server = sampling.take({})
 
-    assert (server.figures, server.trouble) == (None, "no engine runs")
+    assert (server.figures, server.trouble) == (None, "no engine is running")
     assert (server.state, server.detail) == ("waiting", "waiting before the next restart")
 
 
@@ -227,7 +227,7 @@ def test_a_supervisor_without_a_heartbeat(site: Site) -> None:
     (server,) = MetricsCollector(site).build_sample(state, reports(text()), None, 1.0).servers
 
     assert server.state == "unknown"
-    assert server.detail == "the head's agent has not looked for 300 s"
+    assert server.detail == "the head's agent has not reported for 300 s"
     assert server.figures is not None
 
 

@@ -121,7 +121,7 @@ def test_a_node_that_is_gone_is_reported(serving: Cluster) -> None:
     ran = serving.run("metrics")
 
     assert ran.code == 0
-    assert "figures   gpu02: cannot be reached: timed out" in ran.out
+    assert "metrics   gpu02: cannot be reached: timed out" in ran.out
     assert "3 running" in ran.out
 
 

@@ -56,9 +56,9 @@ MANY = replace(
     BUSY,
     name="chat",
     state="unknown",
-    detail="the head's agent has not looked for 300 s",
+    detail="the head's agent has not reported for 300 s",
     figures=None,
-    trouble="gpu01: its API does not say what it counts: timed out",
+    trouble="gpu01: cannot read the metrics of its API: timed out",
     ranks=tuple(
         RankStatus(
             node=f"gpu{node:02}", rank=f"TP{rank}", alive=None if node == 2 and rank == 7 else True

@@ -125,7 +125,7 @@ def test_a_server_beside_it_stays(served: Cluster) -> None:
     ran = served.run("rollback", "chat", "--skip-network-check")
 
     assert (which.code, "2 servers are known: `chat`, `default`" in which.err) == (2, True)
-    assert (alone.code, "only the present one has: org/old" in alone.err) == (2, True)
+    assert (alone.code, "only the current one has: org/old" in alone.err) == (2, True)
     assert ran.code == 0, ran.err
     assert running(served) == ["org/chat", "org/old"]
     assert served.world.servers()[0]["desired"]["places"] == {"gpu02": 2}
@@ -195,7 +195,7 @@ def test_nothing_to_return_to(served: Cluster) -> None:
     ran = served.run("rollback")
 
     assert (ran.code, ran.out) == (2, "")
-    assert "only the present one has: org/old" in ran.err
+    assert "only the current one has: org/old" in ran.err
     assert len(served.world.changes) == before
 
 
@@ -204,7 +204,7 @@ def test_a_server_that_does_not_answer_is_replaced_by_the_previous(served: Clust
     ran = served.run(*SERVE, "org/broken", "--replace", "--or-rollback")
 
     assert (ran.code, ran.out) == (1, "")
-    assert f"org/broken did not answer, so {OLD} answers again" in ran.err
+    assert f"org/broken failed to start; rolled back to {OLD}, which is ready" in ran.err
     assert "the last line" in ran.err
     assert running(served) == ["org/old"]
 
@@ -219,7 +219,7 @@ def test_without_a_previous_server_both_errors_are_reported(
 
     assert ran.code == 1
     assert (
-        "org/broken never answered; and there was no way back: no other server has answered"
+        "org/broken never answered; rollback failed too: no other server has answered"
         in ran.err
     )
     assert "hint: read the log" in ran.err
@@ -230,7 +230,7 @@ def test_a_wrong_request_is_no_failure(served: Cluster) -> None:
     ran = served.run(*SERVE, "org/new", "--or-rollback")
 
     assert ran.code == 2
-    assert "server `default` runs org/old" in ran.err
+    assert "server `default` is already running org/old" in ran.err
     assert "--or-rollback waits" in served.run(*SERVE, "org/new", "--or-rollback", "--no-wait").err
 
 
@@ -243,7 +243,7 @@ def test_a_server_before_that_does_not_answer_either(
 
     assert ran.code == 1
     assert (
-        "org/broken never answered; and the server before does not answer either: org/old never"
+        "org/broken never answered; the previous server failed to start too: org/old never"
         " answered" in ran.err
     )
     assert running(served) == ["org/old"]
@@ -285,7 +285,7 @@ def test_a_server_of_another_operator_stays(
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert "out of memory; nothing was rolled back, for org/theirs is wanted there now" in ran.err
+    assert "out of memory; rollback skipped: another operator has started org/theirs there" in ran.err
     assert "hint: ask for less" in ran.err
     assert "vlaunch stop" not in ran.err
     assert running(served) == ["org/theirs"]
@@ -310,7 +310,7 @@ def test_a_failure_after_an_operators_stop(
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert ("nothing was rolled back, for somebody has stopped it meanwhile" in ran.err) is stopped
+    assert ("rollback skipped: another operator has stopped it" in ran.err) is stopped
     assert running(served) == ([] if stopped else ["org/old"])
 
 
@@ -318,10 +318,10 @@ def test_a_server_that_was_stopped_for_its_network_makes_room(
     served: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This operator's own command stopped it."""
-    fails(monkeypatch, GateError("its network is below what is required"), served.unwant)
+    fails(monkeypatch, GateError("its network is below the required level"), served.unwant)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
-    assert f"org/new did not answer, so {OLD} answers again" in ran.err
+    assert f"org/new failed to start; rolled back to {OLD}, which is ready" in ran.err
     assert running(served) == ["org/old"]
 
 
@@ -338,7 +338,7 @@ def test_what_was_not_touched_is_not_started_again(served: Cluster) -> None:
 
     assert ran.code == 1
     assert "GPUs are free in Ray" in ran.err
-    assert "nothing was rolled back, for org/old runs" in ran.err
+    assert "rollback skipped: org/old is running" in ran.err
     assert len(served.world.changes) == before
 
 
@@ -356,7 +356,7 @@ def test_the_hint_is_about_the_server_that_runs(
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
     assert ran.code == 1
-    assert "org/new did not answer, so org/old" in ran.err
+    assert "org/new failed to start; rolled back to org/old" in ran.err
     assert "vlaunch stop" not in ran.err
     assert "hint: try again with `vlaunch serve --replace`" in ran.err
     assert running(served) == ["org/old"]
@@ -388,5 +388,5 @@ def test_a_rollback_that_is_lost_from_sight_is_no_failure(
     monkeypatch.setattr("launcher.serving.start._wait_for_answer", wait)
     ran = served.run(*SERVE, "org/new", "--replace", "--or-rollback")
 
-    assert f"{OLD} was started again, and the server cannot be watched any more" in ran.err
+    assert f"{OLD} was started again, but the server cannot be watched any more" in ran.err
     assert "does not answer either" not in ran.err

@@ -25,7 +25,7 @@ def test_the_same_command_is_watched_silently(served: Cluster) -> None:
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--replace", "--timeout", "60")
 
     assert (ran.code, served.world.verbs()) == (0, [])
-    assert "this server runs already as `default`; watching it" in ran.err
+    assert "already running as server `default`; watching it" in ran.err
     assert "starts it anew" not in ran.err
 
 
@@ -34,14 +34,14 @@ def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise")
 
     assert (ran.code, served.world.verbs()) == (2, [])
-    assert "org/m runs already (server `default`), and it is supervised" in ran.err
+    assert "org/m is already running (server `default`), and it is supervised" in ran.err
     assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise", "--replace").code == 0
     assert served.world.verbs() == ["gpu01: want"]
     assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise").code == 0
     plain = served.run(*SERVE, "--tp", "4", "--pp", "2")
     assert plain.code == 0
     assert (
-        "nobody supervises it: it stays dead when a rank, a node or the engine dies; `--replace`"
+        "supervision is off: it will not restart after a failure; `--replace`"
         in plain.err
     )
 
@@ -52,7 +52,7 @@ def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) ->
     ran = served.run(*SERVE, "--tp", "4", "--pp", "2")
 
     assert (ran.code, served.world.verbs()) == (0, [])
-    assert "it is supervised; `--replace` starts it anew as asked" in ran.err
+    assert "it is supervised; `--replace` restarts it with the new settings" in ran.err
 
 
 def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
@@ -62,8 +62,8 @@ def test_another_server_wants_a_name_of_its_own(served: Cluster) -> None:
     second = served.run(*other, "--name", "chat")
     beside = served.run(*other, "--name", "chat", "--port", "8001")
 
-    assert (refused.code, "server `default` runs org/m" in refused.err) == (2, True)
-    assert (second.code, "port 8000 on gpu01 is held by server `default`" in second.err) == (
+    assert (refused.code, "server `default` is already running org/m" in refused.err) == (2, True)
+    assert (second.code, "port 8000 on gpu01 is in use by server `default`" in second.err) == (
         1,
         True,
     )
@@ -98,7 +98,7 @@ def test_what_ray_cannot_do_is_refused(served: Cluster) -> None:
     none = served.run(*SERVE, "--backend", "ray")
 
     assert [ran.code for ran in (some, fewer, none)] == [2, 2, 2]
-    assert "Ray places ranks wherever GPUs are free, so that --nodes cannot be kept to" in some.err
+    assert "--nodes has no effect with Ray" in some.err
     assert "`--backend mp`" in some.err
     assert "`--tp` and `--pp`" in fewer.err
     assert "the cluster has no Ray (`ray: none` in the inventory)" in none.err

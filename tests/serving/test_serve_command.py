@@ -35,10 +35,10 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         (["other.yaml"], "the inventory is named with -i"),
         (["--max-model-len", "8"], "vLLM's own options go after `--`"),
-        (["--offline"], "--offline goes with --dry-run"),
+        (["--offline"], "--offline needs --dry-run"),
         (["--bind", "eth0"], "--bind should be an IP address"),
-        (["--", "-tp", "2"], "`-tp`: use `--tp` of vlaunch"),
-        (["--", "--tensor-parallel", "3"], "`--tensor-parallel`: use `--tp` of vlaunch"),
+        (["--", "-tp", "2"], "`-tp`: use vlaunch's `--tp`"),
+        (["--", "--tensor-parallel", "3"], "`--tensor-parallel`: use vlaunch's `--tp`"),
         (["--", "--hf-token", SECRET], "`--hf-token`: use HF_TOKEN under `secrets:`"),
         (
             ["--", "--seed", "1", f"--override={SECRET}"],
@@ -48,9 +48,9 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["--data-parallel-size", "0"], "0 is not in the range 1<=x<=1024"),
         (
             ["--", "--data-parallel-size", "2"],
-            "`--data-parallel-size`: use `--data-parallel-size` of vlaunch",
+            "`--data-parallel-size`: use vlaunch's `--data-parallel-size`",
         ),
-        (["--", "-dpl", "2"], "`-dpl`: use `--data-parallel-size` of vlaunch"),
+        (["--", "-dpl", "2"], "`-dpl`: use vlaunch's `--data-parallel-size`"),
         (
             ["--dry-run", "--offline", "--dp", "3"],
             "16 GPUs cannot be divided equally between 3 replicas",

@@ -48,7 +48,7 @@ def test_an_open_endpoint_is_reported(
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--bind", bind, "--no-wait")
 
     assert ran.code == 0, ran.err
-    assert ("whoever can reach port 8000 may use the model" in ran.err) is warned
+    assert ("the API on port 8000 needs no key" in ran.err) is warned
 
 
 def test_every_endpoint_is_reported(cluster: Cluster) -> None:
@@ -66,7 +66,7 @@ def test_every_endpoint_is_reported(cluster: Cluster) -> None:
     assert ran.code == 0, ran.err
     assert ran.out == "http://10.0.0.11:8000/v1\nhttp://10.0.0.12:8000/v1\n"
     assert "port 8000 on gpu[01-02]" in ran.err
-    assert "2 replicas (1 on gpu01, 1 on gpu02) answer, each node's behind an endpoint" in ran.err
+    assert "2 replicas (1 on gpu01, 1 on gpu02) with one endpoint per node" in ran.err
 
 
 def test_a_cluster_without_ray(cluster: Cluster) -> None:

@@ -70,7 +70,7 @@ def test_replicas_are_reported(backend: str) -> None:
     notes = plan_start(make_snapshot(), request(backend, tp=None, pp=None, dp=4)).plan.notes
 
     assert notes[0].startswith("DP 4 × TP 4 × PP 1 (each replica gets 4 of 16 GPUs as TP)")
-    assert notes[1].startswith("4 replicas (2 on n1, 2 on n2) answer behind one endpoint")
+    assert notes[1].startswith("4 replicas (2 on n1, 2 on n2) behind one endpoint")
 
 
 @pytest.mark.parametrize("backend", ["ray", "mp"])
@@ -84,7 +84,7 @@ def test_the_same_request_attaches(backend: str) -> None:
         assert (start.attached, start.plan.steps, start.spec.asked) == (True, (), 7.0)
 
 
-FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not 60"
+FIGURES = "restarts unlimited instead of 7, canary 5 instead of 2.5, stuck 360 instead of 60"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ FIGURES = "restarts unlimited and not 7, canary 5 and not 2.5, stuck 360 and not
         (
             Policy(restarts=0),
             Policy(),
-            "nobody supervises it: it stays dead when a rank, a node or the engine dies",
+            "supervision is off: it will not restart after a failure",
         ),
         (Policy(), Policy(restarts=0), "it is supervised"),
         (Policy(), Policy(restarts=7, canary=2.5, stuck=60), f"it was started with {FIGURES}"),
@@ -111,7 +111,7 @@ def test_the_same_server_with_another_policy(runs: Policy, policy: Policy, messa
 
     assert start.attached
     assert start.plan.notes == (
-        (f"{message}; `--replace` starts it anew as asked",) if message else ()
+        (f"{message}; `--replace` restarts it with the new settings",) if message else ()
     )
     assert anew.attached is not bool(message)
     assert [stage.id for stage in anew.plan.stages] == (["preflight", "server"] if message else [])
@@ -121,7 +121,7 @@ def test_a_flag_that_the_running_server_contradicts() -> None:
     """`--no-supervise` is not ignored silently; an unsupervised server is no contradiction."""
     bare = Policy(restarts=0)
     with pytest.raises(
-        RequestError, match=r"org/m runs already \(server `default`\), and it is supervised"
+        RequestError, match=r"org/m is already running \(server `default`\), and it is supervised"
     ) as refused:
         plan_start(
             make_snapshot(server_row(request())), request(), policy=bare, require_unsupervised=True
@@ -151,14 +151,14 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
     take the place.
     """
     snapshot, candidate = make_snapshot(server_row(request())), request(**change)
-    with pytest.raises(RequestError, match="server `default` runs org/m") as refused:
+    with pytest.raises(RequestError, match="server `default` is already running org/m") as refused:
         plan_start(snapshot, candidate)
     start = plan_start(snapshot, candidate, replace_other=True)
 
     assert "`--name`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
     assert [stage.id for stage in start.plan.stages] == ["preflight", "server"]
-    assert start.plan.notes[0] == "server `default` (org/m) is stopped to make room"
+    assert start.plan.notes[0] == "server `default` (org/m) will be stopped to make room"
 
 
 @pytest.mark.parametrize("state", ["failed", "gave-up"])

@@ -56,8 +56,8 @@ def test_preflight() -> None:
     [
         (container("n2", status="exited"), {"n2": 1.0}, "its container is exited", "`vlaunch up`"),
         (None, {"n2": 1.0}, "has no container of this cluster", "run `vlaunch up` first"),
-        (container("n2"), {}, "its agent was never heard", "`vlaunch logs n2`"),
-        (container("n2"), {"n2": 61}, "its agent was last heard 61s ago", "`vlaunch logs n2`"),
+        (container("n2"), {}, "its agent never reported", "`vlaunch logs n2`"),
+        (container("n2"), {"n2": 61}, "its agent last reported 61s ago", "`vlaunch logs n2`"),
     ],
 )
 @pytest.mark.parametrize("backend", ["ray", "mp"])
@@ -207,8 +207,8 @@ def test_the_user_of_the_port_is_named() -> None:
     gpus, finding = judge_gate(plan_start(snapshot, request("mp", tp=4, pp=2)), "room")
 
     assert "GPUs are free" in gpus.text
-    assert (finding.node, finding.text) == ("n1", "port 8000 on n1 is held by server `chat`")
-    assert finding.fix == "choose another: `--port 8002`"
+    assert (finding.node, finding.text) == ("n1", "port 8000 on n1 is in use by server `chat`")
+    assert finding.fix == "choose another port: `--port 8002`"
     assert judge_gate(plan_start(snapshot, chat(name="other", nodes=("n2",))), "room") == []
 
 
@@ -217,11 +217,11 @@ def test_every_endpoint_needs_its_port() -> None:
     apart: dict[str, Any] = {"tp": 4, "pp": None, "dp": 2, "gpus": 4, "args": ("-dph",)}
     snapshot = make_snapshot(server_row(chat(nodes=("n2",))))
     (finding,) = judge_gate(plan_start(snapshot, request("mp", **apart)), "room")
-    assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is held by server `chat`")
+    assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is in use by server `chat`")
 
     snapshot = make_snapshot(server_row(request("mp", name="apart", **apart)))
     (finding,) = judge_gate(plan_start(snapshot, chat(nodes=("n2",))), "room")
-    assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is held by server `apart`")
+    assert (finding.node, finding.text) == ("n2", "port 8000 on n2 is in use by server `apart`")
 
 
 def test_a_port_that_makes_room_is_free() -> None:

@@ -286,7 +286,7 @@ def test_a_server_without_a_record(world: World) -> None:
 
     assert (server.state, server.detail) == (
         "waiting",
-        "the head's agent has not taken it up yet",
+        "the head's agent has not picked it up yet",
     )
 
 
@@ -459,7 +459,7 @@ def test_the_network_is_proven_for_containers_whatever_serves_in_them(
     )
     assert (
         look(world).network
-        == f"{proven}; no server's own logs were looked at, its `vlaunch serve` does"
+        == f"{proven}; transport in use not confirmed; `vlaunch serve` confirms it"
     )
     jobs(
         world,
@@ -469,7 +469,7 @@ def test_the_network_is_proven_for_containers_whatever_serves_in_them(
     )
     assert look(world).network == proven
     world.container("gpu02")["Id"] = "another"
-    assert look(world).network == "not proven for these containers: `vlaunch check-nccl`"
+    assert look(world).network == "not checked for these containers: run `vlaunch check-nccl`"
     world.stop("gpu02")
     assert look(world).network == ""
 

@@ -94,13 +94,13 @@ def test_servers_without_progress(serving: Cluster) -> None:
     serving.world.observed["embed"] |= {"verdict": "quiet", **still}
     ran = serving.run("status")
     assert (ran.code, "server embed: quiet" in ran.out) == (0, True)
-    assert "no step has ended for 95 s; the longest so far took 2.5 s" in ran.out
+    assert "no step finished for 95 s; longest so far: 2.5 s" in ran.out
 
     suspect = {"verdict": "suspect", **still, "wedge": dataclasses.asdict(wedge)}
     serving.world.observed["embed"] |= suspect
     ran = serving.run("status")
     assert (ran.code, "server embed: suspect" in ran.out) == (1, True)
-    assert "it hangs: rank PP1 on gpu02 in all_reduce (x.py:1)" in ran.out
+    assert "hanging: rank PP1 on gpu02 in all_reduce (x.py:1)" in ran.out
 
 
 def test_an_agent_that_does_not_answer(serving: Cluster) -> None:
@@ -118,7 +118,7 @@ def test_drift_is_reported_as_text_and_exit_code(up: Cluster) -> None:
     ran = up.run("status")
 
     assert ran.code == 1
-    assert "gpu[01-02]: differs from the inventory: env A: unset → 1" in ran.out
+    assert "gpu[01-02]: drift: env A: unset → 1" in ran.out
 
 
 def test_a_node_that_cannot_be_reached_is_in_the_table(up: Cluster) -> None:

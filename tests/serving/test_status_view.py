@@ -155,7 +155,7 @@ def test_the_table(width: int) -> None:
             observed=supervision.make_record(still=42.0),
             age=0.4,
         ),
-        ServerStatus(name="", state="unknown", detail="the head cannot be reached"),
+        ServerStatus(name="", state="unknown", detail="the head is unreachable"),
         make_status("recovering", detail="starts it again in 40 s", observed=AGAIN, age=2.0),
         make_status(
             "gave-up",
@@ -215,8 +215,9 @@ def test_a_container_with_every_right_is_named() -> None:
     """With what it means, nodes of which it is true together."""
     nodes = tuple(replace(node, privileged=True) for node in NODES[:2])
 
-    assert "  gpu[01-02]: its container is privileged: root in it is root on the node\n" in drawn(
-        200, nodes=nodes
+    assert (
+        "  gpu[01-02]: its container is privileged: root in it equals root on the node\n"
+        in drawn(200, nodes=nodes)
     )
 
 
@@ -234,7 +235,7 @@ def test_models_that_are_not_finished_are_named() -> None:
     unfinished = UnfinishedModel(kind="copy", model="org/m", bytes=5 << 20)
     nodes = tuple(replace(node, unfinished=(unfinished,)) for node in NODES[:2])
 
-    assert "  gpu[01-02]: a copy of org/m is not finished, 5 MiB so far: `vlaunch model" in drawn(
+    assert "  gpu[01-02]: a copy of org/m is incomplete, 5 MiB so far: `vlaunch model" in drawn(
         200, nodes=nodes
     )
 
@@ -280,7 +281,7 @@ def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
 @pytest.mark.parametrize("at", [-1.0, 253402300800.0, 2.0**61])
 def test_a_fault_at_no_date_can_be_shown(at: float) -> None:
     """A number that is no moment would end the command, where it is turned into one."""
-    assert "last fault of 4 at " in drawn(
+    assert "last of 4 faults at " in drawn(
         200,
         servers=(
             make_status(

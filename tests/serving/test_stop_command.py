@@ -31,7 +31,7 @@ def test_the_only_server_need_not_be_named(served: Cluster) -> None:
     ran = served.run("stop", "--json")
 
     assert both.code == 2
-    assert "2 servers are there: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
+    assert "2 servers are running: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
     assert "`vlaunch stop --all`" in both.err
     assert (ran.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
     assert ran.events[-1]["text"] == "stopped org/a (server `default`)"
@@ -50,7 +50,7 @@ def test_all_of_them(served: Cluster) -> None:
     """In one go; a name beside it would be a contradiction."""
     assert served.run("stop", "--all", "chat").code == 2
     assert (served.run("stop", "--all").code, names(served)) == (0, [])
-    assert "no server runs; nothing was stopped" in served.run("stop", "--all").err
+    assert "no server is running; nothing was stopped" in served.run("stop", "--all").err
 
 
 def test_a_name_that_nothing_has(served: Cluster) -> None:
@@ -60,7 +60,7 @@ def test_a_name_that_nothing_has(served: Cluster) -> None:
     ran = served.run("stop", "chta")
 
     assert (ran.code, len(names(served))) == (2, 2)
-    assert "neither a server nor a batch job is called `chta`" in ran.err
+    assert "no server or batch job is named `chta`" in ran.err
     assert "`chat`, `default`" in ran.err
 
 
@@ -104,7 +104,7 @@ def test_servers_are_forgotten_though_the_heads_container_does_not_run(served: C
     ran = served.run("stop", "chat")
 
     assert (ran.code, names(served)) == (0, ["default"])
-    assert "the head's container does not run: server `chat` will not come back with it" in ran.err
+    assert "the head's container is not running: server `chat` will not start with it" in ran.err
     assert "`vlaunch down` ends everything" in ran.err
 
 
@@ -114,7 +114,7 @@ def test_an_unresponsive_ray_does_not_block_stop(served: Cluster) -> None:
     ran = served.run("stop", "chat")
 
     assert (ran.code, names(served)) == (1, ["default"])
-    assert "Ray cannot be asked: timed out" in ran.err
+    assert "cannot query Ray: timed out" in ran.err
 
 
 def test_servers_in_an_unknown_state(served: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_servers_in_an_unknown_state(served: Cluster) -> None:
     ran = served.run("stop")
 
     assert (ran.code, len(names(served))) == (1, 2)
-    assert "gpu01: does not say what runs" in ran.err
+    assert "gpu01: cannot list its servers" in ran.err
     assert "no such file" in ran.err
 
 
@@ -154,4 +154,4 @@ def test_a_batch_job_beside_it_goes_on(served: Cluster) -> None:
     ran = served.run("stop", "chat")
 
     assert (ran.code, batch["status"]) == (0, "RUNNING")
-    assert "batch job `b` runs and goes on; end it with `vlaunch stop b`" in ran.err
+    assert "batch job `b` keeps running; stop it: `vlaunch stop b`" in ran.err

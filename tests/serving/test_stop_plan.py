@@ -80,7 +80,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
         gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
     ).text.startswith("2 GPUs are still")
     assert (
-        judged(gate, gone, 1, ray={"error": "timed out"}).text == "Ray cannot be asked: timed out"
+        judged(gate, gone, 1, ray={"error": "timed out"}).text == "cannot query Ray: timed out"
     )
     assert judged(gate, None, 1, ray=free).status == "wait"
 
@@ -163,7 +163,7 @@ def test_what_is_over_is_forgotten() -> None:
             0,
             "",
         ),
-        ([], [], {"error": "refused"}, 0, "Ray cannot be asked: refused"),
+        ([], [], {"error": "refused"}, 0, "cannot query Ray: refused"),
     ],
 )
 def test_judging_a_stopped_server(

@@ -219,7 +219,7 @@ def test_a_start_is_reported_in_phases() -> None:
     done = [event.text for event in events if event.kind == "step"]
 
     assert done[0] == "starting vLLM"
-    assert done[-1] == "a completion has come back"
+    assert done[-1] == "a completion received"
     assert "loading weights" in done
     assert len(done) == len(set(done))
     assert served.first.fingerprint == "vllm-pp2"
@@ -260,7 +260,7 @@ def test_a_server_without_a_supervisor_yet() -> None:
     before = look(state="ready", asked=6.0)
     _, events, _ = follow({**look(), "head": {"observed": None}}, before, look(**READY))
 
-    assert set(waits(events)[:2]) == {"the head's agent has not taken it up yet"}
+    assert set(waits(events)[:2]) == {"the head's agent has not picked it up yet"}
 
 
 def test_a_server_that_recovers_is_waited_for() -> None:
@@ -282,8 +282,8 @@ def test_a_server_that_recovers_is_waited_for() -> None:
     )
 
     assert served.first.fingerprint == "vllm-pp2"
-    assert "recovering: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
-    assert any(text.startswith("recovering: getting the first answer") for text in waits(events))
+    assert "restarting: starting again in 5 s, after rank 1 on n2 ended" in waits(events)
+    assert any(text.startswith("restarting: getting the first answer") for text in waits(events))
     assert not [event for event in events if event.kind == "warning"]
 
 
@@ -300,7 +300,7 @@ def test_a_supervisor_that_gave_up() -> None:
 
     assert (
         raised.value.evidence
-        == "raised on n1\nits keeper gave up: restart limit of 3 reached in an hour\none\ntwo"
+        == "raised on n1\nthe supervisor gave up: restart limit of 3 reached in an hour\none\ntwo"
     )
     assert "vlaunch stop" not in raised.value.hint
 
@@ -372,7 +372,7 @@ def test_a_server_that_no_longer_answers(state: str) -> None:
 def test_a_stale_record_of_the_agent() -> None:
     """It does not tell whether the server is dead."""
     stale = look(**READY)
-    with pytest.raises(UnwatchedError, match="the head's agent has not looked for 99 s"):
+    with pytest.raises(UnwatchedError, match="the head's agent has not reported for 99 s"):
         follow({**stale, "head": {**stale["head"], "looked": 99.0}})
 
 
@@ -381,7 +381,7 @@ def test_attaching_reports_no_phases_of_the_past() -> None:
     _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
     assert [event.text for event in events if event.kind == "step"] == [
-        "a completion has come back"
+        "a completion received"
     ]
 
 
@@ -448,7 +448,7 @@ def test_an_unknown_failure_leads_to_the_doctor() -> None:
         follow(*in_pieces(text, 5), failed())
 
     assert "Offline data parallel mode is of a new kind" in raised.value.message
-    assert raised.value.hint.startswith("look at every node: `vlaunch doctor`")
+    assert raised.value.hint.startswith("find the cause: `vlaunch doctor`")
 
 
 def test_a_fatal_line_is_reported_at_once() -> None:
@@ -542,7 +542,7 @@ def test_a_server_that_an_operator_replaces() -> None:
     with pytest.raises(StoppedError) as stopped:
         follow(look(), {**look(), "head": {"desired": other}})
 
-    assert stopped.value.evidence == "n has taken its place"
+    assert stopped.value.evidence == "n has replaced it"
 
 
 def test_several_endpoints() -> None:
@@ -659,7 +659,7 @@ def test_a_model_that_embeds_is_ready_with_an_embedding() -> None:
     _, events, served = follow(look(**{**READY, "first_answer": EMBEDDED}))
 
     assert [event.text for event in events if event.state == "ok"][-1] == (
-        "an embedding of 128 numbers has come back"
+        "an embedding of 128 numbers received"
     )
     assert (served.first.task, served.first.came) == ("embedding", "an embedding of 128 numbers")
     assert summary_json(served)["answer"] == "an embedding of 128 numbers"

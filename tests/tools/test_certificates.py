@@ -99,15 +99,16 @@ def _remove_node(facts: Facts) -> None:
         (_remove_node, "its agent has no certificate"),
         (
             _change_authority,
-            "its agent's certificate is not signed as the others' are",
+            "its agent's certificate is signed by another authority",
         ),
         (
             _change_signature,
-            "its agent's certificate is not signed by the authority that it has",
+            "its agent's certificate is not signed by its own authority",
         ),
         (
             _copy_from_other_node,
-            "it has gpu01's certificate; nodes that share a folder need a `state_dir` each",
+            "it has gpu01's certificate; nodes that share a folder need separate `state_dir`"
+            " settings",
         ),
         (_change_address, "its agent's certificate has another name or address"),
         (_change_cluster, "its agent's certificate has another name or address"),

@@ -511,7 +511,7 @@ def test_values_of_secrets_are_not_needed_to_see_that_nothing_drifted(
         (
             "",
             "mounts: ['/models:/models:ro']",
-            "devices, rights, mounts, limits or log of its container",
+            "devices, capabilities, mounts, limits or logging",
         ),
         (
             "",
@@ -566,5 +566,5 @@ def test_a_derived_image_is_no_drift(load: Load, tmp_path: Path) -> None:
     for machine in world.machines.values():
         machine.images[derived_tag]["Config"]["Labels"]["vlaunch.base"] = "another"
     assert [node.drift for node in look(world).nodes] == [
-        (f"{derived_tag} was not made from the present {world.inventory.image}",)
+        (f"{derived_tag} was not built from the current {world.inventory.image}",)
     ] * 2

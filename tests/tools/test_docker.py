@@ -182,7 +182,7 @@ def test_hidden_differences_are_mentioned() -> None:
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
     assert docker.describe_differences(container(SPEC.labelled()), spec, {}) == [
-        "devices, rights, mounts, limits or log of its container"
+        "devices, capabilities, mounts, limits or logging"
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_changed_secret_is_described_without_its_value() -> None:
     spec = dataclasses.replace(SPEC, labels={"vlaunch.secrets": "b"}).labelled()
     existing = container(dataclasses.replace(SPEC, labels={"vlaunch.secrets": "a"}).labelled())
 
-    assert docker.describe_differences(existing, spec, {}) == ["a secret has another value"]
+    assert docker.describe_differences(existing, spec, {}) == ["the value of a secret changed"]
 
 
 def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> None:
@@ -212,7 +212,7 @@ def test_a_variable_that_the_image_sets_to_the_same_value_is_no_difference() -> 
     spec = dataclasses.replace(SPEC, cap_add=("IPC_LOCK",)).labelled()
 
     assert docker.describe_differences(existing, spec, {"B": "2"}) == [
-        "devices, rights, mounts, limits or log of its container"
+        "devices, capabilities, mounts, limits or logging"
     ]
 
 

@@ -52,7 +52,7 @@ def test_summaries_name_the_command_that_continues() -> None:
     )
 
     assert unfinished.summary == (
-        "a copy of org/m is not finished, 2 MiB so far: `vlaunch model copy org/m` continues it"
+        "a copy of org/m is incomplete, 2 MiB so far: `vlaunch model copy org/m` continues it"
     )
     assert host.parse_unfinished(None) == ()
 

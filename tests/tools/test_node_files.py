@@ -68,7 +68,7 @@ def test_an_images_user_is_handed_what_its_containers_need(load: Load) -> None:
     (step,) = node_files.handover_steps(site, inventory.head)
     command = " ".join(step.command.argv)
 
-    assert step.title == "letting the image's user vllm read the secrets"
+    assert step.title == "giving the image's user vllm read access to the secrets"
     assert "sudo -n docker run --rm" in command
     assert "--network none --user 0:0 --volume /home/ops/.vlaunch/c/secrets:/handed/0" in command
     assert command.endswith("hand-over vllm /handed/0 /handed/1 /handed/2")
@@ -173,7 +173,7 @@ def test_files_are_written_only_where_they_differ(load: Load) -> None:
     )
     assert titles(
         node_files.file_steps(site_with(inventory, old), inventory.head, SECRETS, fresh=False)
-    ) == ["writing the helper files that containers mount"]
+    ) == ["writing the node programs that containers mount"]
 
 
 def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> None:
@@ -183,7 +183,7 @@ def test_secrets_are_written_when_a_container_is_about_to_start(load: Load) -> N
     assert titles(
         node_files.file_steps(site_with(inventory, WRITTEN), inventory.head, SECRETS, fresh=True)
     ) == [
-        "making the folders that containers write to",
+        "creating the folders that containers write to",
         "writing secret HF_TOKEN",
         "writing secret RAY_AUTH_TOKEN",
     ]

@@ -69,7 +69,7 @@ def test_only_named_nodes_are_probed(load: Load) -> None:
         (
             Answer(node="a", code=124, timed_out=True, seconds=60.2),
             NodeError,
-            "a: did not tell its state within 60s",
+            "a: did not report its state within 60s",
         ),
         (
             Answer(node="a", code=0, out="This account is currently not available."),

@@ -144,7 +144,7 @@ def test_gpus_of_another_number_fail_at_once(brought: int, load: Load) -> None:
 
     assert (findings.status, findings.text) == (
         "fail",
-        f"brought {brought} GPUs to Ray, 2 declared",
+        f"has {brought} GPUs in Ray, but 2 in the inventory",
     )
     assert "correct `gpus:` of gpu02" in findings.fix
 
@@ -155,7 +155,7 @@ def test_a_node_reachable_in_one_direction_only_is_reported(load: Load) -> None:
 
     assert (findings.status, findings.text) == (
         "wait",
-        "joined, but the head cannot open 10.0.0.12:6380 back to it",
+        "joined, but the head cannot connect to 10.0.0.12:6380",
     )
     assert "allow TCP from 10.0.0.11 to 10.0.0.12" in findings.fix
 
@@ -290,7 +290,7 @@ def test_a_symptom_in_the_log_explains_a_failure() -> None:
         waits, {"gpu02": Answer(node="gpu02", code=0, out=log)}
     )
 
-    assert findings.text == "has not joined: this node has another Ray token than the head"
+    assert findings.text == "has not joined: this node's Ray token differs from the head's"
     assert "InvalidAuthToken" in findings.evidence
     assert "vlaunch down" in findings.fix
     assert other == waits[1]
@@ -331,10 +331,10 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (Answer(node="a", code=0, out=""), "a: the head container gave no answer"),
-        (Answer(node="a", code=0, out="[1]"), "a: the head container gave no answer"),
+        (Answer(node="a", code=0, out=""), "a: the head container did not respond"),
+        (Answer(node="a", code=0, out="[1]"), "a: the head container did not respond"),
         *(
-            (Answer(node="a", code=22, out=output), "a: its agent is of another version of vlaunch")
+            (Answer(node="a", code=22, out=output), "a: its agent runs another version of vlaunch")
             for output in ("404: Not Found", "405: Method Not Allowed")
         ),
         (Answer(node="a", code=1, out='{"error": "refused"}'), "a: refused"),

@@ -210,7 +210,7 @@ def test_a_job_that_may_wait_is_let_through() -> None:
     """With a warning that explains the wait."""
     (finding,) = serving_judges.judge_job_room(inventory(), 2, 4, {}, [SERVER], queue=True)
 
-    assert (finding.status, finding.text.endswith("it waits for them")) == ("warn", True)
+    assert (finding.status, finding.text.endswith("it waits until they are free")) == ("warn", True)
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_port(listening: frozenset[tuple[str, int]] | None, status: str) -> None
     ("age", "text"),
     [
         (59.0, ""),
-        (61.0, "its agent was last heard 61s ago"),
-        (None, "its agent was never heard"),
-        (math.inf, "its agent was never heard"),
+        (61.0, "its agent last reported 61s ago"),
+        (None, "its agent never reported"),
+        (math.inf, "its agent never reported"),
     ],
 )
 def test_agents(age: float | None, text: str) -> None:

@@ -249,10 +249,13 @@ def test_healthy_starts_have_no_fatal_line(path: Path) -> None:
     [
         ("fail_cpu_platform_refuses_ray", "this image's CPU build has no Ray platform plugin"),
         ("fail_cpu_shm_across_hosts", "the engine failed"),
-        ("fail_gloo_loopback", "Gloo took the wrong network interface"),
+        ("fail_gloo_loopback", "Gloo uses the wrong network interface"),
         ("fail_enforce_eager", "a rank died"),
         ("fail_rank_killed", "a rank died"),
-        ("fail_netcut", "the head lost contact with it: a one-way firewall, or an overloaded node"),
+        (
+            "fail_netcut",
+            "the head lost contact with the node: a one-way firewall, or an overloaded node",
+        ),
         ("fail_mp_headless_killed", "a rank died"),
     ],
 )
@@ -305,21 +308,21 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
     [
         (
             "vllm serve: error: unrecognized arguments: --nope 3",
-            "vLLM does not know one of its engine arguments",
+            "vLLM rejected an engine argument",
         ),
-        ("OSError: [Errno 98] Address already in use", "a port is taken"),
+        ("OSError: [Errno 98] Address already in use", "a port is already in use"),
         ("/bin/sh: 1: nvcc: not found", None),
         ("WARNING 11-24 11:15:42 [x.py:1] eager: RuntimeError: Could not find nvcc", None),
         (
             "(Worker pid=7) ERROR 11-24 11:15:42 [x.py:1] RuntimeError: Could not find nvcc and"
             " default cuda_home='/usr/local/cuda' doesn't exist",
-            "this image has no compiler for what vLLM compiles while it starts",
+            "the image has no compiler, which vLLM needs during startup",
         ),
         ("Port 8000 is already in use, trying port 8001", None),
         ("bash: ray: command not found", "the image has no Ray"),
         (
             'docker: could not select device driver "" with capabilities: [[gpu]].',
-            "Docker cannot hand out GPUs",
+            "Docker cannot expose GPUs to containers",
         ),
         (
             "Failed core proc(s): {'EngineCore': -9}",
@@ -331,7 +334,7 @@ def test_what_may_be_tried_again_or_done_without_is_not_fatal(line: str) -> None
         ),
         (
             "torch.AcceleratorError: CUDA error: device-side assert triggered",
-            "a kernel crashed on the GPU: a bug of vLLM or torch, or a request that triggers one",
+            "a kernel crashed on the GPU: a bug in vLLM or torch, perhaps triggered by a request",
         ),
         ("torch.AcceleratorError: CUDA error: invalid device ordinal", None),
         ("INFO: everything is fine", None),

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster mi300x, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -15,10 +15,10 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
 # The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
@@ -45,22 +45,22 @@ node mi01 10.0.4.1
 node mi02 10.0.4.2
 rm "$certificates"/.ca.key
 
-# == Look at the nodes
+# == Scan the nodes
 # gate docker: Docker answers
-# gate docker-engine: the daemon is Docker, run by root
-# gate selinux: SELinux lets containers use the mounted folders
-# gate accelerator: the declared accelerators are there
+# gate docker-engine: the daemon is Docker and runs as root
+# gate selinux: SELinux lets containers use the mounted directories
+# gate accelerator: the declared accelerators are visible
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: RDMA devices are there
-# gate disk: there is room for the image, and for the model where its size is known
-# gate state-dir: the state directory can be written to
-# note: mi[01-02]: not there yet
+# gate rdma-devices: the nodes have RDMA devices
+# gate disk: the disks have room for the image and the model
+# gate state-dir: the state directory is writable
+# note: mi[01-02]: not created yet
 
 # == Compare the image between the nodes
 # gate image: vllm/vllm-openai-rocm:v0.32.0 is the same on every node
 
-# == Write helper files and secrets
+# == Write node programs and secrets
 vlaunch payload | on mi01 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /home/ops/.vlaunch/mi300x /home/ops/.vlaunch/cache/mi300x /home/ops/.vlaunch/cache/mi300x/c6753ea1fc74 &
 vlaunch payload | on mi02 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /srv/vlaunch/mi300x /srv/vlaunch/cache/mi300x /srv/vlaunch/cache/mi300x/c6753ea1fc74 &
 all
@@ -73,7 +73,7 @@ cat "$certificates"/mi01.pem | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets"
 cat "$certificates"/mi02.pem | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /srv/vlaunch/mi300x AGENT_CERTIFICATE &
 all
 
-# == Trust the new authority alone
+# == Trust only the new certificate authority
 cat "$certificates"/.ca.pem | on mi01 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /home/ops/.vlaunch/mi300x AGENT_CA &
 cat "$certificates"/.ca.pem | on mi02 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /srv/vlaunch/mi300x AGENT_CA &
 all
@@ -89,7 +89,7 @@ on mi02 sudo -n docker run --detach --name vlaunch-mi300x-mi02 --network host --
 # gate ray-nodes: Ray has exactly 2 nodes with 16 GPUs
 
 # == Verify the agents
-# gate agents: the head hears the agent of every node
+# gate agents: all agents are connected to the head
 
 exit
 } </dev/null

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch down: cluster lab, 3 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -16,7 +16,7 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
 # == Remove workers

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster lab, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -15,28 +15,28 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
-# == Look at the nodes
+# == Scan the nodes
 # gate docker: Docker answers
-# gate docker-engine: the daemon is Docker, run by root
-# gate selinux: SELinux lets containers use the mounted folders
+# gate docker-engine: the daemon is Docker and runs as root
+# gate selinux: SELinux lets containers use the mounted directories
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
-# gate disk: there is room for the image, and for the model where its size is known
-# gate state-dir: the state directory can be written to
+# gate disk: the disks have room for the image and the model
+# gate state-dir: the state directory is writable
 # note: node1: env OMP_NUM_THREADS: unset → 2
-# note: node2: the head starts anew
-# note: a server that runs in these containers starts again in the new ones; a batch job ends with them
+# note: node2: the head is recreated
+# note: servers in these containers restart in the new ones; batch jobs stop
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node
 
-# == Write helper files and secrets
+# == Write node programs and secrets
 on node1 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; }' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 on node2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; }' folders /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 all
@@ -57,7 +57,7 @@ on node2 docker run --detach --name vlaunch-lab-node2 --network host --ipc priva
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
 
 # == Verify the agents
-# gate agents: the head hears the agent of every node
+# gate agents: all agents are connected to the head
 
 exit
 } </dev/null

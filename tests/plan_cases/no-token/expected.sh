@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster lab, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -15,10 +15,10 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
 # The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
@@ -45,20 +45,20 @@ node node1 192.0.2.11
 node node2 192.0.2.12
 rm "$certificates"/.ca.key
 
-# == Look at the nodes
+# == Scan the nodes
 # gate docker: Docker answers
-# gate docker-engine: the daemon is Docker, run by root
-# gate selinux: SELinux lets containers use the mounted folders
+# gate docker-engine: the daemon is Docker and runs as root
+# gate selinux: SELinux lets containers use the mounted directories
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
-# gate disk: there is room for the image, and for the model where its size is known
-# gate state-dir: the state directory can be written to
-# note: node[1-2]: not there yet
+# gate disk: the disks have room for the image and the model
+# gate state-dir: the state directory is writable
+# note: node[1-2]: not created yet
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node
 
-# == Write helper files and secrets
+# == Write node programs and secrets
 vlaunch payload | on node1 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 vlaunch payload | on node2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/lab /root/.vlaunch/cache/lab /root/.vlaunch/cache/lab/92bcbb49f0bf &
 all
@@ -71,7 +71,7 @@ cat "$certificates"/node1.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secret
 cat "$certificates"/node2.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CERTIFICATE &
 all
 
-# == Trust the new authority alone
+# == Trust only the new certificate authority
 cat "$certificates"/.ca.pem | on node1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CA &
 cat "$certificates"/.ca.pem | on node2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/lab AGENT_CA &
 all
@@ -87,7 +87,7 @@ on node2 docker run --detach --name vlaunch-lab-node2 --network host --ipc priva
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
 
 # == Verify the agents
-# gate agents: the head hears the agent of every node
+# gate agents: all agents are connected to the head
 
 exit
 } </dev/null

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster lab, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -15,17 +15,17 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# == Look at the nodes
+# == Scan the nodes
 # gate docker: Docker answers
-# gate docker-engine: the daemon is Docker, run by root
-# gate selinux: SELinux lets containers use the mounted folders
+# gate docker-engine: the daemon is Docker and runs as root
+# gate selinux: SELinux lets containers use the mounted directories
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
-# gate disk: there is room for the image, and for the model where its size is known
-# gate state-dir: the state directory can be written to
+# gate disk: the disks have room for the image and the model
+# gate state-dir: the state directory is writable
 
 # == Compare the image between the nodes
 # gate image: vllm-cpu:0.32.0 is the same on every node
@@ -34,7 +34,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
 
 # == Verify the agents
-# gate agents: the head hears the agent of every node
+# gate agents: all agents are connected to the head
 
 exit
 } </dev/null

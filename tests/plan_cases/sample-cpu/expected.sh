@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster cpu, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command that the run sends, word for word; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
 set -euo pipefail
-{  # read whole before it begins, so that it may be piped into bash
+{  # read completely before it starts, so that it can be piped into bash
 
 # Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.
 quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\$q$q}"; done; }
@@ -15,10 +15,10 @@ on() {
   esac
 }
 
-# Waits for everything that was started with `&`; one that failed ends the script.
+# Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run takes the token that the head has, or makes one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
 # The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
@@ -45,15 +45,15 @@ node cpu1 10.0.1.1
 node cpu2 10.0.1.2
 rm "$certificates"/.ca.key
 
-# == Have the image on every node
+# == Pull the image on every node
 on cpu1 docker pull --quiet vllm/vllm-openai-cpu:v0.32.0 &
 on cpu2 docker pull --quiet vllm/vllm-openai-cpu:v0.32.0 &
 all
 
-# == Have Ray 2.60.0 in the image
-# gate ray-version: every node's image runs the same Ray and the same Python
+# == Add Ray 2.60.0 to the image
+# gate ray-version: all nodes' images run the same Ray and Python
 
-# == Write helper files and secrets
+# == Write node programs and secrets
 vlaunch payload | on cpu1 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
 vlaunch payload | on cpu2 sh -c 'd=$1; shift; in=${d%/*}; umask 022; mkdir -p "$in" || exit; new=$in/.owner.$(uname -n).$$; me=$(set -C; exec 2>/dev/null 9>"$new" && stat -L -c %u /dev/fd/9 && rm "$new"); own="( -user 0 -o -user $(id -u) -o -user ${me:-0} )"; bad=$(find "$in" "$in/." -maxdepth 0 ! "(" $own "(" -type l -o ! -perm -2 -o -perm -1000 ")" ")" -exec ls -ld {} +; find "$d" "$d/payload" "$d/secrets" "$d/server" "$@" -maxdepth 0 ! "(" $own -type d ! -perm -2 ")" -exec ls -ld {} + 2>/dev/null); [ -z "$bad" ] || { echo "$bad: another user could change what is kept there: correct it, or set another state_dir or cache_dir" >&2; exit 1; }; mkdir -p "$d/payload" "$d/server" "$@" && chmod 711 "$d" && { [ -g "$d/server" ] || chmod 700 "$d/server" || :; } && tar -xf - -C "$d/payload"' unpack /root/.vlaunch/cpu /root/.vlaunch/cache/cpu /root/.vlaunch/cache/cpu/made-for-the-image &
 all
@@ -66,7 +66,7 @@ cat "$certificates"/cpu1.pem | on cpu1 sh -c 'umask 077 && mkdir -p "$1/secrets"
 cat "$certificates"/cpu2.pem | on cpu2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CERTIFICATE &
 all
 
-# == Trust the new authority alone
+# == Trust only the new certificate authority
 cat "$certificates"/.ca.pem | on cpu1 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CA &
 cat "$certificates"/.ca.pem | on cpu2 sh -c 'umask 077 && mkdir -p "$1/secrets" && chmod 711 "$1" && chmod 700 "$1/secrets" && new=$1/secrets/.$2.$(uname -n).$$ && cat > "$new" && mv "$new" "$1/secrets/$2"' store /root/.vlaunch/cpu AGENT_CA &
 all
@@ -82,7 +82,7 @@ on cpu2 docker run --detach --name vlaunch-cpu-cpu2 --network host --ipc private
 # gate ray-nodes: Ray has exactly 2 nodes with 2 GPUs
 
 # == Verify the agents
-# gate agents: the head hears the agent of every node
+# gate agents: all agents are connected to the head
 
 exit
 } </dev/null

@@ -101,7 +101,7 @@ def test_the_longest_wait_is_between_two_tokens() -> None:
 @pytest.mark.parametrize(
     ("events", "settings", "message"),
     [
-        ([TOKEN], {"complete": False}, "broke off"),
+        ([TOKEN], {"complete": False}, "cut off"),
         (["no"], {"status": 500}, "HTTP 500"),
         ([TOKEN, {"error": {"message": "EngineDeadError"}}], {}, "EngineDeadError"),
         (["{"], {}, "JSONDecodeError"),

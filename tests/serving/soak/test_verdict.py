@@ -46,7 +46,7 @@ def test_a_passed_verdict() -> None:
         ("first token", "p50 50 ms, p99 60 ms, longest 60 ms"),
         ("next token", "p50 5 ms, p99 6 ms, longest 6 ms"),
         ("longest gap", "1.50 s, until 12m 34s after the start (allowed: 30 s)"),
-        ("server", "answering, restarts: 0, faults: 0"),
+        ("server", "ready, restarts: 0, faults: 0"),
         ("retransmits", "gpu01: 12 of 40,000 segments (0.030%)"),
         ("", "gpu01 to gpu02: 11 segments"),
         ("verdict", "passed"),
@@ -63,7 +63,7 @@ def test_a_passed_verdict() -> None:
     [
         ({"errors": load().errors + load().errors.__class__({"x": 2})}, {}, "failed requests: 2"),
         ({"longest_wait": 30.1}, {}, "a request waited 30.1 s for a token"),
-        ({"tokens": 0}, {}, "no token came"),
+        ({"tokens": 0}, {}, "no tokens received"),
         ({}, {"generation": 3}, "restarts: 1"),
         ({}, {"fault_count": 2, "faults": [*BEFORE.faults, supervision.make_fault()]}, "faults: 1"),
         ({}, {"verdict": "suspect"}, "the server is suspect"),
