@@ -323,7 +323,9 @@ def main() -> int:
             report = Report(measure(bench, asked, asked.only or PARTS, tell))
         finally:
             made = [path.stem for path in bench.folder.glob("bench-*.yaml")]
-            remove = bench.command("jobs", *(word for name in made for word in ("--remove", name)))
+            remove = bench.command(
+                "jobs", "--yes", *(word for name in made for word in ("--remove", name))
+            )
             subprocess.run(remove, capture_output=True, timeout=300, check=False)
     print("\n".join(report.lines()))
     return 1 if report.missed else 0

@@ -184,7 +184,9 @@ def main() -> None:
                         print(f"round {number + 1}: {name}, {order}: {run}", file=sys.stderr)
         finally:
             made = [path.stem for path in bench.folder.glob("bench-*.yaml")]
-            remove = bench.command("jobs", *(word for name in made for word in ("--remove", name)))
+            remove = bench.command(
+                "jobs", "--yes", *(word for name in made for word in ("--remove", name))
+            )
             subprocess.run(remove, capture_output=True, timeout=300, check=False)
     many = "one replica" if args.replicas == 1 else f"{args.replicas} replicas"
     print(f"\n{args.rows:,} rows, {many}, {args.rounds} rounds:\n")

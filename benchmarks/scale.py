@@ -78,7 +78,7 @@ CASES = {
     "check": Case(("check", "--offline"), (UP,), pairs=True),
     "check-nccl": Case(("check-nccl",), (UP,), pairs=True),
     "check-nccl --from-log": Case(("check-nccl", "--from-log", "nccl.log")),
-    "down": Case(("down",), (UP,)),
+    "down": Case(("down", "--yes"), (UP,)),
 }
 
 

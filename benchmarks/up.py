@@ -210,7 +210,7 @@ def by_vlaunch(
         for event in events:
             if event.get("kind") == "stage" and event.get("state") == "ok":
                 stages[event["stage"]].append(event["seconds"])
-        stages["of the last: seeing that it lasts"].append(_held(events))
+        stages["of the last: waiting for it to stay true"].append(_held(events))
         stages["everything else (start-up, connecting, looking)"].append(
             seconds
             - sum(
@@ -225,7 +225,7 @@ def _held(events: list[dict[str, Any]]) -> float:
     green = [
         e["seconds"]
         for e in events
-        if e["kind"] == "wait" and "seeing that it lasts" in e.get("text", "")
+        if e["kind"] == "wait" and "waiting for it to stay true" in e.get("text", "")
     ]
     believed = [
         e["seconds"]
@@ -237,7 +237,7 @@ def _held(events: list[dict[str, Any]]) -> float:
 
 def down(inventory: Inventory, *, tag: str = "") -> None:
     """Remove the cluster from the nodes, and its derived image when it is named."""
-    call(VLAUNCH, "down", str(inventory.path))
+    call(VLAUNCH, "down", "--yes", str(inventory.path))
     for node in inventory.nodes if tag else ():
         call(
             *shlex.split(ssh(node)),

@@ -243,7 +243,7 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-        health.run_command(lab, inventory, "down")
+        health.run_command(lab, inventory, "down", "--yes")
     return 0 if all_good else 1
 
 

@@ -151,7 +151,7 @@ def _keep_evidence(stage: Stage) -> None:
 
 def _end(stage: Stage) -> None:
     """Take everything down, and look what is left."""
-    stage.must("down")
+    stage.must("down", "--yes")
     left: list[str] = []
 
     def gone() -> bool:
@@ -172,7 +172,7 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
     )
     stage.must("up")  # which may build the image
     if verb == "up":
-        stage.must("down")
+        stage.must("down", "--yes")
         ran = stage.must("up")
     elif verb in SERVES:
         ran = stage.must(*_serve_words(case))
@@ -180,7 +180,7 @@ def measure(practice: Practice, verb: str, engine: str) -> float:
         job = jobs.write(practice, case)
         ran = stage.must("batch", str(job))
         jobs.forget(practice, job)
-    stage.must("down")
+    stage.must("down", "--yes")
     if stage.run.why:
         raise SystemExit(
             f"`{verb}` does not work without a fault: {stage.run.why}\n{ran.said[-3000:]}"

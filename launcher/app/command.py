@@ -16,6 +16,7 @@ from launcher.app.locked import locked
 from launcher.app.progress import Printer, make_printer
 from launcher.app.refusal import record_refusal
 from launcher.app.session import Session, load_inventory, open_session
+from launcher.app.terminal import confirm
 from launcher.core.domain import Inventory, Node
 from launcher.core.plan import Plan
 
@@ -42,6 +43,7 @@ class CommandContext:
     fetch: bool = False
     no_hooks: bool = False
     strict: bool = False
+    yes: bool = False
     pair_timeout: float = 20.0
 
     @functools.cached_property
@@ -100,6 +102,14 @@ class CommandContext:
         """Hold the cluster's lock (see `launcher.app.locked`), unless this is a dry run."""
         wait = max(self.lock_wait, session.inventory.lock_wait)
         return locked(session, wait=wait, unless=self.dry_run or unless, needed=needed)
+
+    def confirm(self, session: Session, question: str, *, hint: str = "") -> None:
+        """Ask before something is destroyed, unless `--yes` or this is a dry run; raise Abort for a
+        no, and RequestError without a terminal.
+        """
+        if not (self.yes or self.dry_run):
+            with session.printer.paused():
+                confirm(question, hint=hint)
 
     def print_script(self, plans: Sequence[Plan]) -> None:
         """Print the script of a dry run."""

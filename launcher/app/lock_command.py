@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 
@@ -15,16 +14,15 @@ from launcher.app.lock import Owner
 from launcher.app.session import Session
 from launcher.app.terminal import dump_json, say
 from launcher.core import untrusted
-from launcher.core.errors import LockError, NodeError, RequestError
+from launcher.core.errors import LockError, NodeError
 from launcher.core.transport import Command
 
 
-@command(shows="none", flags=[options.JSON])
+@command(shows="none", flags=[options.YES, options.JSON])
 @click.option(
     "--break", "broken", is_flag=True, help="Stop the process that holds the lock, and release it."
 )
-@click.option("--yes", is_flag=True, help="With --break: skip the confirmation.")
-def lock(call: CommandContext, broken: bool, yes: bool) -> None:
+def lock(call: CommandContext, broken: bool) -> None:
     """Show the owner of the cluster lock, or break the lock.
 
     Commands that change the cluster hold the lock while they run, and release it even if they fail.
@@ -33,13 +31,13 @@ def lock(call: CommandContext, broken: bool, yes: bool) -> None:
     stops before its next step.
     """
 
-    if yes and not broken:
+    if call.yes and not broken:
         raise click.UsageError("--yes goes with --break")
     with call.session(nodes=[call.inventory.head]) as session:
         owner = query_owner(session)
         freed = False
         if broken and owner is not None:
-            _confirm_break(session, owner, yes=yes)
+            _confirm_break(call, session, owner)
             freed = _break(session, owner)
     _print_owner(call.inventory.cluster, owner, freed, as_json=call.as_json)
 
@@ -52,7 +50,7 @@ def query_owner(session: Session) -> Owner | None:
     return tool.parse_status(answer)
 
 
-def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
+def _confirm_break(call: CommandContext, session: Session, owner: Owner) -> None:
     """Show the lock's owner, and ask for confirmation."""
     head, cluster = session.inventory.head.name, session.inventory.cluster
     if not owner.pid:
@@ -63,14 +61,7 @@ def _confirm_break(session: Session, owner: Owner, *, yes: bool) -> None:
             hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
         )
     say(untrusted.single_line(f"held by {owner.description}, process {owner.pid} on {head}"))
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise RequestError(
-            "no terminal to confirm breaking the lock",
-            hint="run `vlaunch lock --break --yes`",
-        )
-    click.confirm("Break it? Its command stops halfway", abort=True, err=True)
+    call.confirm(session, "Break the lock? The command that holds it stops halfway")
 
 
 def _break(session: Session, owner: Owner) -> bool:

@@ -44,6 +44,7 @@ ACCEPT_NEW = click.Option(
 DRY_RUN = click.Option(
     ["--dry-run"], is_flag=True, help="Print the script that would run; change nothing."
 )
+YES = click.Option(["--yes"], is_flag=True, help="Skip the confirmation.")
 OFFLINE = click.Option(
     ["--offline"],
     is_flag=True,

@@ -19,7 +19,7 @@ from launcher.app.progress import Printer, show_all, show_through
 from launcher.app.secrets import hide_known_values
 from launcher.core import untrusted
 from launcher.core.domain import Answer, Inventory, Node, fold
-from launcher.core.errors import ConnectError, RequestError, combine_errors
+from launcher.core.errors import ConnectError, combine_errors
 from launcher.core.events import Event, Kind, State
 from launcher.core.plan import Plan
 from launcher.core.transport import Command, RecordingTransport, Transport
@@ -70,13 +70,6 @@ class Session:
     def show(self, events: Generator[Event, None, T]) -> T:
         """Show a stream of events, and return its result."""
         return show_through(events, self.printer)
-
-    def confirm(self, question: str, refusal: str, *, hint: str) -> None:
-        """Ask for confirmation; raise Abort for a no, and RequestError without a terminal."""
-        if not sys.stdin.isatty():
-            raise RequestError(refusal, hint=hint)
-        with self.printer.paused():
-            click.confirm(question, abort=True, err=True)
 
     # --- events
 

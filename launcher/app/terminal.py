@@ -108,6 +108,14 @@ def say(text: str, *, lead: str = "", err: bool = True) -> None:
         click.echo(row if number else lead + row[len(before) :], err=err, color=_colour())
 
 
+def confirm(question: str, *, hint: str = "") -> None:
+    """Ask for confirmation; raise Abort for a no, and RequestError without a terminal."""
+    if not sys.stdin.isatty():
+        hint = f"add `--yes`; {hint}" if hint else "add `--yes`"
+        raise RequestError(f"no terminal to confirm: {question}", hint=hint)
+    click.confirm(question, abort=True, err=True)
+
+
 def print_field(row: str) -> None:
     """Print a row on standard output: a name, two spaces or more, and an aligned value."""
     name = row[: len(row) - len(re.split(r"\s{2,}", row, maxsplit=1)[-1])]

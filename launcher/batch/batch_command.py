@@ -56,12 +56,12 @@ _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
         options.DRY_RUN,
         options.OFFLINE,
         options.LOCK_WAIT,
+        options.YES,
         options.JSON,
     ]
 )
 @batch_flags.job_options
 @click.option("--discard-results", is_flag=True, help="Delete this job's results and start over.")
-@click.option("--yes", is_flag=True, help="With --discard-results: skip the confirmation.")
 @click.option("--retry-errors", is_flag=True, help="Retry the error rows.")
 @click.option(
     "--queue",
@@ -73,7 +73,6 @@ _LINE_INTERVAL = 10.0  # seconds between lines on a non-interactive output
 def batch(
     call: CommandContext,
     discard_results: bool,
-    yes: bool,
     retry_errors: bool,
     queue: bool,
     detach: bool,
@@ -108,7 +107,7 @@ def batch(
             call.print_script([start.plan])
             return 0
         with call.session(printer=to) as session:
-            code, rows = _run(call, session, request, batch_options, detach=detach, yes=yes)
+            code, rows = _run(call, session, request, batch_options, detach=detach)
     if not call.as_json:
         for row in rows:
             print_field(row)
@@ -146,14 +145,14 @@ def _show_shipping(events: Iterable[Event], pieces: int) -> Iterator[Event]:
 def _check_options(call: CommandContext, batch_options: BatchOptions, *, detach: bool) -> None:
     """Raise UsageError for contradictory options."""
     if call.offline and not call.dry_run:
-        raise click.UsageError(
-            "--offline goes with --dry-run: no row is answered without the nodes"
-        )
+        raise click.UsageError("--offline requires --dry-run: a job cannot run without the nodes")
     if batch_options.restart and batch_options.retry_errors:
-        raise click.UsageError("--discard-results starts over, --retry-errors goes on: choose one")
+        raise click.UsageError(
+            "--discard-results starts over, --retry-errors continues: choose one"
+        )
     if detach and call.strict:
         raise click.UsageError(
-            "--strict judges how the job ends, and --detach does not wait for that: choose one"
+            "--strict needs the job's result, but --detach does not wait for it: choose one"
         )
 
 
@@ -197,7 +196,6 @@ def _run(
     batch_options: BatchOptions,
     *,
     detach: bool,
-    yes: bool,
 ) -> tuple[int, list[str]]:
     """Query the cluster, start the job and watch it; return the exit code and closing lines.
 
@@ -209,8 +207,8 @@ def _run(
         folder = _output_folder(
             session.inventory, request, snapshot.entry, restart=batch_options.restart
         )
-        if batch_options.restart and not (yes or call.dry_run):
-            _confirm(session, request.job.name, snapshot.entry, folder)
+        if batch_options.restart:
+            _confirm(call, session, request.job.name, snapshot.entry, folder)
         if _fetch(call, locked, snapshot.cluster, request.job, start):
             _, snapshot = _query_cluster(locked, request, dry_run=False)
             start = plan_batch(snapshot, request, batch_options)
@@ -228,8 +226,8 @@ def _run(
                 _apply(locked, start, folder, clear=batch_options.restart or start.fresh)
         except KeyboardInterrupt:
             text = (
-                "interrupted while the job was begun: `vlaunch jobs` says whether it runs; the same"
-                " command goes on"
+                "interrupted while starting the job: `vlaunch jobs` shows whether it runs;"
+                " the same command continues it"
             )
             session.warn("batch", text)
             return 130, []
@@ -263,17 +261,16 @@ def _fetch(
 
 
 def _confirm(
-    session: Session, name: str, entry: job_store.JobEntry, folder: OutputFolder | None
+    call: CommandContext,
+    session: Session,
+    name: str,
+    entry: job_store.JobEntry,
+    folder: OutputFolder | None,
 ) -> None:
-    """Ask for confirmation before deleting results; raises RequestError without a terminal."""
-    if entry.absent and not (folder and folder.parts()):
-        return
-    done = progress_text.row_counts(entry.progress)
-    session.confirm(
-        f"Delete the results of `{name}` ({done})?",
-        f"no terminal to confirm that the results of `{name}` are deleted ({done})",
-        hint="add `--yes` to delete them; without `--discard-results`, the job goes on",
-    )
+    """Ask for confirmation before deleting results, if there are any."""
+    if not entry.absent or (folder and folder.parts()):
+        question = f"Delete the results of `{name}` ({progress_text.row_counts(entry.progress)})?"
+        call.confirm(session, question, hint="without `--discard-results`, the job resumes")
 
 
 def _detach(
@@ -292,15 +289,15 @@ def _unchanged_notes(
 ) -> list[str]:
     """Return the reasons for submitting nothing; empty when the job is submitted."""
     if start.attached:
-        return [f"this job runs already as Ray job {start.job}; watching it"]
+        return [f"the job is already running as Ray job {start.job}; watching it"]
     if not start.finished:
         return []
     rows = progress_text.row_counts(snapshot.entry.progress)
-    lines = [f"every row was done before: {rows}; nothing was submitted"]
+    lines = [f"all rows were already done: {rows}; nothing was submitted"]
     # Local files were hashed again and are unchanged; only a driver can read the others.
     if unread := [source.shown for source in request.job.sources if source.where != "control"]:
         lines.append(
-            f"not looked at again: {', '.join(unread)}; if it has changed, start over with"
+            f"not read again: {', '.join(unread)}; if it has changed, start over with"
             " --discard-results"
         )
     return lines
@@ -377,8 +374,8 @@ def _watch(
         progress = show_through(events, session.printer)
     except KeyboardInterrupt:
         text = (
-            "stopped watching; the job goes on. Watch it again with the same command, or end it"
-            f" with `vlaunch stop {name}`"
+            "stopped watching; the job continues. Watch it again with the same command, or"
+            f" stop it with `vlaunch stop {name}`"
         )
         session.warn("batch", text)
         return 130, []
@@ -406,13 +403,14 @@ def _finish(
             show_through(fetched, session.printer)
         except KeyboardInterrupt:
             text = (
-                "stopped gathering; every row is done, and the same command fetches what is missing"
+                "stopped fetching; all rows are done, and the same command fetches the missing"
+                " files"
             )
             session.warn("gather", text)
             return 130, []
     where = request.job.to.shown
     rows = progress_text.row_counts(progress)
-    text = f"{rows} are accounted for, {progress.errors:,} of them as errors"
+    text = f"{rows} are done, {progress.errors:,} of them with errors"
     session.done(
         text,
         state="warn" if progress.errors else "ok",
@@ -431,7 +429,7 @@ def _result_lines(request: BatchRequest, progress: Progress, where: str) -> list
     if done and seconds > 0:
         rate, span = sizes.format_rate(done / seconds), sizes.format_duration(seconds)
         speed = f"{rate} rows/s over {span}"
-    retry_hint = f", see {where.rstrip('/')}/errors; try them again with --retry-errors"
+    retry_hint = f", see {where.rstrip('/')}/errors; retry them with --retry-errors"
     rows = {
         "job": request.job.name,
         "answers": f"{progress.done:,} in {where.rstrip('/')}/rows",

@@ -37,7 +37,7 @@ _COLOURS = {
 }
 
 
-@command(flags=[options.LOCK_WAIT, options.JSON])
+@command(flags=[options.LOCK_WAIT, options.YES, options.JSON])
 @click.option(
     "--remove",
     "names",
@@ -52,7 +52,7 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     resume it.
     """
     if call.lock_wait and not names:
-        raise click.UsageError("--lock-wait goes with --remove: to look takes no lock")
+        raise click.UsageError("--lock-wait requires --remove: listing takes no lock")
     ctx = call if names else replace(call, shows="none")  # without names, JSON is the answer
     with (
         ctx.session(nodes=[call.inventory.head]) as session,
@@ -60,7 +60,7 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     ):
         snapshot, statuses = query_jobs(locked, update=bool(names))
         if names:
-            _remove_jobs(locked, statuses, names)
+            _remove_jobs(call, locked, statuses, names)
             return
     if call.as_json:
         click.echo(
@@ -89,14 +89,14 @@ def query_jobs(
     inventory = session.inventory
     snapshot = server.query_cluster(session, head_only=True)
     if not snapshot.site.head_runs:
-        raise NodeError(inventory.head.name, "its container does not run", hint="run `vlaunch up`")
+        raise NodeError(
+            inventory.head.name, "its container is not running", hint="run `vlaunch up`"
+        )
     if update:
         session.apply(plan_files(snapshot.site))
     elif not snapshot.site.facts[inventory.head.name].files.get("payload/batch.pyz"):
-        text = "has no helper program that knows its batch jobs"
-        raise NodeError(
-            inventory.head.name, text, hint="run `vlaunch up`, which brings it up to date"
-        )
+        text = "has outdated node programs"
+        raise NodeError(inventory.head.name, text, hint="run `vlaunch up` to update them")
     (answer,) = session.transport.run([query_list(snapshot.site)])
     return snapshot, batches.merge_jobs(inventory, job_store.parse_list(answer), snapshot.payload)
 
@@ -150,28 +150,32 @@ def job_lines(jobs: Sequence[BatchStatus]) -> list[Line]:
 
 def state_label(state: str) -> Text:
     """Return a job's state in its colour."""
-    return plain_text(state, _COLOURS.get(state, "yellow"))
+    return plain_text(servers.shown_state(state), _COLOURS.get(state, "yellow"))
 
 
 def _print_jobs(snapshot: ClusterSnapshot, statuses: Sequence[BatchStatus]) -> None:
     remarks = [
-        f"{server.label} with {server.model} runs beside them"
+        f"{server.label} with {server.model} is also running"
         for server in servers.parse_servers(snapshot.payload).running
     ]
     if "error" in snapshot.payload:
-        remarks.append(f"Ray does not say which jobs run: {snapshot.payload['error']}")
+        remarks.append(f"Ray did not list its jobs: {snapshot.payload['error']}")
     if not statuses:
-        say("no batch job is known on this cluster")
+        say("this cluster has no batch jobs")
         return
     show(render_table(statuses, remarks))
 
 
-def _remove_jobs(session: Session, statuses: Sequence[BatchStatus], names: Sequence[str]) -> None:
+def _remove_jobs(
+    call: CommandContext, session: Session, statuses: Sequence[BatchStatus], names: Sequence[str]
+) -> None:
     chosen = [find_job(statuses, name) for name in dict.fromkeys(names)]
     if runs := [job.name for job in chosen if job.runs]:
         raise RequestError(
             f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
+    removed = ", ".join(job.name for job in chosen)
+    call.confirm(session, f"Remove {removed}, with the results on the head?")
     head = session.site.head
     steps = tuple(
         Step(
@@ -184,7 +188,6 @@ def _remove_jobs(session: Session, statuses: Sequence[BatchStatus], names: Seque
     )
     stage = Stage(id="remove", title="Remove batch jobs", steps=steps)
     session.apply(Plan(verb="jobs", stages=(stage,), keep_going=True))
-    removed = ", ".join(job.name for job in chosen)
     session.done(f"removed {removed}", data={"removed": [job.name for job in chosen]})
 
 

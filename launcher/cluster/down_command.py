@@ -17,10 +17,15 @@ from launcher.core.errors import GateError, LockError, NodeError, VlaunchError, 
 from launcher.core.plan import Plan
 from launcher.tools.host import HostFacts
 from launcher.tools.node_probes import parse_answers, probe_commands
+from launcher.tools.ray_judges import try_payload
+from launcher.tools.serving_judges import query_jobs, running_work
 from launcher.tools.site import Site
 
 
-@command(path=True, flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.JSON])
+@command(
+    path=True,
+    flags=[options.DRY_RUN, options.LOCK_WAIT, options.NO_HOOKS, options.YES, options.JSON],
+)
 @click.option("--purge", is_flag=True, help="Remove the compile cache too.")
 def down(call: CommandContext, purge: bool) -> None:
     """Remove the cluster's containers, helper files and secrets from every node, and verify that
@@ -32,9 +37,27 @@ def down(call: CommandContext, purge: bool) -> None:
     """
     with call.session(hooks_of="down", partial=True) as session:
         with call.locked(session, unless=not session.reached, needed=False) as locked:
+            if not (call.yes or call.dry_run):
+                _confirm(call, locked, purge=purge)
             locked.hooks.run_pre(locked.printer)
             _remove_cluster(call, locked, purge=purge)
         session.hooks.run_post(session.printer)
+
+
+def _confirm(call: CommandContext, session: Session, *, purge: bool) -> None:
+    """Ask for confirmation if servers or batch jobs run, or the compile cache is removed.
+
+    A head that does not respond runs nothing that would be lost.
+    """
+    inventory = session.inventory
+    queries = probe_commands(inventory, (), session.reached_of([inventory.head]))
+    site = Site(inventory, parse_answers(session.transport.run(queries))[0])
+    answers = session.transport.run([query_jobs(site)] if site.head_runs else [])
+    work = [name for answer in answers for name in running_work(try_payload(answer))]
+    losses = [f"stop {', '.join(work)}"] if work else []
+    losses += ["delete the compile cache"] if purge else []
+    if losses:
+        call.confirm(session, f"Remove cluster {inventory.cluster}, {' and '.join(losses)}?")
 
 
 def _remove_cluster(call: CommandContext, session: Session, *, purge: bool) -> None:
@@ -61,9 +84,9 @@ def _docker_errors(facts: Mapping[str, HostFacts]) -> dict[str, NodeError]:
     return {
         name: NodeError(
             name,
-            "Docker does not answer, so its containers could not be looked for",
+            "Docker does not respond; its containers were not checked",
             evidence=node_facts.part_errors.get("docker", ""),
-            hint="run `vlaunch down` again when it does",
+            hint="start Docker, then run `vlaunch down` again",
         )
         for name, node_facts in facts.items()
         if node_facts.docker_version is None
@@ -94,7 +117,7 @@ def _report_result(
     if plan.steps and inventory.head.name in facts:
         state = Site(inventory, facts).state_dir(inventory.head)
         audit_text = (
-            "who changed what stays on each node:"
+            "the audit trail stays on each node:"
             f" {state.rpartition('/')[0]}/audit/{inventory.cluster}.ndjson (`vlaunch audit`)"
         )
         session.note("audit", audit_text)
@@ -102,7 +125,7 @@ def _report_result(
     cache_bytes = sum(cache.size or 0 for cache in caches if cache)
     if cache_bytes >= sizes.MIB and not purged:
         note = (
-            f"what engines compiled stays on the nodes, {sizes.format_size(cache_bytes)} in all"
+            f"the compile cache stays on the nodes, {sizes.format_size(cache_bytes)} in total"
             " (`vlaunch down --purge` removes it)"
         )
         session.note("compiled", note, data={"bytes": cache_bytes})

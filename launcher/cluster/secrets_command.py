@@ -82,15 +82,12 @@ def list_(call: CommandContext) -> int:
 
 @command(
     under=secrets,
-    flags=[options.LOCK_WAIT, options.JSON],
+    flags=[options.LOCK_WAIT, options.YES, options.JSON],
     short_help="Renew certificates and Ray's token; fetch other secrets again",
 )
 @click.argument("names", metavar="[NAME…]", nargs=-1)
-@click.option(
-    "--yes", is_flag=True, help="Skip the confirmation before servers and batch jobs stop."
-)
 @options.JOIN_TIMEOUT
-def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout: float) -> None:
+def rotate(call: CommandContext, names: tuple[str, ...], join_timeout: float) -> None:
     """Renew the agents' certificates and Ray's token, and fetch the other secrets from their
     sources again.
 
@@ -110,7 +107,7 @@ def rotate(call: CommandContext, names: tuple[str, ...], yes: bool, join_timeout
         return
     values = {**resolve(inventory.secrets, inventory.path.parent), **token}
     with call.session() as session, call.locked(session) as locked:
-        _rotate_secrets(locked, values, renew=renew, yes=yes, join_timeout=join_timeout)
+        _rotate_secrets(call, locked, values, renew=renew, join_timeout=join_timeout)
 
 
 def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
@@ -121,9 +118,9 @@ def _new_token(inventory: Inventory, names: Sequence[str]) -> dict[str, Secret]:
             f"no secret `{unknown[0]}` in this cluster"
             if len(unknown) == 1
             else f"no secrets {', '.join(unknown)} in this cluster",
-            hint=f"known are: {', '.join(defined)}"
+            hint=f"defined secrets: {', '.join(defined)}"
             if defined
-            else "the inventory names none under `secrets:`",
+            else "the inventory defines none under `secrets:`",
         )
     used = inventory.ray.token_auth and not inventory.ray.off
     rotates = ray.TOKEN in names if names else used
@@ -152,17 +149,17 @@ def _renew_certificates(session: Session) -> None:
 def _refuse_without_containers(site: Site) -> None:
     if not any(site.container(node) for node in site.nodes):
         raise RequestError(
-            f"cluster {site.inventory.cluster} has no container that could get new secrets",
-            hint="`vlaunch up` fetches every secret",
+            f"cluster {site.inventory.cluster} has no containers to update",
+            hint="run `vlaunch up`, which fetches every secret",
         )
 
 
 def _rotate_secrets(
+    call: CommandContext,
     session: Session,
     values: Mapping[str, Secret],
     *,
     renew: bool,
-    yes: bool,
     join_timeout: float,
 ) -> None:
     """Report what stops, ask for confirmation, and run `up` with the other secrets."""
@@ -176,30 +173,26 @@ def _rotate_secrets(
     apply = partial(bring_up, session, values, join_timeout=join_timeout, renew=renew)
     plans = apply(dry_run=True)
     if not any(plan.steps for plan in plans):
-        text = "every source gives the value that the cluster has already; nothing was changed"
+        text = "every source returned the value in use; nothing was changed"
         session.done(text, stage="secrets", data={"changed": 0})
         return
     stages = (stage for plan in plans for stage in plan.stages)
     if not any(stage.steps for stage in stages if stage.id in ("head", "workers")):
         apply(dry_run=False)  # no container is recreated
         return
-    stopped = [server.label for server in running] + [f"batch job {job.name}" for job in batches]
-    text = f"all containers of {inventory.cluster} start anew"
-    text += f"; this ends {', '.join(stopped)}" if stopped else ""
+    stopped = serving_judges.running_work(snapshot.payload)
+    text = f"all containers of {inventory.cluster} will be recreated"
+    text += f"; this stops {', '.join(stopped)}" if stopped else ""
     session.warn("secrets", text, data={"ends": stopped})
-    if not yes:
-        session.confirm(
-            "Go on?",
-            "nobody can be asked whether the containers may start anew",
-            hint="say it: `vlaunch secrets rotate --yes`",
-        )
+    if stopped:
+        call.confirm(session, f"Recreate the containers, and stop {', '.join(stopped)}?")
     apply(dry_run=False)
     for server in running:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
-        outcome = "comes back by itself" if supervised else "is not kept: run `vlaunch serve` again"
+        outcome = "restarts by itself" if supervised else "is gone: run `vlaunch serve` again"
         session.note("secrets", f"{server.label} {outcome}")
     for job in batches:
-        text = f"batch job {job.name} goes on where it was when you run its `vlaunch batch` again"
+        text = f"batch job {job.name} resumes when you run its `vlaunch batch` again"
         session.note("secrets", text)
 
 
@@ -228,15 +221,15 @@ def _describe_source(source: SecretSource) -> str:
     if source.command is not None:
         # Its arguments may be confidential.
         return f"command {source.command.split()[0]}"
-    return "asked for in the terminal"
+    return "typed in the terminal"
 
 
 def _describe_use(name: str) -> str:
     users = {
         "AGENT_CA": "the agents, to verify certificates",
         "AGENT_CERTIFICATE": "the node's agent: mutual TLS with the others",
-        "RAY_AUTH_TOKEN": "Ray: all its ports but metrics",
-        "VLLM_API_KEY": "the endpoint asks for it",
+        "RAY_AUTH_TOKEN": "Ray: all ports except metrics",
+        "VLLM_API_KEY": "required by the endpoint",
         "HF_TOKEN": "downloads from Hugging Face",
     }
     return users.get(name, "environment of the containers")
@@ -275,9 +268,9 @@ def _file_remarks(node: str, files: Sequence[SecretFile], secret_names: Sequence
         if not file.private:
             owner = "" if file.own else ", of another user"
             fix = f"chmod {'700' if not file.name else '600'} {file.path}"
-            text = f"{file.path} has mode {file.mode}{owner}; on it: `{fix}`"
+            text = f"{file.path} has mode {file.mode}{owner}; run there: `{fix}`"
             remarks.append(f"{node}: {text}")
         if file.name and file.name not in secret_names:
-            text = f"{file.path} is no secret of this inventory; `vlaunch down` removes it"
+            text = f"{file.path} is not a secret of this inventory; `vlaunch down` removes it"
             remarks.append(f"{node}: {text}")
     return remarks

@@ -60,7 +60,7 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
     elif not any(store.models for store in stores.values()) and not remarks:
-        say("there is no model on these nodes")
+        say("these nodes have no models")
     else:
         show(render_models(stores, remarks))
     return 1 if remarks else 0
@@ -82,13 +82,12 @@ def _as_json(cluster: str, stores: Mapping[str, NodeModels], remarks: list[str])
 
 @command(
     under=model,
-    flags=[options.DRY_RUN, options.LOCK_WAIT, options.JSON],
+    flags=[options.DRY_RUN, options.LOCK_WAIT, options.YES, options.JSON],
     short_help="Remove a model from the nodes",
 )
 @click.argument("name", metavar="MODEL")
 @options.NODES
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
-def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -> None:
+def remove(call: CommandContext, name: str, nodes: tuple[str, ...]) -> None:
     """Remove MODEL from every node, or from the given ones: all revisions, unfinished copies and
     downloads, and their records.
 
@@ -109,13 +108,8 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...], yes: bool) -
         if call.dry_run:
             _print_removal(nodes_with_model, stores, name)
             return
-        if not yes:
-            places = fold([node.name for node in nodes_with_model])
-            locked.confirm(
-                f"Remove {name} from {places}?",
-                f"nobody can be asked whether {name} may be removed from {places}",
-                hint=f"say it: `vlaunch model remove {name} --yes`",
-            )
+        places = fold([node.name for node in nodes_with_model])
+        call.confirm(locked, f"Remove {name} from {places}?")
         changes = {node.name: [f"removing {name}"] for node in nodes_with_model}
         freed = programs.run_all(
             lambda node: chain.remove_request(*_roots(programs, node, name)),
@@ -168,7 +162,7 @@ def _print_removal(nodes: Sequence[Node], stores: Mapping[str, NodeModels], name
 
 
 def _report_removed(session: Session, name: str, freed: Mapping[str, int]) -> None:
-    text = f"{name} is removed from {fold(list(freed))}: {format_size(sum(freed.values()))} in all"
+    text = f"removed {name} from {fold(list(freed))}: {format_size(sum(freed.values()))} in all"
     session.done(text, stage="model", data={"freed": dict(freed)})
 
 
@@ -182,7 +176,7 @@ def render_models(stores: Mapping[str, NodeModels], remarks: Sequence[str] = ())
     """
     from rich.console import Group
 
-    table = make_table("MODEL", "REVISION", "SIZE", "WHOLE ON", "IN PART ON")
+    table = make_table("MODEL", "REVISION", "SIZE", "COMPLETE ON", "INCOMPLETE ON")
     table.add_column("LAST USED", no_wrap=True)
     rows: dict[tuple[str, str], list[tuple[str, StoredModel, Revision]]] = {}
     for node, store in stores.items():
@@ -230,12 +224,11 @@ def _model_problems(model: StoredModel) -> list[str]:
     problems = [f"{model.name}: {revision.why}" for revision in model.revisions if revision.why]
     if model.unfinished:
         problems.append(
-            f"{model.name}: a copy is unfinished, {format_size(model.unfinished)} so far; the same"
-            f" `vlaunch model copy {model.name}` goes on with it"
+            f"{model.name}: a copy is incomplete, {format_size(model.unfinished)} so far;"
+            f" `vlaunch model copy {model.name}` continues it"
         )
     if model.downloading:
         problems.append(
-            f"{model.name}: {format_size(model.left_over)} of downloads that run or were"
-            " interrupted"
+            f"{model.name}: {format_size(model.left_over)} of running or interrupted downloads"
         )
     return problems

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.app.terminal import say
+from launcher.app.terminal import confirm, say
 from launcher.core.errors import RequestError, VlaunchError
 from launcher.lab import layout, prerequisites, removal, startup
 from launcher.lab import status as observed
@@ -123,7 +123,7 @@ def up(
     startup.start_lab(lab_spec, cache=cache, with_image=not no_image, say=say)
     click.echo(lab_spec.inventory)
     say(f"{nodes} hosts are up, their inventory is above; next: `vlaunch up {lab_spec.inventory}`")
-    say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them without a trace")
+    say(f"`vlaunch lab down{_repeat_options(name, directory)}` removes them completely")
     _print_gpu_notes(lab_spec)
 
 
@@ -131,7 +131,7 @@ def up(
 def install() -> None:
     """Install the Debian packages that lab hosts need, if any are missing."""
     prerequisites.ensure_installed(install=True, say=say)
-    say("this machine has what practice hosts need; next: `vlaunch lab up`")
+    say("this machine has everything that lab hosts need; next: `vlaunch lab up`")
 
 
 @lab.command(short_help="Show the state of every lab host")
@@ -144,14 +144,14 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
     existing = layout.load_lab(location)
     if existing is None or existing.name != name:
         raise RequestError(
-            f"there is no practice cluster `{name}` in `{location}`", hint="run `vlaunch lab up`"
+            f"there is no lab cluster `{name}` in `{location}`", hint="run `vlaunch lab up`"
         )
     states = observed.observe(existing)
     click.echo(observed.to_json(existing, states) if as_json else observed.to_text(states))
     _print_gpu_notes(existing)
     if down := [state.name for state in states if not state.up]:
         raise VlaunchError(
-            f"not all is up on {', '.join(down)}",
+            f"not everything is running on {', '.join(down)}",
             hint=f"run `vlaunch lab up{_repeat_options(name, directory)}`",
         )
 
@@ -160,7 +160,8 @@ def status(name: str, directory: Path | None, as_json: bool) -> None:
 @_lab_options
 @_CACHE
 @click.option("--purge-cache", is_flag=True, help="Remove the cached wheels and image too.")
-def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> None:
+@click.option("--yes", is_flag=True, help="With --purge-cache: skip the confirmation.")
+def down(name: str, directory: Path | None, cache: Path, purge_cache: bool, yes: bool) -> None:
     """Remove all lab hosts and verify that nothing is left.
 
     Works on a partly created or crashed lab as well, and after a reboot. Cached wheels and the
@@ -168,10 +169,12 @@ def down(name: str, directory: Path | None, cache: Path, purge_cache: bool) -> N
     """
     prerequisites.require_linux_root()
     location = (directory or layout.default_dir(name)).absolute()
+    if purge_cache and cache.exists() and not yes:
+        confirm(f"Delete the wheels and the image in `{cache}`?")
     removal.remove_lab(name, location, say)
     if leftovers := removal.leftovers(name, location):
         raise VlaunchError(
-            f"traces of the practice cluster `{name}` are left",
+            f"leftovers of the lab cluster `{name}`",
             evidence=leftovers,
             hint="run the same command again",
         )

@@ -112,7 +112,7 @@ def test_a_second_run_has_nothing_to_do(batch: Batch) -> None:
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (0, [], before)
     assert "all rows were already done" in ran.err
-    assert "all 4 files are there" in ran.err
+    assert "all 4 files are up to date" in ran.err
     assert len(batch.cluster.commands) - command_count <= 2 * 2 + 4
 
 
@@ -428,8 +428,7 @@ def test_ctrl_c_stops_the_watching(batch: Batch, monkeypatch: pytest.MonkeyPatch
     assert (ran.code, batch.verbs()) == (130, [])
     assert (
         "the job continues. Watch it again with the same command, or stop it with `vlaunch stop"
-        " job`"
-        in ran.err
+        " job`" in ran.err
     )
 
 
@@ -683,7 +682,7 @@ def test_output_unknown_to_the_head(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs(), batch.gathered()) == (2, [], before)
-    assert "of which the head knows nothing any more" in ran.err
+    assert "but the head has no record of it" in ran.err
     refused = batch.run("--discard-results")
     assert (refused.code, batch.gathered()) == (2, before)
     assert batch.run("--discard-results", "--yes").code == 0
@@ -751,7 +750,7 @@ def test_a_dry_run_prints_what_the_run_sends(
 
 @pytest.mark.parametrize(
     ("state", "expected"),
-    [("RUNNING", "is already running as Ray job batch-job-1"), ("", "every row was done")],
+    [("RUNNING", "is already running as Ray job batch-job-1"), ("", "all rows were already done")],
 )
 def test_a_dry_run_explains_an_empty_plan(batch: Batch, state: str, expected: str) -> None:
     """An empty script alone would look like a mistake."""
@@ -761,7 +760,7 @@ def test_a_dry_run_explains_an_empty_plan(batch: Batch, state: str, expected: st
 
     assert ran.code == 0, ran.err
     assert "# vlaunch batch: cluster c" in ran.out
-    assert f"# note: {'this job ' if state else ''}{expected}" in ran.out
+    assert f"# note: {'the job ' if state else ''}{expected}" in ran.out
 
 
 def test_input_that_only_a_driver_can_read(batch: Batch) -> None:
@@ -807,7 +806,7 @@ def test_json_events(batch: Batch) -> None:
     ("argv", "expected"),
     [
         ((), "pass a job file, or --model"),
-        (("job.yaml", "--offline"), "--offline needs --dry-run"),
+        (("job.yaml", "--offline"), "--offline requires --dry-run"),
         (("job.yaml", "--discard-results", "--retry-errors"), "choose one"),
         (("job.yaml", "--model", "x"), "--model"),
         (("missing.yaml",), "missing.yaml"),

@@ -45,7 +45,7 @@ def test_no_job_at_all(batch: Batch) -> None:
     ran = batch.cluster.run("jobs")
 
     assert (ran.code, ran.out) == (0, "")
-    assert "no batch job is known" in ran.err
+    assert "this cluster has no batch jobs" in ran.err
 
 
 def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
@@ -57,14 +57,14 @@ def test_a_running_job_and_the_server_beside_it(running: Batch) -> None:
     assert ran.code == 0
     assert header.split() == ["NAME", "STATE", "ROWS", "DONE", "ERRORS", "ROWS/S", "ETA", "STARTED"]
     assert row.split()[:7] == ["job", "running", "10", "4", "0", "2.50", "2s"]
-    assert rest == "server `chat` with org/m runs beside them"
+    assert rest == "server `chat` with org/m is also running"
 
 
 @pytest.mark.parametrize(
     ("state", "status", "shown", "expected"),
     [
-        ("running", "FAILED", "interrupted", "the same `vlaunch batch` goes on"),
-        ("running", "ABSENT", "interrupted", "the same `vlaunch batch` goes on"),
+        ("running", "FAILED", "interrupted", "the same `vlaunch batch` continues"),
+        ("running", "ABSENT", "interrupted", "the same `vlaunch batch` continues"),
         ("done", "SUCCEEDED", "done", ""),
         ("failed", "FAILED", "failed", "it broke"),
         ("stopped", "STOPPED", "stopped", ""),
@@ -114,7 +114,7 @@ def test_to_look_changes_nothing(running: Batch, argv: tuple[str, ...]) -> None:
     ran = running.cluster.run(*argv)
 
     assert (ran.code, len(world.changes)) == (1, before)
-    assert "gpu01: has no helper program that knows its batch jobs" in ran.err
+    assert "gpu01: has outdated node programs" in ran.err
     assert "hint: run `vlaunch up`" in ran.err
 
 
@@ -130,7 +130,10 @@ def test_a_job_that_is_over_is_removed(batch: Batch) -> None:
     """Its folder on the head; what was gathered stays."""
     batch.run()
     batch.verbs()
-    ran = batch.cluster.run("jobs", "--remove", "job")
+    refused = batch.cluster.run("jobs", "--remove", "job")
+    assert (refused.code, batch.verbs()) == (2, [])
+    assert "no terminal to confirm: Remove job, with the results on the head?" in refused.err
+    ran = batch.cluster.run("jobs", "--remove", "job", "--yes")
 
     assert (ran.code, batch.verbs(), batch.work.exists()) == (0, ["remove"], False), ran.err
     assert len(batch.answers()) == 10
@@ -150,7 +153,7 @@ def test_stop_a_job(running: Batch) -> None:
     ran = running.cluster.run("stop", "job")
 
     assert (ran.code, running.verbs(), running.work.exists()) == (0, ["stop"], True), ran.err
-    assert "stopped job; the same `vlaunch batch` goes on" in ran.err
+    assert "stopped job; the same `vlaunch batch` continues" in ran.err
 
 
 def test_stop_a_job_that_does_not_run(batch: Batch) -> None:
@@ -160,7 +163,7 @@ def test_stop_a_job_that_does_not_run(batch: Batch) -> None:
     ran = batch.cluster.run("stop", "job")
 
     assert (ran.code, batch.verbs()) == (0, [])
-    assert "job does not run; it is done" in ran.err
+    assert "job is not running; it is done" in ran.err
     assert "nothing was stopped" in ran.err
 
 
@@ -172,7 +175,7 @@ def test_a_driver_that_ray_has_forgotten(running: Batch) -> None:
         ran = running.cluster.run("stop", "job")
 
     assert (ran.code, running.verbs()) == (1, [])
-    assert "the driver of batch job `job` lives, and Ray does not know its job any more" in ran.err
+    assert "the driver of batch job `job` is running, but Ray has no record of its job" in ran.err
     assert "does not run" not in ran.err
 
 
@@ -197,7 +200,7 @@ def test_stop_without_a_name_is_about_the_server(running: Batch) -> None:
     ran = running.cluster.run("stop")
 
     assert (ran.code, running.verbs()) == (0, [])
-    assert "batch job `job` runs and goes on; end it with `vlaunch stop job`" in ran.err
+    assert "batch job `job` keeps running; stop it: `vlaunch stop job`" in ran.err
 
 
 def test_a_dry_run_of_a_stop(running: Batch) -> None:
@@ -243,4 +246,4 @@ def test_a_head_that_does_not_run(running: Batch, command: str) -> None:
     ran = running.cluster.run(command, *(["job"] if command == "stop" else []))
 
     assert ran.code == 1
-    assert "its container does not run" in ran.err
+    assert "its container is not running" in ran.err

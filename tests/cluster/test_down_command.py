@@ -9,6 +9,7 @@ import pytest
 from launcher.core.domain import Answer
 from launcher.core.errors import ConnectError
 from launcher.core.transport import Command
+from tests import supervision
 from tests.command_line import INVENTORY, Cluster
 
 
@@ -113,6 +114,17 @@ def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path
     assert (folder / "reviews").is_dir()
 
 
+def test_a_prompt_names_what_runs(up: Cluster) -> None:
+    """Without a terminal nothing is removed; a dry run and a cluster without work do not ask."""
+    supervision.store_server(up.world, supervision.make_spec("chat"))
+    refused, dry = up.run("down"), up.run("down", "--dry-run")
+
+    assert (refused.code, dry.code, up.world.changes) == (2, 0, [])
+    assert "no terminal to confirm: Remove cluster c, stop server `chat`?" in refused.err
+    assert "hint: add `--yes`" in refused.err
+    assert up.run("down", "--yes").code == 0
+
+
 def test_what_engines_compiled_stays_and_is_reported(up: Cluster) -> None:
     """With its size, and what would remove it; `--purge` does."""
     for machine in up.world.machines.values():
@@ -121,11 +133,11 @@ def test_what_engines_compiled_stays_and_is_reported(up: Cluster) -> None:
     (note,) = [event for event in ran.events if event.get("stage") == "compiled"]
 
     assert note["data"] == {"bytes": 600 << 20}
-    assert "600 MiB in all (`vlaunch down --purge` removes it)" in note["text"]
+    assert "600 MiB in total (`vlaunch down --purge` removes it)" in note["text"]
     assert "compiled" not in up.run("down").err.partition("--purge")[2]
-    ran = up.run("down", "--purge")
+    ran = up.run("down", "--purge", "--yes")
     assert ran.code == 0
-    assert "removing what engines compiled" in ran.err
+    assert "removing the compile cache" in ran.err
     assert {machine.compiled for machine in up.world.machines.values()} == {"ext4"}
 
 

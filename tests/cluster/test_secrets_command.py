@@ -139,11 +139,11 @@ def test_files_that_others_can_read_are_reported(keyed: Cluster) -> None:
     assert ran.code == 1
     assert json.loads(ran.out)["remarks"] == [
         (
-            "gpu02: /root/.vlaunch/c/secrets/HF_TOKEN has mode 644; on it: `chmod 600"
+            "gpu02: /root/.vlaunch/c/secrets/HF_TOKEN has mode 644; run there: `chmod 600"
             " /root/.vlaunch/c/secrets/HF_TOKEN`"
         ),
         (
-            "gpu02: /root/.vlaunch/c/secrets/OLD is no secret of this inventory; `vlaunch down`"
+            "gpu02: /root/.vlaunch/c/secrets/OLD is not a secret of this inventory; `vlaunch down`"
             " removes it"
         ),
     ]
@@ -162,7 +162,7 @@ def test_rotate_gives_every_node_a_new_token(keyed: Cluster) -> None:
         "gpu01: run",
         "gpu02: run",
     ]
-    assert "all containers of c start anew" in ran.err
+    assert "all containers of c will be recreated" in ran.err
     assert before.decode() not in ran.err
     assert after.decode() not in ran.err
     assert keyed.run("up").code == 0
@@ -242,7 +242,7 @@ def test_rotate_with_the_same_value_changes_nothing(keyed: Cluster) -> None:
     ran = keyed.run("secrets", "rotate", "VLLM_API_KEY")
 
     assert (ran.code, keyed.world.changes) == (0, [])
-    assert "every source gives the value that the cluster has already" in ran.err
+    assert "every source returned the value in use" in ran.err
 
 
 def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
@@ -260,13 +260,13 @@ def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     ran = keyed.run("secrets", "rotate")
 
     assert (ran.code, keyed.world.changes) == (2, [])
-    assert "this ends server `chat`, server `once`, batch job rows" in ran.err
-    assert "vlaunch secrets rotate --yes" in ran.err
+    assert "stop server `chat`, server `once`, batch job rows?" in ran.err
+    assert "hint: add `--yes`" in ran.err
     ran = keyed.run("secrets", "rotate", "--yes")
     assert ran.code == 0
-    assert "server `chat` comes back by itself" in ran.err
-    assert "server `once` is not kept: run `vlaunch serve` again" in ran.err
-    assert "batch job rows goes on where it was" in ran.err
+    assert "server `chat` restarts by itself" in ran.err
+    assert "server `once` does not restart: run `vlaunch serve` again" in ran.err
+    assert "batch job rows resumes when you run" in ran.err
 
 
 def test_rotate_knows_its_names(keyed: Cluster) -> None:
@@ -283,7 +283,7 @@ def test_rotate_brings_up_no_cluster(cluster: Cluster) -> None:
     ran = cluster.run("secrets", "rotate", "--yes")
 
     assert (ran.code, cluster.world.changes) == (2, [])
-    assert "`vlaunch up` fetches every secret" in ran.err
+    assert "run `vlaunch up`, which fetches every secret" in ran.err
 
 
 def test_a_prompt_appears_once_and_only_if_the_value_is_needed(
@@ -329,8 +329,8 @@ def test_a_prompt_without_a_terminal_is_reported_with_other_mistakes(
     ran = cluster.run("up")
 
     assert (ran.code, cluster.asked) == (2, [])
-    assert "2 secrets could not be fetched" in ran.err
-    assert "A_KEY: is asked for in the terminal, and there is none" in ran.err
+    assert "cannot fetch 2 secrets" in ran.err
+    assert "A_KEY: needs a terminal for its prompt, and there is none" in ran.err
     assert "HF_TOKEN: the environment variable" in ran.err
 
 

@@ -57,11 +57,11 @@ COMMANDS = (
     "chat hello",
     "batch job.yaml",
     "batch job.yaml --json",
-    "jobs --remove rows",
+    "jobs --remove rows --yes",
     "init gpu01 gpu02 --output made.yaml",
     "status --verbose",
-    "down --json",
-    "down",
+    "down --json --yes",
+    "down --yes",
 )
 
 

@@ -86,7 +86,7 @@ class Practice:
     def bring_up_anew(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Bring the cluster of a changed inventory up, of which nothing is left from before."""
         self.write(change)
-        assert self.vlaunch("down").code == 0
+        assert self.vlaunch("down", "--yes").code == 0
         up = self.vlaunch("up")
         assert up.code == 0, up.said
 
@@ -202,7 +202,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Practice]:
 def bare(trio: Practice) -> Practice:
     """Three practice hosts that have the image and nothing else."""
     trio.write()
-    ran = trio.vlaunch("down")
+    ran = trio.vlaunch("down", "--yes")
     assert ran.code == 0, ran.said
     return trio
 
@@ -298,7 +298,7 @@ def _practice(
 def cleared(practice: Practice) -> None:
     """Begin a module with nothing on the practice cluster."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def down(practice: Practice, cleared: None) -> Iterator[Practice]:
     practice.write()
     yield practice
     practice.write()
-    ran = practice.vlaunch("down")
+    ran = practice.vlaunch("down", "--yes")
     assert ran.code == 0, ran.said
 
 
@@ -322,7 +322,7 @@ def answer_of_serve(practice: Practice) -> object:
     practice.bring_up_anew(lambda document: document.update(ray="none"))
     servers.serve(practice, "--backend", "mp", *exported.SPLIT)
     answer = exported.ask(practice)
-    down = practice.vlaunch("down", "--purge")
+    down = practice.vlaunch("down", "--yes", "--purge")
     assert down.code == 0, down.said
     return answer
 

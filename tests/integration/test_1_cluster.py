@@ -26,7 +26,7 @@ pytestmark = pytest.mark.lab
 def clean(practice: Practice) -> None:
     """Begin with nothing."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def test_up_from_nothing(practice: Practice) -> None:
@@ -147,7 +147,7 @@ def test_serve_answers_through_both_nodes(practice: Practice) -> None:
     assert "PP1" in ran.out
     assert "Check the network between the nodes" in ran.err
     assert re.search(
-        r"^network +1 pairs? over Gloo/TCP, .*/s.* µs \(proven before the start\)$",
+        r"^network +1 pairs? over Gloo/TCP, .*/s.* µs \(verified before the start\)$",
         ran.out,
         re.MULTILINE,
     )
@@ -246,7 +246,7 @@ def test_serve_again_attaches(practice: Practice) -> None:
     assert ran.code == 0, ran.said
     assert "pp2" in ran.out
     assert "Prove the network" not in ran.err
-    assert "(proven before the start)" in ran.out
+    assert "(verified before the start)" in ran.out
     assert "NOT PROVEN" not in ran.err
     assert ran.seconds < 30
 
@@ -266,7 +266,7 @@ def test_status_of_a_server_that_answers(practice: Practice) -> None:
     status = json.loads(practice.vlaunch("status", "--json").out)
     (server,) = status["servers"]
 
-    assert status["network"].startswith("proven ")
+    assert status["network"].startswith("verified ")
     assert server["state"] == "answering"
     assert "pp2" in server["fingerprint"]
     assert server["kv_tokens"] > 0
@@ -395,7 +395,7 @@ def test_mp_backend(practice: Practice) -> None:
     assert chat.code == 0, chat.said
     assert chat.out.strip()
     assert practice.containers() == before
-    assert (status["whole"], status["network"].partition(" ")[0]) == (True, "proven")
+    assert (status["whole"], status["network"].partition(" ")[0]) == (True, "verified")
 
 
 def test_ports_of_ranks_without_ray_listen_where_the_page_says(practice: Practice) -> None:
@@ -421,7 +421,7 @@ def test_down_leaves_nothing(practice: Practice) -> None:
     what engines compiled; the check is made past SSH.
     """
     practice.write()
-    ran = practice.vlaunch("down")
+    ran = practice.vlaunch("down", "--yes")
 
     assert ran.code == 0, ran.said
     assert practice.containers() == {}

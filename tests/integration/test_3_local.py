@@ -61,7 +61,7 @@ def operator(practice: Practice) -> LocalOperator:
     practice.write()
     if not practice.docker(_HOST, "images", "--quiet", derived.REPOSITORY):
         assert practice.vlaunch("up").code == 0
-        assert practice.vlaunch("down").code == 0
+        assert practice.vlaunch("down", "--yes").code == 0
     home = practice.lab.host(_HOST).root / "root"
     _copy(Path(sysconfig.get_path("purelib")), home / "seat/site-packages")
     _copy(Path(launcher.__file__).parent, home / "seat/project/launcher")
@@ -105,7 +105,7 @@ def test_up_serve_chat_and_down_without_ssh(
     assert chat.stdout.strip()
     logs = operator.vlaunch("logs", "--tail", "3")
     assert logs.returncode == 0, logs.stdout + logs.stderr
-    gone = operator.vlaunch("down")
+    gone = operator.vlaunch("down", "--yes")
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert "nothing is left" in gone.stderr
     assert practice.containers() == {}

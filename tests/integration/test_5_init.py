@@ -58,7 +58,7 @@ def vlaunch(bare: Practice, tmp_path: Path) -> Iterator[Vlaunch]:
 
     yield run
     if (folder / "inventory.yaml").exists():
-        assert run("down").returncode == 0
+        assert run("down", "--yes").returncode == 0
 
 
 def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
@@ -78,7 +78,7 @@ def test_an_inventory_written_from_bare_names_brings_the_cluster_up_unedited(
     up = vlaunch("up")
     assert up.returncode == 0, up.stdout + up.stderr
     assert f"cluster {written.cluster} is up: 3 nodes" in up.stderr
-    down = vlaunch("down")
+    down = vlaunch("down", "--yes")
     assert down.returncode == 0, down.stdout + down.stderr
 
 

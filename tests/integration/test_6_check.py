@@ -185,7 +185,7 @@ def test_a_port_that_a_firewall_drops(three: Practice) -> None:
     host_faults.close_port(three.lab.host("node1"), 6379)
     found = broken(three, "ports-reachable").findings("ports-reachable", "fail")
     assert {(f["node"], f["text"]) for f in found} == {
-        ("node1", f"{name} → node1: TCP 6379 timed out, so that something drops it")
+        ("node1", f"{name} → node1: TCP 6379 timed out: something drops it")
         for name in ("node2", "node3")
     }
     for each in found:
@@ -285,7 +285,7 @@ def test_an_address_that_nobody_has(three: Practice) -> None:
     """A slip of the pen in the inventory: the node is named, with the addresses that it has."""
     three.write(lambda document: document["nodes"][2].update(ip="10.79.0.99"))
     found = broken(three, "address").one("address")
-    assert (found["node"], found["text"]) == ("node3", "no interface carries 10.79.0.99")
+    assert (found["node"], found["text"]) == ("node3", "no interface has 10.79.0.99")
     assert "eth0 10.79.0.13" in found["evidence"]
     assert found["fix"].startswith("set `ip:` of node3")
     three.write()
@@ -296,7 +296,7 @@ def test_healthy_hosts_with_the_cluster_up(three: Practice) -> None:
     """Its own ports and containers are no fault, and Ray's version is known now."""
     assert three.vlaunch("up").code == 0
     seen = check(three, code=0)
-    assert three.vlaunch("down").code == 0
+    assert three.vlaunch("down", "--yes").code == 0
 
     assert (seen.of("fail"), seen.of("warn")) == (set(), set())
     assert seen.of("skip") == SKIPPED

@@ -117,7 +117,7 @@ def up(practice: Practice, store: Store) -> Iterator[Practice]:
     assert ran.code == 0, ran.said
     yield practice
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def questions(number: int) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_the_job_alone(chat: Batch) -> None:
     out, err = ended(process, 60)
 
     assert process.returncode == 130, out + err
-    assert "the job goes on" in err
+    assert "the job continues" in err
     assert list(running(chat.practice, "vlaunch_batch"))
 
 

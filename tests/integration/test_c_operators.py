@@ -30,7 +30,7 @@ TOO_SMALL = ("--kv-cache-memory-bytes", "65536")
 def clean(practice: Practice) -> None:
     """Begin with nothing."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def holder(practice: Practice) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ def test_two_ups_at_once(practice: Practice) -> None:
     assert f"{owner['who']}@{owner['host']}" in refused.err
     assert "hint: wait for it" in refused.err
     assert waited.code == 0, waited.said
-    assert "the cluster's lock is ours" in waited.err
+    assert "acquired the cluster's lock" in waited.err
     assert "nothing was changed" in waited.err
     assert practice.vlaunch("status").code == 0
     assert holder(practice) is None
@@ -78,7 +78,7 @@ def test_two_ups_at_once(practice: Practice) -> None:
 
 def test_a_killed_launcher_leaves_no_lock(practice: Practice) -> None:
     """Nor does it leave anything that keeps the next one from going on."""
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     killed = practice.start("up")
     deadline = time.monotonic() + 30
     while holder(practice) is None:
@@ -108,7 +108,7 @@ def test_a_server_that_never_answers_gives_way_to_the_one_before(practice: Pract
     ran = serve(practice, *TOO_SMALL)
 
     assert ran.code == 1, ran.said
-    assert "did not answer, so /data/huggingface/tiny-llama" in ran.err
+    assert "failed to start; rolled back to /data/huggingface/tiny-llama" in ran.err
     assert "cache" in ran.err.lower()
     assert "hint: " in ran.err
     now = served(practice)
@@ -262,7 +262,7 @@ def _kept(practice: Practice) -> list[Path]:
 
 def test_down_leaves_nothing(practice: Practice) -> None:
     """But the lines that tell of it."""
-    ran = practice.vlaunch("down")
+    ran = practice.vlaunch("down", "--yes")
 
     assert ran.code == 0, ran.said
     assert practice.containers() == {}

@@ -68,7 +68,7 @@ def test_there_is_no_room_for_a_third(cluster: Practice) -> None:
     assert ran.code == 1, ran.said
     assert "server `apart` holds 1" in ran.err
     assert "vlaunch stop apart" in ran.err
-    assert "port 8001 on node3 is held by server `apart`" in ran.err
+    assert "port 8001 on node3 is in use by server `apart`" in ran.err
 
 
 def test_one_dies_again_and_again(cluster: Practice) -> None:
@@ -131,7 +131,7 @@ def test_two_servers_outside_of_ray(cluster: Practice) -> None:
 def test_all_are_stopped(cluster: Practice) -> None:
     """In one command; `down` leaves nothing."""
     stopped = cluster.vlaunch("stop", "--all")
-    ran = cluster.vlaunch("down")
+    ran = cluster.vlaunch("down", "--yes")
 
     assert stopped.code == 0, stopped.said
     assert "vllm serve" not in cluster.command_lines()

@@ -61,14 +61,14 @@ def cluster(practice: Practice) -> Iterator[Practice]:
         document["env"]["PYTHONPATH"] = _FOLDER
 
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     practice.write(change)
     up = practice.vlaunch("up")
     assert up.code == 0, up.said
     serve(practice, "--name", "well", "--backend", "mp", "--nodes", "node1")
     serve(practice, "--name", "hit", "--backend", "mp", "--nodes", "node2", "--port", "8001")
     yield practice
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
     practice.write()
 
 

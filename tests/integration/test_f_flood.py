@@ -25,14 +25,14 @@ def loaded(
 ) -> Iterator[tuple[Practice, Inventory, Endpoint]]:
     """A server that runs up to eight requests at once, and is stopped after a hang of a minute."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     path = practice.write(lambda document: document["serve"].update(stuck=60))
     up = practice.vlaunch("up")
     assert up.code == 0, up.said
     serve(practice, "--backend", request.param)
     inventory = load(path)
     yield practice, inventory, client.endpoint(inventory, status(practice)[1])
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
     practice.write()
 
 

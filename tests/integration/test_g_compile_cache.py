@@ -51,7 +51,7 @@ def compiling(practice: Practice) -> Practice:
     if not Path("/usr/include/python3.11/Python.h").exists() or shutil.which("g++") is None:
         pytest.skip("this machine has no g++ with Python's headers")
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     tools = hosts.hf_home(practice.lab.hosts[0]) / Path(_TOOLS).name
     tools.mkdir(exist_ok=True)
     (wheel,) = _WHEELS.glob("wheels-*/torch-*.whl")
@@ -88,10 +88,10 @@ def test_a_new_container_compiles_nothing_of_the_model(compiling: Practice) -> N
 def test_a_purge_removes_what_root_in_the_container_wrote(compiling: Practice) -> None:
     """Though the login may remove nothing of it by itself; without it, it stays."""
     folder = "/home/ops/.vlaunch/cache/lab"
-    kept = compiling.vlaunch("down")
+    kept = compiling.vlaunch("down", "--yes")
     assert (kept.code, "`vlaunch down --purge` removes it" in kept.err) == (0, True), kept.said
     assert compiling.on("node1", "ls", folder)
-    purged = compiling.vlaunch("down", "--purge")
+    purged = compiling.vlaunch("down", "--yes", "--purge")
 
     assert purged.code == 0, purged.said
     assert "left" in compiling.on("node1", "sh", "-c", f"ls {folder} 2>/dev/null || echo left none")

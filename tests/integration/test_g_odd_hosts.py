@@ -58,7 +58,7 @@ def _mounted(host: Host, *words: str, at: str) -> Iterator[None]:
 def node2(practice: Practice) -> Iterator[Host]:
     """A host to spoil, in a cluster that is not up."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     yield practice.lab.host("node2")
     practice.write()
 
@@ -123,7 +123,7 @@ def test_noexec_on_tmp_is_no_trouble(practice: Practice, node2: Host) -> None:
     with _mounted(node2, "-t", "tmpfs", "-o", "noexec,mode=1777", "noexec", at="/tmp"):
         ran = practice.vlaunch("up", timeout=400)
         assert ran.code == 0, ran.said
-        assert practice.vlaunch("down").code == 0
+        assert practice.vlaunch("down", "--yes").code == 0
 
 
 @pytest.mark.parametrize("slow", [False, True])

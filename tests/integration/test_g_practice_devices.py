@@ -74,6 +74,6 @@ def test_amds_gpus_are_found_and_handed_out(with_amd: Practice) -> None:
     serve = with_amd.vlaunch("serve", *words, timeout=600)
     assert serve.code == 0, serve.said
     assert "vllm-0.32.0-tp2-pp2" in serve.out
-    down = with_amd.vlaunch("down", timeout=300)
+    down = with_amd.vlaunch("down", "--yes", timeout=300)
     assert down.code == 0, down.said
     assert with_amd.containers() == {}

@@ -97,7 +97,12 @@ def test_init_leaves_out_what_is_not_free(hosts: Practice) -> None:
         ("node1:busy:3", "gpu-memory", r"node1: 61169 MiB of GPU memory held by ops", False),
         ("node2:ecc:1", "gpu-errors", r"node2: uncorrected memory errors \(GPU 1: 2\)", False),
         ("node1:lost:3", "accelerator", r"node1: the driver has lost a GPU\n.*GPU3: 0000", True),
-        ("node2:no-toolkit", "gpu-runtime", r"node2: Docker cannot hand out GPUs", True),
+        (
+            "node2:no-toolkit",
+            "gpu-runtime",
+            r"node2: Docker cannot expose GPUs to containers",
+            True,
+        ),
     ],
 )
 def test_check_says_what_is_wrong(
@@ -153,7 +158,7 @@ def test_the_whole_way(hosts: Practice) -> None:
 
     chat = hosts.vlaunch("chat", "--max-tokens", "4", "Hi")
     assert chat.code == 0, chat.said
-    down = hosts.vlaunch("down", timeout=300)
+    down = hosts.vlaunch("down", "--yes", timeout=300)
     assert down.code == 0, down.said
     assert hosts.containers() == {}
     trouble(hosts)
@@ -223,7 +228,7 @@ def servers(practice: Practice) -> list[str]:
 @pytest.fixture(scope="module")
 def up(hosts: Practice) -> Iterator[Practice]:
     """A cluster of one of the hosts, which is up."""
-    assert hosts.vlaunch("down", timeout=300).code == 0
+    assert hosts.vlaunch("down", "--yes", timeout=300).code == 0
     before = hosts.inventory.read_text()
     document = yaml.safe_load(before)
     document["nodes"] = [{"host": "node1", "ip": hosts.lab.host("node1").ip, "gpus": 8}]
@@ -231,7 +236,7 @@ def up(hosts: Practice) -> Iterator[Practice]:
     ran = hosts.vlaunch("up", timeout=600)
     assert ran.code == 0, ran.said
     yield hosts
-    down = hosts.vlaunch("down", timeout=300)
+    down = hosts.vlaunch("down", "--yes", timeout=300)
     hosts.inventory.write_text(before)
     assert down.code == 0, down.said
 

@@ -52,7 +52,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes, no server."""
     practice.bring_up_anew()
     yield practice
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
 
 
 @pytest.mark.parametrize("kind", [EMBED, RERANK], ids=lambda kind: kind.task)
@@ -62,7 +62,7 @@ def test_a_model_that_does_not_generate(cluster: Practice, kind: Kind) -> None:
     """
     ran = serve(cluster, "--model", f"{HF_HOME}/{kind.model}", "--replace", *kind.words)
     assert f"{kind.came}" in ran.err
-    assert "has come back" in ran.err
+    assert " received" in ran.err
 
     green, server = status(cluster)
     assert green.code == 0, green.said

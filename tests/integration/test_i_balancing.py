@@ -35,7 +35,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
 
     practice.bring_up_anew(eager)
     yield practice
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
 
 
 def answering(cluster: Practice) -> list[str]:
@@ -51,7 +51,7 @@ def test_each_endpoint_answers_and_a_bad_one_is_named(cluster: Practice) -> None
     assert [line for line in ran.out.splitlines() if line.startswith("endpoint")] == [
         f"endpoint     {url(cluster, node)}" for node in NODES
     ]
-    assert "all 2 have answered: DP0 in" in ran.out
+    assert "all 2 answered: DP0 in" in ran.out
     assert answering(cluster) == list(NODES)
     green, server = status(cluster)
     assert (green.code, server["state"]) == (0, "answering"), green.said

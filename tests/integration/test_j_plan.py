@@ -59,7 +59,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
     assert ran.code == 0, ran.said
     yield practice
     practice.vlaunch("exec", "--", "rm", "-rf", f"{HF_HOME}/{LARGE}")
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
 
 
 def planned(cluster: Practice, case: Case) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def test_the_plan_chooses_for_serve(cluster: Practice) -> None:
     ran = serve(cluster, "--replace", *words)
 
     assert "DP 2 × TP 1" in ran.said
-    assert "the KV cache should hold" in ran.err
+    assert "estimate: the KV cache holds" in ran.err
     assert "tokens (as planned)" in ran.out
     assert "this server runs already" in serve(cluster, *words).err

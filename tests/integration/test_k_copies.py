@@ -345,7 +345,7 @@ def test_nothing_is_left(four: Practice, chance: random.Random) -> None:
         assert not folder(host).exists()
         assert "vlaunch_copy" not in four.on(host.name, "ps", "-ef")
         assert f":{PORT}" not in four.on(host.name, "ss", "-ltn")
-    assert four.vlaunch("down").code == 0
+    assert four.vlaunch("down", "--yes").code == 0
 
 
 # --- hosts with the image
@@ -355,12 +355,12 @@ def test_nothing_is_left(four: Practice, chance: random.Random) -> None:
 def pair(practice: Practice) -> Iterator[Practice]:
     """Two hosts of which nothing is up, and which have nothing of the hub's."""
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     yield practice
     for host in practice.lab.hosts:
         shutil.rmtree(hosts.hf_home(host) / "hub", ignore_errors=True)
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def of_hub(address: str) -> Callable[[dict[str, Any]], None]:

@@ -33,7 +33,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
     """Two nodes, no server."""
     practice.bring_up_anew()
     yield practice
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
 
 
 def text(number: int) -> str:

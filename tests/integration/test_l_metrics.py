@@ -68,7 +68,7 @@ def watched(practice: Practice, tmp_path_factory: pytest.TempPathFactory) -> Ite
     if prometheus is None:
         pytest.skip("prometheus is not there: `make machine` unpacks it")
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     up = practice.vlaunch("up", timeout=900)
     assert up.code == 0, up.said
     ran = serve(practice, "--backend", "ray", "--tp", "1", "--pp", "2")
@@ -90,7 +90,7 @@ def watched(practice: Practice, tmp_path_factory: pytest.TempPathFactory) -> Ite
         finally:
             running.terminate()
             running.wait(30)
-    practice.vlaunch("down")
+    practice.vlaunch("down", "--yes")
 
 
 def test_every_query_returns_data_and_every_alert_is_evaluated(watched: Watched) -> None:

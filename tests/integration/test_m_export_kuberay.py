@@ -34,7 +34,7 @@ def group(practice: Practice, answer_of_serve: Answer) -> Iterator[Group]:
     head = practice.lab.hosts[0]
     archive = head.root / "srv" / "ray.tar"
     practice.on("node1", "docker", "save", "-o", "/srv/ray.tar", name.strip(), timeout=600)
-    assert practice.vlaunch("down", "--purge").code == 0
+    assert practice.vlaunch("down", "--yes", "--purge").code == 0
     practice_pods.load(head, archive, name.strip())
     archive.unlink()
     yield exported(practice, "--kind", "kuberay", "--image", name.strip())

@@ -32,7 +32,7 @@ def hosts(practice: Practice, answer_of_serve: Answer) -> Iterator[Practice]:
     if debian13.program("podman") is None:
         pytest.skip(f"podman {debian13.MISSING}")
     practice.write()
-    assert practice.vlaunch("down", "--purge").code == 0
+    assert practice.vlaunch("down", "--yes", "--purge").code == 0
     archive = debian13.ROOT.parent / f"image-{image.cache_key()}.tar"
     practice_pods.load(practice.lab.hosts[0], archive, image.NAME)
     yield practice

@@ -76,7 +76,7 @@ class Cluster:
 def cluster(practice: Practice) -> Iterator[Cluster]:
     """Two hosts without containers; `up` has built the image."""
     practice.bring_up_anew()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
     label = "label=vlaunch.image.content"
     listing = practice.docker(
         "node1", "images", "--filter", label, "--format", "{{.Repository}}:{{.Tag}}"

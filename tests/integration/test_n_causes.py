@@ -49,7 +49,7 @@ def nothing_left(practice: Practice) -> Iterator[None]:
     """The next module begins with nothing."""
     yield
     practice.write()
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def up(practice: Practice, kind: str) -> None:

@@ -31,7 +31,7 @@ def cluster(practice: Practice) -> Iterator[Practice]:
     yield practice
     for folder in folders:
         shutil.rmtree(folder)
-    assert practice.vlaunch("down").code == 0
+    assert practice.vlaunch("down", "--yes").code == 0
 
 
 def run(cluster: Practice, *words: str) -> Ran:
