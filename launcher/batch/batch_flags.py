@@ -154,11 +154,9 @@ def parse_options(job_flags: Mapping[str, Any]) -> Job:
     if path is None:
         if allow:
             raise click.UsageError(
-                "--allow is about the paths in a JOB.yaml; those of flags may lead anywhere"
+                "--allow applies only to paths in JOB.yaml; paths in options are not restricted"
             )
         if not options:
-            raise click.UsageError(
-                "name a job file, or say what to answer with --model, --input and --output"
-            )
+            raise click.UsageError("pass a job file, or --model, --input and --output")
         return flags.job_from_flags(options, Path.cwd())
     return flags.job_from_file(path, options, allow=allow)

@@ -114,7 +114,7 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
     has_errors = not entry.absent and (entry.progress.errors > 0 or not done)
     retry = options.retry_errors and not fresh and has_errors
     if done and not fresh and not retry:
-        notes = ("there are no error rows to try again",) if options.retry_errors else ()
+        notes = ("there are no error rows to retry",) if options.retry_errors else ()
         return BatchStart(plan=Plan(verb="batch", stages=(), notes=notes), finished=True)
     return _plan_start(snapshot, request, options, fresh=fresh, retry=retry)
 
@@ -129,21 +129,22 @@ def _plan_attach(
     name = request.job.name
     if options.retry_errors:
         raise RequestError(
-            f"batch job `{name}` runs; its error rows can be tried again when it is over",
+            f"batch job `{name}` is running; its error rows can be retried after it ends",
             hint=(
-                "run the same command again when it has ended; without --retry-errors it is watched"
+                "run the same command again after it ends; without --retry-errors, the command"
+                " watches it"
             ),
         )
     if active is not None:
         return BatchStart(plan=Plan(verb="batch", stages=()), job=active.id, attached=True)
     if "error" in snapshot.cluster.payload:
         raise RequestError(
-            f"`{name}` runs, and Ray does not say as which job:"
+            f"`{name}` is running, but Ray did not report its job id:"
             f" {snapshot.cluster.payload['error']}",
-            hint="look at `vlaunch status`, then run the same command again",
+            hint="check `vlaunch status`, then run the same command again",
         )
     raise RequestError(
-        f"the driver of an earlier run of `{name}` is still ending",
+        f"the driver of an earlier run of `{name}` is still exiting",
         hint="run the same command again",
     )
 
@@ -163,20 +164,20 @@ def _plan_start(
     ship = ship_steps(site, request.work, have, request.files)
     gates = _start_gates(snapshot, request, options, have) if site.facts else ()
     clear = Step(
-        title=f"removing what an earlier run of {request.job.name} left",
+        title=f"removing the files of an earlier run of {request.job.name}",
         command=site.in_container(
             site.head, job_store.build_command("remove", request.work), timeout=300
         ),
     )
     stages = (
-        Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
-        Stage(id="clear", title="Begin anew", steps=(clear,) if fresh else ()),
+        Stage(id="preflight", title="Check the cluster and the model", gates=gates),
+        Stage(id="clear", title="Delete the previous results", steps=(clear,) if fresh else ()),
         Stage(
             id="prepare",
-            title="Write the job down on the head",
+            title="Save the job on the head",
             steps=(_prepare_step(site, request, retry=retry, restart=options.restart),),
         ),
-        Stage(id="ship", title="Send the job's files to the head", steps=tuple(ship)),
+        Stage(id="ship", title="Copy the job's files to the head", steps=tuple(ship)),
         Stage(
             id="submit", title="Submit the job to Ray", steps=(_submit_step(site, request, job),)
         ),
@@ -258,13 +259,13 @@ def _resume_notes(request: BatchRequest, entry: job_store.JobEntry, *, fresh: bo
         started = progress.accounted or progress.rows is not None
         if not started or progress.state == "done":
             return []
-        return [f"goes on where it stopped: {progress_text.row_counts(progress)} are done"]
+        return [f"continues where it stopped: {progress_text.row_counts(progress)} are done"]
     if entry.digest != request.digest and not entry.written:
-        return [
-            "another job was begun under this name, of which no row was written: it is replaced"
-        ]
+        return ["replaces another job of this name, which has written no rows"]
     if progress.accounted:
-        return [f"begins anew; what was done ({progress_text.row_counts(progress)}) is removed"]
+        return [
+            f"starts over; the previous results ({progress_text.row_counts(progress)}) are deleted"
+        ]
     return []
 
 
@@ -294,14 +295,14 @@ def _tuning_values(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _changed_error(request: BatchRequest, entry: job_store.JobEntry, *, live: bool) -> RequestError:
     name = request.job.name
     done = progress_text.row_counts(entry.progress)
-    begin = f"start over with `--discard-results`, which deletes what is done ({done})"
+    begin = f"start over with `--discard-results`, which deletes the results ({done})"
     named = "`job:` in its file" if request.job.path else "`--name`"
     hints = [
         f"stop it first: `vlaunch stop {name}`; then {begin}" if live else begin,
         f"or keep both: give this one another name ({named}), and another output",
     ]
     return RequestError(
-        f"`{name}` is not the job that {'runs' if live else 'was begun'} under this name",
+        f"another job named `{name}` {'is running' if live else 'exists'} on this cluster",
         evidence=diff_identity(entry.identity, request.spec["meaning"]),
         hint="\n".join(hints),
     )

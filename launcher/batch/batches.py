@@ -131,7 +131,7 @@ def _job_state(entry: JobEntry, runs: serving_judges.Batch | None) -> tuple[str,
         detail = progress.text if progress.error is None else progress.error.message
         return progress.state, detail
     if progress.state:
-        return "interrupted", "its driver is gone; the same `vlaunch batch` goes on"
+        return "interrupted", "its driver is gone; the same `vlaunch batch` continues it"
     return "prepared", "it was never submitted"
 
 
@@ -143,5 +143,5 @@ def find_job(statuses: Sequence[BatchStatus], name: str) -> BatchStatus:
     matches = difflib.get_close_matches(name, [status.name for status in statuses], n=1)
     raise RequestError(
         f"no batch job `{name}`" + (f"; did you mean `{matches[0]}`?" if matches else ""),
-        hint="see which there are: `vlaunch jobs`",
+        hint="list them: `vlaunch jobs`",
     )

@@ -301,7 +301,7 @@ def driver_state(args: argparse.Namespace) -> object:
 def check_work(work: str) -> str:
     """Return the path if it is a valid job folder and no link; raises StoreError."""
     if not WORK.fullmatch(work) or os.path.normpath(work) != work or os.path.islink(work):
-        raise StoreError(f"{work} is no folder of a batch job")
+        raise StoreError(f"{work} is not the folder of a batch job")
     return work
 
 
@@ -314,16 +314,16 @@ def resolve_inside(folder: str, path: str) -> str:
         or any(part in ("", ".", "..") for part in parts)
         or "\0" in path
     ):
-        raise StoreError(f"{path!r} is no path inside a job's folder")
+        raise StoreError(f"{path!r} is not a path inside a job's folder")
     current = folder
     for part in parts[:-1]:
         current = os.path.join(current, part)
         if os.path.islink(current):
-            raise StoreError(f"{path!r} leads through a link")
+            raise StoreError(f"{path!r} passes through a symbolic link")
         os.makedirs(current, exist_ok=True)
     target = os.path.join(current, parts[-1])
     if os.path.islink(target):
-        raise StoreError(f"{path!r} is a link")
+        raise StoreError(f"{path!r} is a symbolic link")
     return target
 
 

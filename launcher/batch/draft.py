@@ -115,7 +115,7 @@ def code_target(target: str, within: PathBounds) -> tuple[str, dict[str, Path]]:
         )
     if module in _RESERVED_MODULES:
         raise PathError(
-            f"should be a file of another name: `{module}` is a module that others import"
+            f"should have another file name: `{module}` is the name of an existing module"
         )
     _check_name(path, name)
     return f"{module}:{name}", {f"{module}.py": path}

@@ -24,7 +24,7 @@ from launcher.inventory.engine_args import python_name
 from launcher.inventory.mistakes import Mistake, YamlPath, describe_value
 from launcher.inventory.mistakes import format_key as label
 
-_HINT = "`vlaunch batch --help` explains every flag; nothing was touched"
+_HINT = "`vlaunch batch --help` explains every option; nothing was changed"
 _REQUIRED = {
     "model": "Model that answers",
     "input": "Where rows come from",
@@ -150,7 +150,7 @@ def check_document(
         mistakes.append(
             Mistake(
                 yaml_path=(),
-                text="`job` is missing: Name of the job, which the file's name does not give",
+                text="`job` is missing: name of the job (the file's name is not a valid one)",
             )
         )
     return (None if mistakes else build.build_job(draft, name=name, within=within)), mistakes

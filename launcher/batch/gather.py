@@ -94,7 +94,7 @@ def _list_output(output: _RemoteOutput, folder: OutputFolder) -> list[OutputFile
     if not listed:
         raise NodeError(
             output.head,
-            f"has no output of `{folder.job}` any more, not even a summary",
+            f"no longer has any output of `{folder.job}`, not even a summary",
             hint="it was removed from the job's folder there; start over with `--discard-results`",
         )
     return sorted(listed, key=lambda file: (file.path == "summary.json", file.path))
@@ -112,10 +112,10 @@ def _outdated_files(
     if unknown := [name for name in gone if name.startswith("rows/")]:
         raise NodeError(
             output.head,
-            f"does not know answers that {folder.shown} holds",
+            f"has no record of answers in {folder.shown}",
             evidence=first_names(unknown),
             hint=(
-                "somebody changed the job's folder on the head; start over with"
+                "the job's folder on the head was changed; start over with"
                 " `--discard-results`, or name another folder"
             ),
         )
@@ -205,7 +205,7 @@ class _RemoteOutput:
             if digest != file.sha256:
                 raise NodeError(
                     self.head,
-                    f"{file.path} changed while it was fetched",
+                    f"{file.path} changed while it was being fetched",
                     hint="run the same command again",
                 )
             part.replace(path)
@@ -240,17 +240,17 @@ class _RemoteOutput:
         """Sleep before the next try; raises BatchError after the time limit."""
         if self._clock() - began >= _GIVE_UP_AFTER:
             raise BatchError(
-                f"the output cannot be gathered: {error.message}",
+                f"cannot fetch the output: {error.message}",
                 evidence=error.evidence,
-                hint="it stays on the head: the same command fetches what is missing",
+                hint="it stays on the head: the same command fetches the missing files",
             ) from None
         self._sleep(1.0)
 
 
 def _summarize(done: GatherResult) -> str:
     if not done.fetched and not done.removed:
-        return f"all {done.unchanged} files are there"
-    removed = f"; {done.removed} removed, whose error rows were tried again" if done.removed else ""
+        return f"all {done.unchanged} files are up to date"
+    removed = f"; {done.removed} removed (their error rows were retried)" if done.removed else ""
     return (
         f"{done.fetched} file{'' if done.fetched == 1 else 's'} fetched"
         f" ({format_size(done.bytes)}){removed}"

@@ -176,7 +176,7 @@ def _read_inputs(job: Job, report: Callable[[int], None]) -> Iterator[ShippedFil
 
 def _input_error(job: Job, text: str) -> RequestError:
     return RequestError(
-        f"the input of `{job.name}` cannot be read", evidence=text, hint="nothing was touched"
+        f"cannot read the input of `{job.name}`", evidence=text, hint="nothing was changed"
     )
 
 
@@ -195,20 +195,20 @@ def _hash_file(
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - flags
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise RequestError(f"`{path}` is not a regular file any more")
+                raise RequestError(f"`{path}` is no longer a regular file")
             while block := file.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
                 if room is not None and size > room:
                     limit = f"{MAX_CODE_BYTES // 2**20} MiB"
-                    hint = "put large files on the nodes, and give their path in `args`"
+                    hint = "put large files on the nodes, and pass their path in `args`"
                     raise RequestError(
                         f"the code of the job is larger than {limit}", evidence=str(path), hint=hint
                     )
                 report(len(block))
     except OSError as error:
         raise RequestError(
-            f"`{path}` cannot be read", evidence=error.strerror or str(error)
+            f"cannot read `{path}`", evidence=error.strerror or str(error)
         ) from error
     return ShippedFile(
         to=destination, label=label, path=path, bytes=size, sha256=digest.hexdigest(), source=source
@@ -262,7 +262,7 @@ def _check_regular(path: Path, label: str, within: PathBounds) -> Path:
         raise PathError(
             f"{describe_value(label)} is not a regular file"
             if _path_exists(resolved)
-            else f"{describe_value(label)} leads nowhere"
+            else f"{describe_value(label)} is a broken link"
         )
     return resolved
 

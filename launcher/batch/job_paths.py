@@ -50,7 +50,7 @@ class PathBounds:
             trusted = quote_path(path if path.is_dir() else path.parent)
             raise PathError(
                 f"{describe_value(text)} leads to {quote_path(path)}, outside the job's folder; if"
-                f" you trust this job, say `--allow {trusted}`"
+                f" you trust this job, add `--allow {trusted}`"
             )
         return path
 
@@ -80,7 +80,7 @@ def parse_target(text: str, within: PathBounds) -> Source:
     """Return the target of answers, a folder that may not exist yet; raises PathError."""
     if re.search(r"\.(?:parquet|pq|jsonl|ndjson|json|csv)/?$", text, re.IGNORECASE):
         raise PathError(
-            f"should be a folder, for answers are written as several files, not"
+            f"should be a folder, since answers are written as several files, not"
             f" {describe_value(text)}"
         )
     if (remote := _parse_elsewhere(text)) is not None:
@@ -161,4 +161,4 @@ def _remote_address(text: str, scheme: str, rest: str) -> str:
 
 
 def _error_reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or "it is a loop of links").lower()
+    return (getattr(error, "strerror", None) or "it is a loop of symbolic links").lower()

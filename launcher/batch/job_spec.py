@@ -89,12 +89,12 @@ def job_spec(job: Job, shipped: Sequence[ShippedFile], inventory: Inventory) -> 
     )
     if (length := len(json.dumps(payload))) > MAX_BYTES:
         raise RequestError(
-            f"the description of `{job.name}` is too long, with the names of {len(shipped):,} files"
-            " of this machine",
+            f"the description of `{job.name}` is too long: it lists {len(shipped):,}"
+            " files on this machine",
             evidence=f"{length:,} bytes, at most {MAX_BYTES:,}",
             hint=(
-                "put the rows into fewer files, or read them where the head sees them: `nodes:/…`,"
-                " s3://, gs:// or hdfs://"
+                "put the rows into fewer files, or read them from storage that the head can"
+                " access: `nodes:/…`, s3://, gs:// or hdfs://"
             ),
         )
     return payload

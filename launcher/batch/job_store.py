@@ -114,7 +114,7 @@ def parse_list(answer: Answer) -> tuple[JobEntry, ...]:
     rows = parse_answer(answer).get("jobs")
     if not isinstance(rows, list):
         raise UnreadableAnswer(
-            f"{answer.node}: the list of batch jobs cannot be read", evidence=answer.tail
+            f"{answer.node}: cannot read the list of batch jobs", evidence=answer.tail
         )
     entries = [_build_entry(item) for item in rows if isinstance(item, dict)]
     # Folders with other names, such as manual ones, are not jobs.
@@ -130,12 +130,12 @@ def parse_outputs(node: str, text: str) -> tuple[OutputFile, ...]:
     paths = [file.path for file in files]
     if unknown := [path for path in paths if not OUTPUT.fullmatch(path)]:
         raise UnreadableAnswer(
-            f"{node}: names an output file that no job of vlaunch writes; nothing of it was taken",
+            f"{node}: lists an output file that no vlaunch job writes; nothing was fetched",
             evidence=repr(unknown[0])[:200],
         )
     if len(set(paths)) < len(paths):
         raise UnreadableAnswer(
-            f"{node}: names an output file twice", evidence=untrusted.excerpt(text)
+            f"{node}: lists an output file twice", evidence=untrusted.excerpt(text)
         )
     return files
 
@@ -150,7 +150,7 @@ def parse_follow(answer: Answer) -> JobUpdate:
         or type(offset) is not int
         or not 0 <= offset < _MAX_BYTES
     ):
-        reason = to_line(payload.get("error")) or "Ray does not say how the job stands"
+        reason = to_line(payload.get("error")) or "Ray did not report the job's state"
         raise UnreadableAnswer(f"{answer.node}: {reason}", evidence=answer.tail)
     code, log = job.get("driver_exit_code"), payload.get("log")
     log = log if isinstance(log, str) else ""
@@ -172,7 +172,7 @@ def parse_answer(answer: Answer) -> dict[str, Any]:
         payload = None
     if not isinstance(payload, dict):
         raise UnreadableAnswer(
-            f"{answer.node}: the head container gave no answer", evidence=answer.tail
+            f"{answer.node}: the head container did not respond", evidence=answer.tail
         )
     if "error" in payload and "job" not in payload:
         raise UnreadableAnswer(

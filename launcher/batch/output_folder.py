@@ -97,8 +97,8 @@ class OutputFolder:
         room = disk.free - min(disk.total // 20, _SPARE)
         if total > max(room, 0):
             raise VlaunchError(
-                f"{self.shown} has room for {format_size(max(room, 0))}, the output that is"
-                f" missing there has {format_size(total)}",
+                f"{self.shown} has {format_size(max(room, 0))} free, but the missing output needs"
+                f" {format_size(total)}",
                 hint=(
                     "free some space, or name another folder (`write:`, or `--output`); the output"
                     " stays on the head"
@@ -113,11 +113,11 @@ class OutputFolder:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise VlaunchError(
-                f"{self.shown} cannot take the output:"
+                f"{self.shown} cannot store the output:"
                 f" {'this machine’s disk is full' if full else error}",
                 hint=(
-                    f"{'free some space' if full else 'see that it can be written'}; the output"
-                    " stays on the head, and the same command fetches what is missing"
+                    f"{'free some space' if full else 'check that it is writable'}; the output"
+                    " stays on the head, and the same command fetches the missing files"
                 ),
             ) from None
 
@@ -140,12 +140,12 @@ class OutputFolder:
         for path in (self.path, *(self.path / name for name in _PARTS)):
             if path.exists() and not path.is_dir():
                 raise RequestError(
-                    f"the output should be a folder, and {path} is none", hint=_OTHER_FOLDER_HINT
+                    f"the output should be a folder, but {path} is not", hint=_OTHER_FOLDER_HINT
                 )
         # A link leads outside the named folder: another person's job may have shipped it.
         if links := [name for name in _PARTS if (self.path / name).is_symlink()]:
             raise RequestError(
-                f"{self.shown} holds links, through which nothing is written",
+                f"{self.shown} contains symbolic links, and vlaunch does not write through them",
                 evidence=links,
                 hint=_OTHER_FOLDER_HINT,
             )
@@ -162,7 +162,7 @@ class OutputFolder:
             foreign.append("summary.json")
         if foreign:
             raise RequestError(
-                f"{self.shown} holds files that are no output of vlaunch",
+                f"{self.shown} contains files that vlaunch did not write",
                 evidence=first_names(foreign),
                 hint=_OTHER_FOLDER_HINT,
             )
@@ -177,7 +177,7 @@ class OutputFolder:
             else "another batch job"
         )
         raise RequestError(
-            f"{self.shown} holds the output of {owner}",
+            f"{self.shown} contains the output of {owner}",
             evidence=first_names(parts),
             hint=_OTHER_FOLDER_HINT,
         )
@@ -187,15 +187,14 @@ class OutputFolder:
         hint = "start over with `--discard-results`, which deletes it; or name another folder"
         if mark.get("digest") != self.digest:
             raise RequestError(
-                f"{self.shown} holds output that `{self.job}` made of another input, or with other"
-                " settings",
+                f"{self.shown} contains output that `{self.job}` wrote with another input"
+                " or other settings",
                 evidence=first_names(parts),
                 hint=hint,
             )
         if not started:
             raise RequestError(
-                f"{self.shown} holds output of `{self.job}`, of which the head knows nothing any"
-                " more",
+                f"{self.shown} contains output of `{self.job}`, but the head has no record of it",
                 evidence=first_names(parts),
                 hint=hint,
             )

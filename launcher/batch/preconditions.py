@@ -22,7 +22,9 @@ def check_fit(job: Job, inventory: Inventory) -> None:
             " run `vlaunch up` again"
         )
         raise JobError(
-            f"`{job.name}` names paths that the containers do not see", unmounted, hint=hint
+            f"`{job.name}` uses paths that are not mounted into the containers",
+            unmounted,
+            hint=hint,
         )
     misfit = next(_misfits(job, inventory), None)
     if misfit is not None:
@@ -44,10 +46,7 @@ def _unmounted_paths(job: Job, inventory: Inventory) -> Iterator[str]:
         ]
         if not enclosing:
             roots = ", ".join(root for root, _ in shared)
-            yield (
-                f"{source.shown}: is in none of the folders that the containers share with the"
-                f" nodes: {roots}"
-            )
+            yield f"{source.shown}: is outside every path mounted into the containers: {roots}"
         elif source is job.to and _innermost_is_read_only(enclosing):
             yield f"{source.shown}: is mounted read-only"
 
@@ -68,7 +67,7 @@ def _misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
     minimum = job.gpus[0]
     if minimum > inventory.gpus:
         yield (
-            f"it takes {minimum:g} GPUs at least, and the nodes have {inventory.gpus}",
+            f"it needs at least {minimum:g} GPUs, but the nodes have {inventory.gpus}",
             "lower `replicas`, `tp` or `pp`",
         )
     yield from _fragmentation(job, inventory)
@@ -78,7 +77,7 @@ def _class_misfits(predict: Predict, inventory: Inventory) -> Iterator[tuple[str
     largest = _largest_node(inventory)
     if predict.num_gpus > largest:
         yield (
-            f"its class asks for {predict.num_gpus:g} GPUs, and no node has more than {largest}",
+            f"its class needs {predict.num_gpus:g} GPUs, but no node has more than {largest}",
             "lower `num_gpus`",
         )
 
@@ -89,17 +88,17 @@ def _engine_misfits(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]
     product = f"tp {engine.tp} x pp {engine.pp}"
     if engine.placement == "STRICT_PACK" and gpus > largest:
         yield (
-            f"{product} takes {gpus} GPUs on one node, and no node has more than {largest}",
+            f"{product} needs {gpus} GPUs on one node, but no node has more than {largest}",
             "write `placement: pack`",
         )
     if engine.placement == "STRICT_SPREAD" and gpus > nodes:
         yield (
-            f"{product} takes {gpus} nodes with one GPU each, and there are {nodes}",
+            f"{product} needs {gpus} nodes with one GPU each, but there are {nodes}",
             "lower `tp`",
         )
     if job.mode == "data-parallel" and gpus > largest:
         hint = "lower `engine.tp`" if engine.pp == 1 else "lower `engine.tp` or `engine.pp`"
-        yield f"a rank takes {gpus} GPUs on one node, and no node has more than {largest}", hint
+        yield f"a rank needs {gpus} GPUs on one node, but no node has more than {largest}", hint
 
 
 def _largest_node(inventory: Inventory) -> int:
@@ -118,7 +117,7 @@ def _fragmentation(job: Job, inventory: Inventory) -> Iterator[tuple[str, str]]:
     room = sum(int(node.gpus // gpus) for node in inventory.nodes) if gpus >= 1 else count
     if unit and room < count:
         text = (
-            f"it takes {count} {unit} with {gpus:g} GPUs on one node each, and the nodes have room"
-            f" for {room}"
+            f"it needs {count} {unit} with {gpus:g} GPUs on one node each, but the nodes"
+            f" have room for {room}"
         )
-        yield text, f"lower their number to {room}, or what each of them takes"
+        yield text, f"lower their number to {room}, or the GPUs of each"

@@ -9,11 +9,11 @@ _STATE_TEXTS = {
     "": "starting the driver",
     "starting": "starting the driver",
     "reading": "reading the input",
-    "waiting": "waiting for room in the cluster",
+    "waiting": "waiting for free resources",
     "loading": "loading the model",
     "running": "answering rows",
-    "finishing": "committing the last rows",
-    **dict.fromkeys(FINAL_STATES, "ending the driver"),
+    "finishing": "writing the last rows",
+    **dict.fromkeys(FINAL_STATES, "stopping the driver"),
 }
 
 

@@ -48,7 +48,7 @@ def _check_sections(draft: Draft) -> Iterator[Mistake]:
             )
         for key in _MODEL_KEYS:
             if draft.is_written(key):
-                reason = "the class knows its model; give it what it needs in `predict.args`"
+                reason = "the class chooses its own model; pass arguments in `predict.args`"
                 yield Mistake(yaml_path=(key,), text=f"should be left out with `predict`: {reason}")
     else:
         if file.model is None and draft.is_valid("model"):
@@ -128,7 +128,7 @@ def _check_constant_prompt(prompt: PromptSection, form: str) -> Iterator[Mistake
     advice = f"{{{{ {column} }}}}"
     if form == "template":
         advice += f", or `prompt: {{column: {column}}}`"
-    text = f"names no column, so that all rows would ask the same; write {advice}"
+    text = f"names no column, so all rows would have the same prompt; write {advice}"
     yield Mistake(yaml_path=("prompt", form), text=text)
 
 
@@ -256,8 +256,8 @@ def check_places(draft: Draft) -> Iterator[Mistake]:
     for source in resolved.sources:
         if resolved.to is not None and _reads_output(source, resolved.to):
             text = (
-                f"should not lie in the input {describe_value(source.shown)}, which would read the"
-                " answers again"
+                f"should not be inside the input {describe_value(source.shown)}, or the answers"
+                " would be read again"
             )
             yield Mistake(yaml_path=("write", "path"), text=text)
 
@@ -300,7 +300,7 @@ def template_mistakes(template: str) -> list[str]:
             _with_line(
                 template,
                 error.lineno,
-                f"is no template: {_clean(error.message or 'it cannot be read')}",
+                f"is not a valid template: {_clean(error.message or 'it cannot be read')}",
             )
         ]
     except (RecursionError, ValueError, OverflowError, MemoryError):
@@ -356,7 +356,8 @@ def _find_mistakes(tree: nodes.Template) -> Iterator[tuple[int, str]]:
         if attribute.attr.startswith("_"):
             yield (
                 attribute.lineno,
-                f"cannot reach `{format_key(attribute.attr)}`: a template sees values, not Python",
+                f"cannot reach `{format_key(attribute.attr)}`: a template can read values, not"
+                " Python attributes",
             )
     for used in tree.find_all(nodes.Filter):
         if used.name not in _ENVIRONMENT.filters:

@@ -132,11 +132,11 @@ class _JobWatcher:
             self._lost_since = now if self._lost_since is None else self._lost_since
             if now - self._lost_since >= _GIVE_UP_AFTER:
                 raise BatchError(
-                    f"{self._watched.title} cannot be watched any more: {error.message}",
+                    f"{self._watched.title} can no longer be watched: {error.message}",
                     evidence=error.evidence,
                     hint=(
-                        "the job itself may well go on: see `vlaunch jobs`, and watch it again with"
-                        " the same command"
+                        "the job may still be running: check `vlaunch jobs`; watch"
+                        " it again with the same command"
                     ),
                 ) from None
             return None
@@ -196,7 +196,7 @@ class _JobWatcher:
     def _wait_event(self, now: float) -> Event:
         progress = self._progress
         if self._lost_since is not None:
-            text = "the head does not answer"
+            text = "the head does not respond"
         elif progress.state == "running":
             text = progress_text.progress_line(progress)
         else:
@@ -223,7 +223,7 @@ class _JobWatcher:
     def _failure_error(self, update: JobUpdate) -> BatchError:
         name = self._watched.title
         retry_hint = (
-            "run the same command again: it goes on where this one stopped"
+            "run the same command again: it continues where this one stopped"
             f" ({progress_text.row_counts(update.progress)} are done)"
         )
         if "stopped" in (update.progress.state, update.status.lower()):
@@ -232,7 +232,7 @@ class _JobWatcher:
             return self._driver_error(update.progress, update.progress.error, retry_hint)
         if update.status == "ABSENT":
             return BatchError(
-                f"{name} is gone: Ray does not know it any more, as after a restart of the head",
+                f"{name} is gone: Ray has no record of it, for example after a restart of the head",
                 hint=retry_hint,
             )
         return self._death_error(update, retry_hint)
@@ -271,11 +271,11 @@ class _JobWatcher:
 
     def _hang_error(self) -> DeadlineError:
         return DeadlineError(
-            f"the driver of {self._watched.title} has said nothing for {_SILENCE_LIMIT:.0f}s",
+            f"the driver of {self._watched.title} has not reported for {_SILENCE_LIMIT:.0f}s",
             evidence=list(self._lines)[-8:],
             hint=(
-                f"end it with `vlaunch stop {self._watched.name}`, then run the same command again:"
-                " it goes on where it stopped"
+                f"stop it with `vlaunch stop {self._watched.name}`, then run the same command"
+                " again: it continues where it stopped"
             ),
         )
 
@@ -290,9 +290,9 @@ def _was_killed(update: JobUpdate) -> bool:
 
 def _end_phrase(update: JobUpdate) -> str:
     if _was_killed(update):
-        return "was killed, by hand or for lack of memory"
+        return "was killed, by an operator or for lack of memory"
     if update.status == "SUCCEEDED":
-        return "ended without saying that all rows are done"
+        return "exited before all rows were done"
     return "died" + (f" with exit code {update.exit_code}" if update.exit_code is not None else "")
 
 

@@ -18,6 +18,7 @@ from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers
 from launcher.tools import agent_queries, serving_judges
 from launcher.tools.ray_judges import parse_payload
+from launcher.tools.servers import shown_state
 from launcher.tools.serving_judges import Batch, query_jobs
 from launcher.tools.site import Site
 from launcher.tools.snapshot import ClusterSnapshot
@@ -44,19 +45,19 @@ def stop(call: CommandContext, session: Session, names: Sequence[str], grace: fl
     others = [job for job in chosen if job.name not in {run.name for run in runs}]
     for job in others:
         if not job.runs:
-            text = f"{job.name} does not run; it is {job.state}"
+            text = f"{job.name} is not running; it is {shown_state(job.state)}"
             session.note("stop", text, state="unchanged")
     session.apply(plan)
     if alive := [job.name for job in others if job.runs]:
         raise NodeError(
             inventory.head.name,
-            f"the driver of batch job `{alive[0]}` lives, and Ray does not know its job any more",
-            hint="it may just be ending: look at `vlaunch jobs`; `vlaunch down` ends everything",
+            f"the driver of batch job `{alive[0]}` is running, but Ray has no record of its job",
+            hint="it may be exiting: check `vlaunch jobs`; `vlaunch down` stops everything",
         )
     data = {"stopped": [job.id for job in runs]}
     stopped = ", ".join(job.name for job in runs)
     session.done(
-        f"stopped {stopped}; the same `vlaunch batch` goes on" if runs else "nothing was stopped",
+        f"stopped {stopped}; the same `vlaunch batch` continues" if runs else "nothing was stopped",
         state="ok" if runs else "unchanged",
         seconds=time.monotonic() - began,
         data=data,
@@ -70,7 +71,7 @@ def report_remains(session: Session) -> None:
     if remains := batches.parse_remains(answer):
         where = f"{jobs_folder(inventory)} on {inventory.head.name}"
         note = (
-            f"what batch jobs did stays in {where}:"
+            f"batch results are kept in {where}:"
             f" {', '.join(remains[:5])}{' …' if len(remains) > 5 else ''}"
         )
         session.note("batch", note, data={"jobs": list(remains)})
@@ -89,9 +90,9 @@ def _find_jobs(session: Session, names: Sequence[str]) -> tuple[ClusterSnapshot,
         ]
         text = ", ".join(f"`{name}`" for name in present)
         raise RequestError(
-            f"neither a server nor a batch job is called `{unknown[0]}`",
+            f"no server or batch job is named `{unknown[0]}`",
             evidence=f"there are {text}" if text else "",
-            hint="see which there are: `vlaunch status`, `vlaunch jobs`",
+            hint="list them: `vlaunch status`, `vlaunch jobs`",
         )
     return snapshot, [job for job in listed if job.name in names]
 
@@ -105,13 +106,13 @@ def _plan_stop(site: Site, jobs: Sequence[Batch], grace: float) -> Plan:
             about_ray, about_jobs = answers[site.head.name]
             report, entries = parse_payload(about_ray), job_store.parse_list(about_jobs)
         except UnreadableAnswer as error:
-            return [waiting("", error.message, fix="look at `vlaunch jobs`")]
+            return [waiting("", error.message, fix="check `vlaunch jobs`")]
         alive = [entry.name for entry in entries if entry.alive and entry.name in names]
         return judge_stopped([job.id for job in jobs], report, alive)
 
     gate = Gate(
         id="batch-gone",
-        what="the jobs' drivers are gone, and what they held is free",
+        what="the jobs' drivers are gone and their resources are free",
         queries=(query_jobs(site), batches.query_list(site)),
         judge=judge,
         deadline=60,
@@ -142,15 +143,15 @@ def judge_stopped(
         alive: names of the jobs whose driver holds its lock.
     """
     if "jobs" not in payload:
-        text = f"Ray cannot be asked any more: {payload.get('error', 'no answer')}"
-        return [failed("", text, fix="look at `vlaunch status`")]
+        text = f"Ray no longer responds: {payload.get('error', 'no answer')}"
+        return [failed("", text, fix="check `vlaunch status`")]
     states = {job["submission_id"]: job["status"] for job in payload["jobs"]}
     remains = [
         f"job {name} is {states[name]}"
         for name in jobs
         if states.get(name, "ABSENT") not in serving_judges.OVER
     ]
-    remains += [f"the driver of `{name}` still lives" for name in alive]
+    remains += [f"the driver of `{name}` is still running" for name in alive]
     # By Ray's own job ids: other jobs' resources do not matter here.
     job_ids = [
         job["job_id"]
@@ -167,6 +168,6 @@ def judge_stopped(
         row.get("creator_job_id") in job_ids and row.get("state") != "REMOVED"
         for row in payload.get("groups", ())
     )
-    remains += [f"{actors} actors still there"] if actors else []
+    remains += [f"{actors} actors still running"] if actors else []
     remains += [f"{groups} placement groups still there"] if groups else []
-    return [judge_removal(remains, "the job is gone; what was done stays")]
+    return [judge_removal(remains, "the job is gone; its results are kept")]

@@ -133,7 +133,7 @@ def test_a_job_that_ended_is_gone_on_with(load: Load, request_: BatchRequest, st
     )
 
     assert (stages(start), start.job) == (["prepare", "submit"], "batch-j-4")
-    assert "goes on where it stopped: 1 of 2 rows are done" in start.plan.notes
+    assert "continues where it stopped: 1 of 2 rows are done" in start.plan.notes
 
 
 def test_a_job_that_is_done(load: Load, request_: BatchRequest) -> None:
@@ -182,7 +182,7 @@ def test_a_driver_that_is_still_ending(load: Load, request_: BatchRequest) -> No
     """Ray calls its job over, but it still holds the lock: a second one would stand in its way."""
     entry = entry_of(request_, "running")
     ending = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
-    with pytest.raises(RequestError, match="is still ending"):
+    with pytest.raises(RequestError, match="is still exiting"):
         decide(load, request_, ending, ray("STOPPED"))
 
 
@@ -190,7 +190,7 @@ def test_a_driver_that_lives_while_ray_is_silent(load: Load, request_: BatchRequ
     """Nothing is started beside it."""
     entry = entry_of(request_, "running")
     lives = JobEntry(name="j", job=entry.job, progress=entry.progress, alive=True)
-    with pytest.raises(RequestError, match="Ray does not say as which job: timed out"):
+    with pytest.raises(RequestError, match="Ray did not report its job id: timed out"):
         decide(load, request_, lives, {"error": "timed out"})
 
 
@@ -200,7 +200,7 @@ def test_starting_over(load: Load, request_: BatchRequest) -> None:
 
     assert (stages(start), start.fresh) == (["clear", "prepare", "ship", "submit"], True)
     assert stdin_payload(start, "prepare")["restart"] is True
-    assert "begins anew; what was done (2 of 2 rows) is removed" in start.plan.notes
+    assert "starts over; the previous results (2 of 2 rows) are deleted" in start.plan.notes
     assert len(decide(load, request_, entry_of(request_, "failed"), restart=True).plan.notes) == 1
 
 
@@ -222,7 +222,7 @@ def test_another_job_of_this_name(load: Load, request_: BatchRequest, tmp_path: 
         decide(load, ask(load(), request_.job), entry_of(request_, "failed", done=1))
 
     assert raised.value.evidence == "input in.txt: changed (4 → 2 bytes)"
-    assert "`--discard-results`, which deletes what is done (1 of 2 rows)" in raised.value.hint
+    assert "`--discard-results`, which deletes the results (1 of 2 rows)" in raised.value.hint
 
 
 @pytest.mark.parametrize("state", ["refused", "failed", "running", "done"])
@@ -252,10 +252,8 @@ def test_a_job_without_written_rows_may_be_replaced(
         False,
         False,
     )
-    assert start.plan.notes[1:] == (
-        "another job was begun under this name, of which no row was written: it is replaced",
-    )
-    with pytest.raises(RequestError, match="is not the job that runs"):
+    assert start.plan.notes[1:] == ("replaces another job of this name, which has written no rows",)
+    with pytest.raises(RequestError, match="another job named `j` is running"):
         decide(load, ask(load(), request_.job), replace(entry, written=False), ray("RUNNING"))
 
 

@@ -235,7 +235,7 @@ def test_foreign_folders_are_not_touched(tmp_path: Path, folder: str) -> None:
 
     for verb in ("remove", "put"):
         assert (
-            "is no folder of a batch job"
+            "is not the folder of a batch job"
             in ask(verb, tmp_path / folder, "input/a", stdin=b"{}")["error"]
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]

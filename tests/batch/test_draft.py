@@ -41,10 +41,10 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
             "my-file.py:Mine",
             'should be a file whose name is a Python name, such as my_model.py, not "my-file.py"',
         ),
-        ("json.py:Mine", "should be a file of another name: `json` is a module that others import"),
+        ("json.py:Mine", "should have another file name: `json` is the name of an existing module"),
         (
             "torch.py:Mine",
-            "should be a file of another name: `torch` is a module that others import",
+            "should have another file name: `torch` is the name of an existing module",
         ),
     ],
 )

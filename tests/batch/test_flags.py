@@ -205,7 +205,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
         (
             {"output": "out.jsonl"},
             (
-                "--output: should be a folder, for answers are written as several files, not"
+                "--output: should be a folder, since answers are written as several files, not"
                 ' "out.jsonl"'
             ),
         ),
@@ -228,11 +228,11 @@ def test_missing_flags_are_named(folder: Path) -> None:
                 " template"
             ),
         ),
-        ({"template": "{{"}, "--template: is no template: unexpected 'end of template'"),
-        ({"system": "{% x"}, "--system: is no template: Encountered unknown tag 'x'"),
+        ({"template": "{{"}, "--template: is not a valid template: unexpected 'end of template'"),
+        ({"system": "{% x"}, "--system: is not a valid template: Encountered unknown tag 'x'"),
         (
             {"chat": True, "template": "{{"},
-            "--template: is no template: unexpected 'end of template'",
+            "--template: is not a valid template: unexpected 'end of template'",
         ),
         ({"max_tokens": 0}, "--max-tokens: should be at least 1, not 0"),
         ({"temperature": -1.0}, "--temperature: should be at least 0, not -1.0"),
@@ -346,8 +346,8 @@ def test_flags_that_do_not_fit_the_file_are_named(folder: Path) -> None:
         flags.job_from_file(path, {"tp": 2})
     assert caught.value.mistakes == (
         (
-            "--tp: should be left out with `predict`: the class knows its model; give it what it"
-            " needs in `predict.args`"
+            "--tp: should be left out with `predict`: the class chooses its own"
+            " model; pass arguments in `predict.args`"
         ),
     )
 
@@ -415,7 +415,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
         "2: unknown key `modle`; did you mean `mode`?",
         (
             '3: read.paths[0]: "../etc/passwd" leads to UP/etc/passwd, outside the job\'s folder;'
-            " if you trust this job, say `--allow UP/etc`"
+            " if you trust this job, add `--allow UP/etc`"
         ),
         '3: read.paths[1]: should be an absolute path without `..` after `nodes:`, not "rel"',
         (
@@ -425,8 +425,8 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
         "3: read.paths[3]: names no file: there is no UP/job/data/none.jsonl",
         "3: read: unknown key `formt`; did you mean `format`?",
         (
-            "4: prompt.template: cannot reach `__class__`: a template sees values, not Python (line"
-            " 1 of the template)"
+            "4: prompt.template: cannot reach `__class__`: a template can read values, not Python"
+            " attributes (line 1 of the template)"
         ),
         (
             "4: prompt.template: cannot read other files: `include` is not available (line 2 of the"
@@ -454,7 +454,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
         "7: engine.args.x: a secret should not be written here; use `secrets` in the inventory",
         "7: engine.replicas: should have the least first: 1 to 3, not 3 to 1",
         "7: engine.tp: should be at least 1, not 0",
-        '9: write: should be a folder, for answers are written as several files, not "out.jsonl"',
+        '9: write: should be a folder, since answers are written as several files, not "out.jsonl"',
         "10: data_parallel.timeout: should be greater than 0, not 0",
         "10: data_parallel: `size` is missing: Number of ranks",
     ]
@@ -559,5 +559,5 @@ def test_an_underivable_name_is_required(folder: Path) -> None:
     path.write_text(GOOD)
 
     assert _mistakes(path) == [
-        f"{path}:1: `job` is missing: Name of the job, which the file's name does not give"
+        f"{path}:1: `job` is missing: name of the job (the file's name is not a valid one)"
     ]

@@ -154,7 +154,7 @@ def test_a_vanished_file_is_reported(load_text: Load, folder: Path) -> None:
 
     with pytest.raises(RequestError) as caught:
         inputs.read_shipped(job)
-    assert str(caught.value) == "the input of `test` cannot be read"
+    assert str(caught.value) == "cannot read the input of `test`"
     assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
 

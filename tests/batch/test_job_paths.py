@@ -90,7 +90,7 @@ def test_a_loop_of_links_is_reported(folder: Path) -> None:
         source = job_paths.parse_source("a", PathBounds(folder=folder, inside=(folder,)))
     except PathError as error:
         assert "cannot be followed" in str(error)
-        assert "loop of links" in str(error)
+        assert "loop of symbolic links" in str(error)
     if source is not None:  # Python 3.13 resolves a loop to itself; then it is no file
         assert source.text.startswith(str(folder))
 
@@ -171,11 +171,11 @@ def test_addresses_are_those_the_cluster_reads(
     [
         (
             "out.parquet",
-            'should be a folder, for answers are written as several files, not "out.parquet"',
+            'should be a folder, since answers are written as several files, not "out.parquet"',
         ),
         (
             "s3://b/out.jsonl",
-            'should be a folder, for answers are written as several files, not "s3://b/out.jsonl"',
+            'should be a folder, since answers are written as several files, not "s3://b/out.jsonl"',
         ),
         ("nodes:/a/*", 'should be a folder, not the pattern "nodes:/a/*"'),
         ("prompts.txt", 'should be a folder; "prompts.txt" is a file'),

@@ -100,7 +100,7 @@ def outputs(files: Any) -> tuple[OutputFile, ...]:
 )
 def test_a_hostile_head_names_no_other_files(path: str) -> None:
     """Only what a job of vlaunch writes is ever fetched."""
-    with pytest.raises(UnreadableAnswer, match="no job of vlaunch writes"):
+    with pytest.raises(UnreadableAnswer, match="no vlaunch job writes"):
         outputs([{"path": path, "bytes": 1, "sha256": SHA}])
 
 

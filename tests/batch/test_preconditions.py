@@ -36,23 +36,23 @@ def test_what_fits_is_let_through(
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ("engine: {replicas: [5, 6]}", "it takes 5 GPUs at least, and the nodes have 4"),
+        ("engine: {replicas: [5, 6]}", "it needs at least 5 GPUs, but the nodes have 4"),
         (
             "engine: {tp: 4, placement: strict-pack}",
-            "tp 4 x pp 1 takes 4 GPUs on one node, and no node has more than 2",
+            "tp 4 x pp 1 needs 4 GPUs on one node, but no node has more than 2",
         ),
         (
             "engine: {tp: 3, placement: strict-spread}",
-            "tp 3 x pp 1 takes 3 nodes with one GPU each, and there are 2",
+            "tp 3 x pp 1 needs 3 nodes with one GPU each, but there are 2",
         ),
-        ("data_parallel: 5", "it takes 5 GPUs at least, and the nodes have 4"),
+        ("data_parallel: 5", "it needs at least 5 GPUs, but the nodes have 4"),
         (
             "data_parallel: 1\nengine: {tp: 4}",
-            "a rank takes 4 GPUs on one node, and no node has more than 2",
+            "a rank needs 4 GPUs on one node, but no node has more than 2",
         ),
         (
             "data_parallel: 1\nengine: {tp: 2, pp: 2}",
-            "a rank takes 4 GPUs on one node, and no node has more than 2",
+            "a rank needs 4 GPUs on one node, but no node has more than 2",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_class_needs_a_node_with_its_gpus(load_text: Load, inventory: Inventor
 
     preconditions.check_fit(job, inventory)
     preconditions.check_fit(job, replace(inventory, accelerator="cpu"))
-    with pytest.raises(PlacementError, match="asks for 3 GPUs, and no node has more than 2"):
+    with pytest.raises(PlacementError, match="needs 3 GPUs, but no node has more than 2"):
         preconditions.check_fit(
             load_text("predict: {class: 'a:B', num_gpus: 3}", model=None), inventory
         )
@@ -89,8 +89,8 @@ def test_paths_on_the_nodes_are_ones_that_containers_see(
         preconditions.check_fit(job, inventory)
     assert caught.value.mistakes == (
         (
-            "nodes:/data/input/a.csv: is in none of the folders that the containers share with the"
-            " nodes: /data/huggingface, /data/in, /data/shared"
+            "nodes:/data/input/a.csv: is outside every path mounted into"
+            " the containers: /data/huggingface, /data/in, /data/shared"
         ),
         "nodes:/data/in/out: is mounted read-only",
     )
@@ -114,7 +114,7 @@ def test_leftover_gpus_per_node_are_no_room(
 ) -> None:
     """There are six, and pairs of them only twice."""
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
-    text = f"it takes {what} with 2 GPUs on one node each, and the nodes have room for 2"
+    text = f"it takes {what} with 2 GPUs on one node each, but the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):
         preconditions.check_fit(load_text(extra, **top), three)
     preconditions.check_fit(load_text(extra.replace(": 3", ": 2"), **top), three)

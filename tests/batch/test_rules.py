@@ -105,7 +105,7 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
         (
             "task: score\nprompt: {pair: [a, b]}",
             (
-                "5: prompt.pair: names no column, so that all rows would ask the same; write {{"
+                "5: prompt.pair: names no column, so all rows would have the same prompt; write {{"
                 " text }}"
             ),
         ),
@@ -175,14 +175,14 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         (
             "text",
             (
-                "4: prompt: names no column, so that all rows would ask the same; write {{ text }},"
-                " or `prompt: {column: text}`"
+                "4: prompt: names no column, so all rows would have the same prompt; write {{ text"
+                " }}, or `prompt: {column: text}`"
             ),
         ),
         (
             "{chat: [{role: user, content: hello}]}",
             (
-                "4: prompt.chat: names no column, so that all rows would ask the same; write {{"
+                "4: prompt.chat: names no column, so all rows would have the same prompt; write {{"
                 " text }}"
             ),
         ),
@@ -195,7 +195,7 @@ def test_preprocess_comes_before_a_class_or_an_engine(load_text: Load, folder: P
         ),
         ("{chat: []}", "4: prompt.chat: should be a list that is not empty, not a list"),
         ("' '", '4: prompt: should be a template that is not empty, not " "'),
-        ("'{{ a }'", "4: prompt: is no template: unexpected '}'"),
+        ("'{{ a }'", "4: prompt: is not a valid template: unexpected '}'"),
     ],
 )
 def test_a_prompt_has_a_single_valid_form(mistakes: Mistakes, prompt: str, expected: str) -> None:
@@ -410,7 +410,7 @@ def test_answers_do_not_go_into_the_input(
     message = mistakes(read=f"read: {read}", write=f"write: {write}")
 
     assert (message == []) is fine
-    assert all("would read the answers again" in line for line in message)
+    assert all("the answers would be read again" in line for line in message)
 
 
 @pytest.mark.parametrize(
@@ -432,13 +432,14 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
     [
         (
             "{{ text",
-            "is no template: unexpected end of template, expected 'end of print statement'",
+            "is not a valid template: unexpected end of template, expected 'end of print"
+            " statement'",
         ),
         (
             "a\nb\n{% for %}",
             (
-                "is no template: Expected an expression, got 'end of statement block' (line 3 of"
-                " the template)"
+                "is not a valid template: Expected an expression, got 'end of statement block'"
+                " (line 3 of the template)"
             ),
         ),
         ("{% include '/etc/passwd' %}", "cannot read other files: `include` is not available"),
@@ -447,7 +448,7 @@ def test_what_jinja_offers_over_a_row_is_fine(template: str) -> None:
         ("{% extends 'x' %}", "cannot read other files: `extends` is not available"),
         (
             "{{ ''.__class__.__mro__ }}",
-            "cannot reach `__class__`: a template sees values, not Python",
+            "cannot reach `__class__`: a template can read values, not Python attributes",
         ),
         ("{{ a | uper }}", "names no filter `uper`; did you mean `upper`?"),
         ("{{ a is nmber }}", "names no test `nmber`; did you mean `number`?"),

@@ -110,7 +110,7 @@ def test_a_job_to_its_end() -> None:
         "reading the input",
         "loading the model",
         "answering rows",
-        "committing the last rows",
+        "writing the last rows",
     ]
 
 
@@ -192,12 +192,12 @@ def test_contact_may_be_lost_for_a_while() -> None:
     """The job goes on meanwhile."""
     events, _ = follow(Head([look(), *[LOST] * 40, look("done", "SUCCEEDED")]))
 
-    assert "the head does not answer" in [event.text for event in events]
+    assert "the head does not respond" in [event.text for event in events]
 
 
 def test_contact_lost_for_good() -> None:
     """Reported with the next command to run."""
-    with pytest.raises(BatchError, match="cannot be watched any more") as raised:
+    with pytest.raises(BatchError, match="can no longer be watched") as raised:
         follow(Head([look(), LOST]))
 
     assert "the job itself may well go on" in raised.value.hint
@@ -264,13 +264,13 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
         (
             look("stopped", "STOPPED", done=7),
             "was stopped",
-            "goes on where this one stopped (7 of 100 rows are done)",
+            "continues where this one stopped (7 of 100 rows are done)",
         ),
         (look(status="STOPPED", done=7), "was stopped", "7 of 100 rows are done"),
-        (look(status="ABSENT", done=7), "Ray does not know it any more", "7 of 100 rows are done"),
+        (look(status="ABSENT", done=7), "Ray has no record of it", "7 of 100 rows are done"),
         (
             look(status="FAILED", done=7, job={"driver_exit_code": -9}),
-            "was killed, by hand or for lack of memory",
+            "was killed, by an operator or for lack of memory",
             "run the same command again",
         ),
         (
@@ -288,7 +288,7 @@ def test_a_driver_that_does_not_end_is_done_all_the_same() -> None:
         ),
         (
             look(status="SUCCEEDED"),
-            "ended without saying that all rows are done",
+            "exited before all rows were done",
             "run the same command again",
         ),
         (
@@ -323,7 +323,7 @@ def test_a_failed_job_leaves_no_good_news() -> None:
 def test_a_silent_driver() -> None:
     """A living driver writes every second."""
     head = Head([look(), look(log="last words\n"), look()])
-    with pytest.raises(DeadlineError, match="has said nothing for 300s") as raised:
+    with pytest.raises(DeadlineError, match="has not reported for 300s") as raised:
         follow(head)
 
     assert "last words" in raised.value.evidence

@@ -24,17 +24,17 @@ def stopped(
 @pytest.mark.parametrize(
     ("extra", "status", "text"),
     [
-        ({}, "pass", "what was done stays"),
+        ({}, "pass", "results are kept"),
         ({"status": "RUNNING"}, "wait", "job batch-b-1 is RUNNING"),
-        ({"alive": ("b",)}, "wait", "the driver of `b` still lives"),
+        ({"alive": ("b",)}, "wait", "the driver of `b` is still running"),
         ({"groups": table(group(1), group(1))}, "wait", "2 placement groups still there"),
-        ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "what was done stays"),
-        ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still there"),
-        ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "what was done stays"),
+        ({"groups": table(group(1, job="01"), group(1, "REMOVED"))}, "pass", "results are kept"),
+        ({"actors": table({"job_id": "02", "state": "ALIVE"})}, "wait", "1 actors still running"),
+        ({"actors": table({"job_id": "01", "state": "ALIVE"})}, "pass", "results are kept"),
         (
             {"actors": table({"job_id": "02", "state": "ALIVE", "is_detached": True})},
             "pass",
-            "what was done stays",
+            "results are kept",
         ),
     ],
 )

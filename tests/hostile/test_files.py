@@ -115,7 +115,7 @@ def test_more_than_there_is_room_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"x" * 2_000_000, b"", DATA[:-1], DATA[::-1]])
 def test_content_that_is_not_what_was_announced(tmp_path: Path, content: bytes) -> None:
     """Longer, shorter, or something else: no file appears, and none stays half written."""
-    with pytest.raises(NodeError, match="changed while it was fetched"):
+    with pytest.raises(NodeError, match="changed while it was being fetched"):
         fetch(tmp_path / "out", [file()], content)
 
     assert not [name for name in everything(tmp_path) if "part-" in name]
