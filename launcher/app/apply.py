@@ -203,13 +203,13 @@ def _step_error(steps: Mapping[str, Step], failed: Sequence[Answer]) -> NodeErro
         evidence=[first.tail or outcome, *others],
         hint=symptom.fix
         if symptom
-        else "look at every node: `vlaunch doctor`; `--verbose` shows what was sent",
+        else "run `vlaunch doctor`; `--verbose` shows the remote commands",
     )
 
 
 def _describe_failure(answer: Answer, step: Step) -> str:
     if answer.timed_out:
-        return f"did not end within {step.command.timeout:.0f}s"
+        return f"timed out after {step.command.timeout:.0f}s"
     return f"exit {answer.code}"
 
 
@@ -218,7 +218,7 @@ def _describe_wait(gate: Gate, findings: Sequence[Finding]) -> str:
     waiting = [
         _finding_line(finding) for finding in fold_findings(findings) if finding.status == "wait"
     ]
-    return "; ".join(waiting) or f"{gate.what}; seeing that it lasts"
+    return "; ".join(waiting) or f"{gate.what}; waiting for it to stay true"
 
 
 def _finding_line(finding: Finding) -> str:
@@ -251,4 +251,5 @@ def _gate_error(gate: Gate, explained: Sequence[Finding], findings: Sequence[Fin
     hint = "\n".join(dict.fromkeys(finding.fix for finding in explained if finding.fix))
     if len(lines) == 1:
         return GateError(f"{lines[0]}{late}", evidence=evidence, hint=hint)
-    return GateError(f"not true{late}: {gate.what}", evidence=[*lines, *evidence], hint=hint)
+    failed = f"timed out after {gate.deadline:.0f}s waiting for" if late else "check failed"
+    return GateError(f"{failed}: {gate.what}", evidence=[*lines, *evidence], hint=hint)

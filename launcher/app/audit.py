@@ -133,9 +133,7 @@ def parse_lines(answer: Answer) -> tuple[list[AuditLine], int]:
         UnreadableAnswer: the node gave none.
     """
     if not answer.ok:
-        raise UnreadableAnswer(
-            f"{answer.node}: its audit trail cannot be read", evidence=answer.tail
-        )
+        raise UnreadableAnswer(f"{answer.node}: cannot read its audit trail", evidence=answer.tail)
     entries, unreadable = [], 0
     for text in answer.out.splitlines():
         entry = _parse_line(text, answer.node)

@@ -77,7 +77,7 @@ def _print_entries(
     if not history:
         say("no node has an audit entry for this cluster")
     for name, count in unreadable.items():
-        say(f"{name}: {count} line{'' if count == 1 else 's'} of its trail cannot be read")
+        say(f"{name}: {count} unreadable line{'' if count == 1 else 's'} in its audit trail")
     for name, reason in silent.items():
         say(
             untrusted.sanitize(reason.splitlines()[0] if reason else "did not respond"),

@@ -92,11 +92,11 @@ class Hooks:
         )
         if code is None:
             raise HookError(
-                f"hook {name} did not end within {DEADLINE:g}s, and was ended", hint=_skip(path)
+                f"hook {name} timed out after {DEADLINE:g}s and was killed", hint=_skip(path)
             )
         if code != 0:
             outcome = (
-                f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+                f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             )
             raise HookError(f"hook {name} {outcome}", hint=_skip(path))
         seconds = time.monotonic() - began
@@ -136,11 +136,11 @@ def find_hooks(
     if skip or not files:
         return Hooks(inventory=inventory, verb=verb)
     if inside := os.environ.get(INSIDE):
-        say(f"no hooks within the hook {inside}")
+        say(f"no hooks are run inside the hook {inside}")
         return Hooks(inventory=inventory, verb=verb)
     _require_programs(files.values())
     if dry_run:
-        say(f"dry run: no hook is run; the run would know {', '.join(files)}")
+        say(f"dry run: hooks not run: {', '.join(files)}")
         return Hooks(inventory=inventory, verb=verb)
     return Hooks(inventory=inventory, verb=verb, files=files)
 
@@ -149,12 +149,12 @@ def _require_programs(paths: Iterable[Path]) -> None:
     unusable = [path for path in paths if not _is_program(path)]
     if unusable:
         raise RequestError(
-            "a hook cannot be run",
+            "cannot run a hook",
             evidence=[
-                f"{path} {'is not executable' if path.is_file() else 'is no file'}"
+                f"{path} {'is not executable' if path.is_file() else 'is not a file'}"
                 for path in unusable
             ],
-            hint=f"`chmod +x {unusable[0]}`, take it away, or leave hooks out with `--no-hooks`",
+            hint=f"`chmod +x {unusable[0]}`, or remove it; `--no-hooks` skips all hooks",
         )
 
 
@@ -170,11 +170,11 @@ def _warn_unknown_names(folder: Path) -> None:
         return
     for path in paths:
         if path.stem in NAMES and path.name not in NAMES and _is_program(path):
-            say(f"{FOLDER}/{path.name} is not run: the hook would be called {path.stem}")
+            say(f"{FOLDER}/{path.name} is ignored: rename it to {path.stem}")
 
 
 def _skip(path: Path) -> str:
-    return f"look at {path}; `--no-hooks` leaves hooks out"
+    return f"check {path}; `--no-hooks` skips all hooks"
 
 
 def _execute(
@@ -198,10 +198,9 @@ def _execute(
         )
     except OSError as error:
         raise HookError(
-            f"hook {name} cannot be started: {(error.strerror or str(error)).lower()}",
+            f"cannot start hook {name}: {(error.strerror or str(error)).lower()}",
             hint=(
-                f"{path} should begin with a line such as `#!/bin/sh`; `--no-hooks` leaves"
-                " hooks out"
+                f"{path} must begin with a line such as `#!/bin/sh`; `--no-hooks` skips hooks out"
             ),
         ) from None
     finished = threading.Event()

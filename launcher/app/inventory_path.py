@@ -35,23 +35,25 @@ def _explicit_name(argument: str | None, option: str | None) -> str | None:
     """Return the path from command line or environment; raise RequestError for two paths."""
     if argument and option and Path(argument) != Path(option):
         raise RequestError(
-            f"two inventories are named: `{argument}` and, with -i, `{option}`",
-            hint="name the inventory once",
+            f"two inventories given: `{argument}` and `-i {option}`",
+            hint="pass only one of them",
         )
     return argument or option or os.environ.get(ENVIRONMENT)
 
 
 def _missing_error(last_path: Path | None) -> RequestError:
     evidence = [
-        "no path was given, as an argument or with -i",
+        "no path was given as an argument or with -i",
         f"{ENVIRONMENT} is not set",
         f"{Path.cwd() / DEFAULT} does not exist",
-        f"the one last brought up, {last_path}, does not exist any more"
+        f"the inventory of the last `vlaunch up`, {last_path}, no longer exists"
         if last_path
-        else "none was brought up from here before",
+        else "no earlier `vlaunch up` from this machine",
     ]
     return RequestError(
-        "no inventory found", evidence=evidence, hint="name one with -i, or write ./inventory.yaml"
+        "no inventory found",
+        evidence=evidence,
+        hint="pass one with -i, or write ./inventory.yaml with `vlaunch init`",
     )
 
 

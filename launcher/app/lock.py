@@ -48,7 +48,7 @@ class Owner:
     def description(self) -> str:
         """The user and the command, in one phrase."""
         if not self.who:
-            return "somebody who left no name"
+            return "an unknown operator"
         return f"{self.who}@{self.host} since {self.since} (`{self.command}`)"
 
 
@@ -108,7 +108,7 @@ def parse_status(answer: Answer) -> Owner | None:
         return None
     if answer.ok and state == "held":
         return parse_owner(rest)
-    raise UnreadableAnswer(f"{answer.node}: does not say who holds the lock", evidence=answer.tail)
+    raise UnreadableAnswer(f"{answer.node}: cannot read the lock's owner", evidence=answer.tail)
 
 
 def identify_process() -> str:

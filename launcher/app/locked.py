@@ -46,7 +46,7 @@ def locked(
         yield session
         return
     if head.name in session.missing:
-        _warn_unlocked(session, f"{head.name} is not reached")
+        _warn_unlocked(session, f"cannot connect to {head.name}")
         yield session
         return
     channel = _request_lock(session, head, wait)
@@ -108,7 +108,7 @@ def _request_lock(session: Session, head: Node, wait: float) -> BackgroundComman
 
 def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
     """Take over the lock of a dead launcher of this machine, before the head notices its end."""
-    text = f"the lock is left of a launcher that is dead: {owner.description}; it is taken over"
+    text = f"taking over the lock of a dead process: {owner.description}"
     session.note("lock", text, node=head.name)
     operator = session.operator
     argv = lock.break_argv(head.state_dir or "", session.inventory.cluster, owner)
@@ -136,7 +136,7 @@ def _await_lock(
             if not again and _is_dead(owner):
                 return owner
             if wait:
-                text = f"the cluster's lock, which {owner.description} holds"
+                text = f"the cluster's lock, held by {owner.description}"
                 session.wait("lock", text, deadline=wait)
         elif state == "locked":
             if owner.raw:
@@ -158,13 +158,13 @@ def _next_message(
     if message is None:
         raise NodeError(
             head.name,
-            f"did not answer within {wait + _ANSWER:.0f}s when asked for the cluster's lock",
+            f"timed out after {wait + _ANSWER:.0f}s waiting for the cluster's lock",
         )
     return message
 
 
 def _confirm_lock(session: Session, head: Node, seconds: float) -> None:
-    session.step("lock", "the cluster's lock is ours", node=head.name, seconds=seconds)
+    session.step("lock", "acquired the cluster's lock", node=head.name, seconds=seconds)
 
 
 def _refusal_error(
@@ -174,45 +174,40 @@ def _refusal_error(
         waited = f" (waited {wait:.0f}s)" if wait else ""
         return LockError(
             head.name,
-            f"another operator works on cluster {session.inventory.cluster}:"
+            f"cluster {session.inventory.cluster} is locked by another operator:"
             f" {owner.description}{waited}",
             hint=(
                 f"wait for it: `--lock-wait {max(600, round(2 * wait))}`\n"
-                "if it is gone for good and this is left of it: `vlaunch lock --break`"
+                "if that process is dead: `vlaunch lock --break`"
             ),
         )
-    hint = f"see what is wrong there: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
+    hint = f"check its permissions: `ls -ld {head.state_dir or '~/.vlaunch'}/{lock.FILE}`"
     if answer.code == lock.MISSING:
         hint = f"install it on {head.name}: `apt-get install util-linux`"
     elif answer.code == 255:
         hint = "run the same command again"
-    return NodeError(
-        head.name, "the cluster's lock cannot be taken", evidence=answer.tail, hint=hint
-    )
+    return NodeError(head.name, "cannot take the cluster's lock", evidence=answer.tail, hint=hint)
 
 
 def _lost_error(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> LockError:
     text, evidence = (
-        "the cluster's lock was lost with the connection; nothing more was done",
+        "lost the cluster's lock with the connection; stopped there",
         answer.tail if answer else "",
     )
     if breaker is not None:
-        name = f"{breaker.who}@{breaker.host}" if breaker.who else "somebody"
+        name = f"{breaker.who}@{breaker.host}" if breaker.who else "an unknown operator"
         text, evidence = (
-            f"{name} broke the cluster's lock (`vlaunch lock --break`); nothing more was done",
+            f"{name} broke the cluster's lock (`vlaunch lock --break`); stopped there",
             "",
         )
     return LockError(
         head.name,
         text,
         evidence=evidence,
-        hint="see what is there with `vlaunch status`; the same command goes on from there",
+        hint="run `vlaunch status`, then the same command, which continues from there",
     )
 
 
 def _warn_unlocked(session: Session, reason: str) -> None:
-    text = (
-        f"goes on without the cluster's lock ({reason}): nobody else is kept from changing it"
-        " meanwhile"
-    )
+    text = f"continuing without the lock ({reason}): other operators are not blocked"
     session.warn("lock", text)

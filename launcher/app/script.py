@@ -26,11 +26,11 @@ def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
             f" from {single_line(inventory.path.name)}"
         ),
         (
-            "# Each `on NODE …` is one command that the run sends, word for word; the run adds a"
+            "# Each `on NODE …` is one command of the run, verbatim; the run adds a"
             " deadline to it on both ends."
         ),
         "set -euo pipefail",
-        "{  # read whole before it begins, so that it may be piped into bash",
+        "{  # read completely before it starts, so that it can be piped into bash",
         "",
         "# Quotes each word for any POSIX shell, in any locale; `%q` of printf does not.",
         """quoted() { local q="'"; for word; do printf "'%s' " "${word//$q/$q\\\\$q$q}"; done; }""",
@@ -42,7 +42,7 @@ def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
         "  esac",
         "}",
         "",
-        "# Waits for everything that was started with `&`; one that failed ends the script.",
+        "# Waits for all background jobs; a failed one ends the script.",
         'all() { local job; for job in $(jobs -p); do wait "$job"; done; }',
         *_render_token(inventory, plans),
         *_render_certificates(inventory, plans),
@@ -76,8 +76,7 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     head = inventory.head
     if any(command.node == head.name for command in writes):
         comment = (
-            "The run takes the token that the head has, or makes one; labels that hash secrets"
-            " depend on it."
+            "The run uses the head's token, or creates one; labels that hash secrets depend on it."
         )
         source = "openssl rand -hex 32"
     else:

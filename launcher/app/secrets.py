@@ -58,8 +58,8 @@ def resolve(
             value = _check_value(_fetch(name, source, base, seconds, ask or from_terminal))
             if name == ray.TOKEN and len(value) < _TOKEN_LENGTH:
                 raise _Unavailable(
-                    f"should have at least {_TOKEN_LENGTH} characters, for whoever guesses it runs"
-                    " code on the nodes; `openssl rand -hex 32` makes one"
+                    f"must have at least {_TOKEN_LENGTH} characters: anyone who guesses it runs"
+                    " code on the nodes; create one with `openssl rand -hex 32`"
                 )
         except _Unavailable as error:
             failures.append(f"{name}: {error}")
@@ -78,8 +78,8 @@ def _needs_prompt(source: SecretSource, ask: Callable[[str, str], str] | None) -
 
 def _fetch_error(failures: Sequence[str]) -> RequestError:
     number = "1 secret" if len(failures) == 1 else f"{len(failures)} secrets"
-    hint = "`secrets` in the inventory says where each value comes from"
-    return RequestError(f"{number} could not be fetched", evidence=failures, hint=hint)
+    hint = "`secrets` in the inventory names the source of each value"
+    return RequestError(f"cannot fetch {number}", evidence=failures, hint=hint)
 
 
 def hide_known_values(sources: Mapping[str, SecretSource], base: Path) -> list[str]:
@@ -115,7 +115,7 @@ def from_terminal(name: str, question: str) -> str:
     """Prompt in the terminal without echo; each question is asked once."""
     if not sys.stdin.isatty():
         text = (
-            "is asked for in the terminal, and there is none; run it in one, or name another"
+            "needs a terminal for its prompt, and there is none; use one, or name another"
             " source: `env`, `file`, `command`"
         )
         raise _Unavailable(text)
@@ -147,9 +147,7 @@ def _check_value(value: str) -> str:
     if not value:
         raise _Unavailable("is empty")
     if _CONTROL.search(value):
-        raise _Unavailable(
-            "should be one line of text, and has a line break or another control character inside"
-        )
+        raise _Unavailable("must be one line of text without control characters")
     return value
 
 
@@ -208,7 +206,7 @@ def _from_command(command: str, seconds: float) -> str:
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise _Unavailable(f"`{argv[0]}` did not answer within {seconds:g} s") from None
+        raise _Unavailable(f"`{argv[0]}` timed out after {seconds:g} s") from None
     finally:
         _kill_group(process)
     if process.returncode != 0:

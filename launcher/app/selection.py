@@ -35,7 +35,7 @@ def select_model(named: str | None, inventory: Inventory) -> str:
     model = named or inventory.serve.model
     if model is None:
         raise RequestError(
-            "no model is named", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
+            "no model given", hint="add `--model MODEL`, or `serve: {model: …}` in the inventory"
         )
     return model
 
@@ -48,9 +48,9 @@ def query_servers(session: Session) -> ServersState:
     except UnreadableAnswer as error:
         raise NodeError(
             session.inventory.head.name,
-            "does not say which servers run",
+            "cannot list its servers",
             evidence=error.evidence or error.message,
-            hint="run `vlaunch up`, which brings its container up to date",
+            hint="run `vlaunch up`, which updates its container",
         ) from None
 
 
@@ -68,7 +68,7 @@ def select_server(
     server = servers.choose_server(head_state.running, name)
     spec = server.desired
     if spec is None:
-        raise RequestError(f"{server.label} is being stopped", hint="look at `vlaunch status`")
+        raise RequestError(f"{server.label} is being stopped", hint="run `vlaunch status`")
     endpoints = server.observed.endpoints if server.observed else {}
     healthy = [node for node, health in endpoints.items() if health.verdict in servers.GOOD]
     nodes = select_nodes(session.inventory, [process.node for process in spec.apis])

@@ -76,7 +76,7 @@ def head_error(session: Session, snapshot: ClusterSnapshot) -> NodeError:
     """Return the error for a head that cannot be queried."""
     return NodeError(
         session.inventory.head.name,
-        "does not say what runs",
+        "cannot list its servers",
         evidence=str(snapshot.payload["error"]),
-        hint="look at `vlaunch status`; `vlaunch down` ends everything",
+        hint="run `vlaunch status`; `vlaunch down` removes everything",
     )

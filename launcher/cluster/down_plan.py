@@ -43,7 +43,7 @@ def plan_down(site: Site, *, purge: bool = False) -> Plan:
         Stage(id="files", title="Remove files and secrets", steps=_cleanup_steps(site)),
         Stage(
             id="compiled",
-            title="Remove what engines compiled",
+            title="Remove the compile cache",
             steps=_purge_steps(site) if purge else (),
         ),
         Stage(
@@ -94,7 +94,7 @@ def _purge_step(site: Site, node: Node) -> Step:
     folder, around = _compile_cache_folders(site, node)
     argv = compile_cache.purge(node.docker, folder, parent=around, image=image)
     return Step(
-        title="removing what engines compiled",
+        title="removing the compile cache",
         command=Command(node=node.name, argv=argv, timeout=600),
     )
 
@@ -109,7 +109,7 @@ def _clear_step(site: Site, node: Node) -> Step:
     folders = (site.state_dir(node), network_verdict.FILE, *_compile_cache_folders(site, node))
     argv = ("sh", "-c", _CLEAR, "clear", *folders)
     return Step(
-        title="removing helper files and secrets",
+        title="removing node programs and secrets",
         command=Command(node=node.name, argv=argv, timeout=30),
     )
 
@@ -151,7 +151,7 @@ def _judge_remains(node: Node, answers: Answers) -> Finding:
         return Finding(
             node=node.name,
             status="fail",
-            text="cannot be asked whether anything is left",
+            text="cannot be checked for leftovers",
             evidence=answer.tail,
             fix="run `vlaunch down` again",
         )

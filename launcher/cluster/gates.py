@@ -28,20 +28,20 @@ def memory_gate(site: Site) -> Gate:
     """Check for a place for secrets that is on no disk and survives a logout."""
     return precomputed_gate(
         "secrets-in-memory",
-        "every node has a place in memory for the secrets",
+        "every node has an in-memory folder for secrets",
         lambda: [_judge_memory(node, site.facts[node.name]) for node in site.nodes],
     )
 
 
 def _judge_memory(node: Node, facts: HostFacts) -> Finding:
     if facts.memory_dir:
-        return passed(node, f"secrets lie in {facts.memory_dir}")
+        return passed(node, f"secrets are stored in {facts.memory_dir}")
     fix = (
         f"run `sudo loginctl enable-linger {facts.user}` on {node.name}, log in as root, or set"
         " `secrets_in: disk`"
     )
     evidence = facts.part_errors.get("memory", "")
-    return failed(node, "has no place in memory for secrets", evidence=evidence, fix=fix)
+    return failed(node, "has no in-memory folder for secrets", evidence=evidence, fix=fix)
 
 
 def versions_gate(
@@ -55,7 +55,7 @@ def versions_gate(
 
     return Gate(
         id="ray-version",
-        what="every node's image runs the same Ray and the same Python",
+        what="all nodes' images run the same Ray and Python",
         queries=tuple(ask(node) for node in nodes),
         judge=container.judge_versions(nodes, ray_version, python_version),
     )
@@ -70,7 +70,7 @@ def gpus_gate(cluster: str, nodes: Sequence[Node], image: str) -> Gate:
 
     return Gate(
         id="gpus-in-docker",
-        what="Docker hands out the declared GPUs, and CUDA starts",
+        what="Docker exposes the declared GPUs, and CUDA starts",
         queries=tuple(ask(node) for node in nodes),
         judge=container.judge_gpus(nodes),
     )
@@ -100,12 +100,12 @@ def agents_gate(site: Site, *, deadline: float) -> Gate:
         try:
             state = servers.parse_servers(ray_checks.parse_payload(answers[node.name][-1]))
         except UnreadableAnswer as error:
-            return [waiting(node, f"does not say which agents it hears: {error.message}")]
+            return [waiting(node, f"cannot list the connected agents: {error.message}")]
         return [_judge_agent(member, node, state.members, port) for member in site.nodes]
 
     return Gate(
         id="agents",
-        what="the head hears the agent of every node",
+        what="all agents are connected to the head",
         queries=(servers.query_servers(site),),
         judge=judge,
         deadline=deadline,
@@ -118,7 +118,7 @@ def _judge_agent(node: Node, head: Node, members: Mapping[str, float], port: int
     if members.get(node.name, serving_judges.SILENT) < serving_judges.SILENT:
         return passed(node, "its agent is connected to the head")
     fix = (
-        f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then look at `vlaunch logs"
+        f"allow TCP {port} from {node.name} to {head.name} ({head.ip}), then check `vlaunch logs"
         f" {node.name}`"
     )
     return waiting(node, "its agent is not connected to the head", fix=fix)

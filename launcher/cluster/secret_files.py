@@ -53,7 +53,7 @@ def parse_listing(text: str) -> tuple[SecretFile, ...]:
         re.MULTILINE | re.DOTALL,
     )
     if listing is None:
-        raise UnreadableAnswer("the node does not say which secrets lie there")
+        raise UnreadableAnswer("cannot list the secrets on the node")
     now, user, handed, rows = int(listing[1]), listing[2], listing[3], listing[4]
     files = []
     for row in rows.splitlines():
@@ -63,7 +63,7 @@ def parse_listing(text: str) -> tuple[SecretFile, ...]:
             row,
         )
         if match is None:
-            raise UnreadableAnswer("the node's list of secrets cannot be read")
+            raise UnreadableAnswer("cannot parse the node's list of secrets")
         place, mode, owner, group, changed, path, name = match.groups()
         files.append(
             SecretFile(

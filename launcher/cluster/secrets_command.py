@@ -189,7 +189,7 @@ def _rotate_secrets(
     apply(dry_run=False)
     for server in running:
         supervised = server.desired is not None and server.desired.policy.restarts != 0
-        outcome = "restarts by itself" if supervised else "is gone: run `vlaunch serve` again"
+        outcome = "restarts by itself" if supervised else "is stopped: run `vlaunch serve` again"
         session.note("secrets", f"{server.label} {outcome}")
     for job in batches:
         text = f"batch job {job.name} resumes when you run its `vlaunch batch` again"

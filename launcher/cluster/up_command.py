@@ -37,9 +37,7 @@ def up(call: CommandContext, join_timeout: float) -> None:
     nothing.
     """
     if call.offline and not call.dry_run:
-        raise click.UsageError(
-            "--offline goes with --dry-run: no cluster comes up without its nodes"
-        )
+        raise click.UsageError("--offline requires --dry-run")
     inventory = call.inventory
     if call.offline:
         call.print_script(_plan_offline(inventory))
@@ -101,7 +99,7 @@ def bring_up(
     if dry_run:
         return [image_plan, up_plan]
     if up_plan.notes:
-        session.begin("difference", "What differs from the inventory")
+        session.begin("difference", "Differences from the inventory")
     for note in up_plan.notes:
         session.note("difference", note)
     session.apply(up_plan)
@@ -109,7 +107,7 @@ def bring_up(
     text = (
         f"cluster {inventory.cluster} is up: {len(inventory.nodes)} nodes, {inventory.gpus} GPUs"
         if changed
-        else f"cluster {inventory.cluster} is up already; nothing was changed"
+        else f"cluster {inventory.cluster} is already up; nothing was changed"
     )
     session.done(text, seconds=time.monotonic() - began, data={"changed": changed})
     return [image_plan, up_plan]

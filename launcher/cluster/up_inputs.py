@@ -146,13 +146,13 @@ def load_py_spy(
         try:
             loaders[architecture] = partial(bytes, load()) if download else load
         except (VlaunchError, OSError) as error:
-            session.warn("py-spy", f"{error}: the stacks of a rank that hangs cannot be shown")
+            session.warn("py-spy", f"{error}: stacks of hung ranks will not be available")
     return loaders
 
 
 def _resolve_wheels(session: Session, python: image.ImagePython, version: str) -> derived.WheelSet:
     began = time.monotonic()
-    text = f"resolving Ray {version} for Python {python.python} of the image"
+    text = f"resolving Ray {version} for the image's Python {python.python}"
     session.step("ray-image", text, state="running")
     wheels = resolver.resolve_wheels(python, version, cache_dir() / "wheels")
     seconds = time.monotonic() - began
@@ -194,16 +194,16 @@ def _probe_image(session: Session, identity: str) -> image.ImagePython:
     if cached.is_file():
         return image.parse_probe(cached.read_text(encoding="utf-8"))
     head, name = session.inventory.head, session.inventory.image
-    text = "asking the image for its Python, Ray and packages"
+    text = "reading the image's Python, Ray and packages"
     session.step("ray-image", text, node=head.name, state="running")
     argv = image.probe(head.docker, name, cluster=session.inventory.cluster, node=head.name)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=180)])
     if not answer.ok:
         raise NodeError(
             head.name,
-            f"cannot run {name} to see what is in it",
+            f"cannot run {name} to inspect it",
             evidence=answer.tail,
-            hint=f"try it there: `docker run --rm --entrypoint python3 {name} -V`",
+            hint=f"run there: `docker run --rm --entrypoint python3 {name} -V`",
         )
     image_python = image.parse_probe(answer.out)
     session.step("ray-image", text, node=head.name, seconds=answer.seconds)

@@ -52,12 +52,12 @@ def plan_image(site: Site) -> Plan:
         for node in _pulling_nodes(site)
     )
     stages = (
-        [Stage(id="preflight", title="Look at the nodes", gates=_preflight_gates(site))]
+        [Stage(id="preflight", title="Scan the nodes", gates=_preflight_gates(site))]
         if site.facts
         else []
     )
     if pulls:
-        stages.append(Stage(id="image", title="Have the image on every node", steps=pulls))
+        stages.append(Stage(id="image", title="Pull the image on every node", steps=pulls))
     notes = (*privilege_notes(site.inventory), *_copy_notes(site))
     return Plan(verb="up", stages=tuple(stages), notes=notes)
 
@@ -80,7 +80,7 @@ def _copy_notes(site: Site) -> tuple[str, ...]:
     if site.inventory.image_source == "registry" or not receivers:
         return ()
     names = fold([node.name for node in receivers])
-    return (f"{names} gets the image from another node, as with `vlaunch image copy`",)
+    return (f"the image is copied to {names} from another node, as with `vlaunch image copy`",)
 
 
 def privilege_notes(inventory: Inventory) -> tuple[str, ...]:
@@ -88,8 +88,8 @@ def privilege_notes(inventory: Inventory) -> tuple[str, ...]:
     if not inventory.privileged:
         return ()
     return (
-        "PRIVILEGED: with `privileged: true` who gets into a container is root on its node;"
-        " `devices:` and `cap_add:` give single rights",
+        "PRIVILEGED: `privileged: true` makes root in a container root on the node;"
+        " `devices:` and `cap_add:` grant single permissions",
     )
 
 
@@ -118,7 +118,7 @@ def plan_up(
         *_image_stages(site, changed, image),
         Stage(
             id="files",
-            title="Write helper files and secrets",
+            title="Write node programs and secrets",
             steps=(
                 *_file_steps(site, secrets, changed),
                 *node_files.py_spy_steps(site, py_spy or {}),
@@ -164,7 +164,7 @@ def _reasons_by_node(
     }
     if reasons[site.head.name] is not None:
         for node in site.inventory.workers:
-            reasons[node.name] = reasons[node.name] or ["the head starts anew"]
+            reasons[node.name] = reasons[node.name] or ["the head is recreated"]
     return reasons
 
 
@@ -243,8 +243,8 @@ def _outdated_agent_notes(site: Site, changed: Sequence[Node]) -> list[str]:
     if not (names := [node.name for node in unchanged if node_files.replaces_agent(site, node)]):
         return []
     return [
-        f"{fold(names)}: the agent is of another version of vlaunch, and keeps running; hint: when"
-        " its servers may stop, run `vlaunch down` and `vlaunch up`"
+        f"{fold(names)}: the agent keeps running another version of vlaunch; hint: run"
+        " `vlaunch down`, then `vlaunch up`: this stops its servers"
     ]
 
 
@@ -252,16 +252,13 @@ def _restart_notes(replaced: Sequence[docker.Container]) -> list[str]:
     """Describe the effect on servers and jobs in containers that are replaced."""
     if not replaced:
         return []
-    return [
-        "a server that runs in these containers starts again in the new ones; a batch job ends"
-        " with them"
-    ]
+    return ["servers in these containers restart in the new ones; batch jobs stop"]
 
 
 def _ray_image_stage(site: Site, image: RayImage) -> Stage:
     return Stage(
         id="ray-image",
-        title=f"Have Ray {image.ray_version} in the image",
+        title=f"Add Ray {image.ray_version} to the image",
         steps=_build_steps(site, image),
         gates=_image_gates(site, image),
     )
@@ -307,7 +304,7 @@ def _same_image_stage(site: Site) -> Stage:
 def _gpu_stage(site: Site, changed: Sequence[Node], image: RayImage) -> Stage:
     gpu_nodes = [node for node in changed if node.gpus]
     gates_ = (gates.gpus_gate(site.inventory.cluster, gpu_nodes, image.tag),) if gpu_nodes else ()
-    return Stage(id="gpus", title="Count the GPUs that Docker hands out", gates=gates_)
+    return Stage(id="gpus", title="Count the GPUs that Docker exposes", gates=gates_)
 
 
 def _build_steps(site: Site, image: RayImage) -> tuple[Step, ...]:
@@ -346,7 +343,7 @@ def _restart_reasons(
     """Return the reasons to recreate a node's container, in words; `None` if it may stay."""
     container = site.container(node)
     if container is None:
-        return ["not there yet"]
+        return ["not created yet"]
     if container.spec != spec.hash:
         base = site.image(node, container.image) or site.image(node, spec.image)
         return docker.describe_differences(container, spec, base.env if base else {})
@@ -354,7 +351,7 @@ def _restart_reasons(
         return [f"its container is {container.status} (exit code {container.exit_code})"]
     in_memory = site.facts[node.name].secrets_in_memory or ()
     if site.inventory.secrets_in == "memory" and not set(secrets) <= set(in_memory):
-        return ["its secrets are gone: a reboot empties what lies in memory"]
+        return ["its secrets are gone: a reboot clears memory"]
     return None
 
 

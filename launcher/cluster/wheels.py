@@ -83,8 +83,7 @@ def resolve_wheels(
             raise _resolution_error(error, image, request) from None
         except subprocess.TimeoutExpired as error:
             raise VlaunchError(
-                f"{Path(error.cmd[0]).name} did not finish within {timeout:.0f} s while resolving"
-                f" {request}",
+                f"{Path(error.cmd[0]).name} timed out after {timeout:.0f} s resolving {request}",
                 hint="test the package index: `python3 -m pip download --no-deps ray`",
             ) from None
         _store_wheels(work / "wheels", folder)
@@ -235,7 +234,7 @@ def _uv_platform(image: ImagePython) -> str:
     system = (image.implementation, image.abiflags, image.libc)
     if system != ("cpython", "", "glibc") or image.machine not in ("x86_64", "aarch64"):
         raise RequestError(
-            f"no Ray can be added to this image: it runs {image.implementation} on {image.machine}"
+            f"Ray cannot be added to this image: it runs {image.implementation} on {image.machine}"
             f" with {image.libc or 'a C library other than glibc'}",
             hint="choose an image with glibc on x86_64 or aarch64, or one that has Ray in it",
         )
@@ -314,7 +313,7 @@ def _store_wheels(downloaded: Path, folder: Path) -> None:
             for name, digest in json.loads(earlier.read_text()).items():
                 if digests.get(name, digest) != digest:
                     raise VlaunchError(
-                        f"{name} has another hash than when it was first downloaded",
+                        f"{name} has a different hash than at its first download",
                         evidence=[f"sha256 now: {digests[name]}", f"sha256 before: {digest}"],
                         hint="find out why; if you have rebuilt it yourself, forget the earlier"
                         f" one: `rm -r {shlex.quote(str(earlier.parent))}`",

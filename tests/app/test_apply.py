@@ -191,7 +191,7 @@ def test_a_step_that_its_deadline_ended_says_the_deadline() -> None:
             FakeTransport(lambda c: Answer(node=c.node, code=124, timed_out=True)),
         )
 
-    assert caught.value.message == "a: starting failed (did not end within 30s)"
+    assert caught.value.message == "a: starting failed (timed out after 30s)"
     assert caught.value.evidence
 
 
@@ -244,7 +244,7 @@ def test_a_pass_must_last() -> None:
     events = run(plan(stage(gates=(gate,))), clock=clock)
 
     assert clock.now == 5
-    assert "seeing that it lasts" in [event for event in events if event.kind == "wait"][-1].text
+    assert "waiting for it to stay true" in [event for event in events if event.kind == "wait"][-1].text
 
 
 def test_a_gate_that_flickers_ends_at_its_deadline() -> None:
@@ -307,7 +307,7 @@ def test_a_failing_gate_asks_the_nodes_that_failed_for_evidence_and_no_others() 
         )
 
     assert [command.node for command in transport.commands] == ["b"]
-    assert caught.value.message == "b: not in: a port is taken"
+    assert caught.value.message == "b: not in: a port is already in use"
     assert caught.value.evidence == "OSError: [Errno 98] Address already in use"
     assert "ss -ltnp" in caught.value.hint
 
@@ -324,7 +324,7 @@ def test_several_failures_are_all_told() -> None:
     with pytest.raises(GateError) as caught:
         run(plan(stage(gates=(Gate(id="g", what="GPUs are there", judge=statuses(results)),))))
 
-    assert caught.value.message == "not true: GPUs are there"
+    assert caught.value.message == "check failed: GPUs are there"
     assert caught.value.evidence == "gpu[01-02]: no GPU\ngpu03: slow"
     assert caught.value.hint == "buy one\nwait"
 

@@ -41,7 +41,7 @@ def test_down_says_that_the_trail_stays_and_where(cluster: Cluster) -> None:
 
     assert ran.code == 0
     assert (
-        "who changed what stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)"
+        "the audit trail stays on each node: /root/.vlaunch/audit/c.ndjson (`vlaunch audit`)"
         in ran.err
     )
 
@@ -68,7 +68,7 @@ def test_the_trails_of_all_nodes_are_read_as_one(
         "2026-11-21T21:00:05Z  anna@laptop  gpu[01-02]  vlaunch up: starting",
         "2026-11-21T22:00:00Z  bob@laptop  gpu01  vlaunch down: removing; clearing",
     ]
-    assert "gpu02: 1 line of its trail cannot be read" in ran.err
+    assert "gpu02: 1 unreadable line in its audit trail" in ran.err
     machine = json.loads(cluster.run("audit", "--json", "--last", "1").out)
     assert [(entry["who"], entry["nodes"]) for entry in machine["entries"]] == [("bob", ["gpu01"])]
     assert (machine["silent"], machine["unreadable"]) == ({}, {"gpu02": 1})
@@ -84,7 +84,7 @@ def test_nodes_that_cannot_be_read_are_named(
     ran = cluster.run("audit")
 
     assert (ran.code, ran.out) == (1, "")
-    assert f"gpu01: its audit trail cannot be read; {refused}" in ran.err
+    assert f"gpu01: cannot read its audit trail; {refused}" in ran.err
     assert "gpu02: cannot be reached: no route to host" in ran.err
 
 

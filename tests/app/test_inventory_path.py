@@ -67,7 +67,7 @@ def test_a_variable_may_start_at_home(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_naming_two_is_an_error() -> None:
     """Naming the same one twice is not."""
     with pytest.raises(
-        RequestError, match=r"two inventories are named: `a.yaml` and, with -i, `b.yaml`"
+        RequestError, match=r"two inventories given: `a.yaml` and `-i b.yaml`"
     ):
         find_inventory("a.yaml", "b.yaml")
 
@@ -81,10 +81,10 @@ def test_none_at_all_tells_where_it_looked(folder: Path) -> None:
 
     assert caught.value.exit_code == 2
     assert str(caught.value.evidence).splitlines() == [
-        "no path was given, as an argument or with -i",
+        "no path was given as an argument or with -i",
         "VLAUNCH_INVENTORY is not set",
         f"{folder / 'inventory.yaml'} does not exist",
-        "none was brought up from here before",
+        "no earlier `vlaunch up` from this machine",
     ]
 
 
@@ -95,7 +95,7 @@ def test_one_that_was_brought_up_and_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         find_inventory(None, None)
 
-    assert f"{tmp_path / 'gone.yaml'}, does not exist any more" in str(caught.value.evidence)
+    assert f"{tmp_path / 'gone.yaml'}, no longer exists" in str(caught.value.evidence)
 
 
 def test_what_is_remembered_does_not_depend_on_where_one_stands(folder: Path) -> None:

@@ -22,7 +22,7 @@ EVENTS = (
         kind="step", stage="connect", node="gpu[01-03]", text="connected", state="ok", seconds=0.31
     ),
     Event(kind="stage", stage="connect", text="Connect to 3 nodes", state="ok", seconds=0.32),
-    Event(kind="stage", stage="preflight", text="Look at the nodes", state="running"),
+    Event(kind="stage", stage="preflight", text="Scan the nodes", state="running"),
     Event(kind="finding", stage="preflight", node="gpu[01-03]", text="Docker answers", state="ok"),
     Event(
         kind="finding",

@@ -104,7 +104,7 @@ def test_all_failures_are_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(RequestError) as caught:
         resolve(sources, tmp_path)
 
-    assert caught.value.message == "3 secrets could not be fetched"
+    assert caught.value.message == "cannot fetch 3 secrets"
     assert caught.value.exit_code == 2
     assert str(caught.value.evidence).splitlines() == [
         "A: the environment variable `MISSING` is not set; run `export MISSING=…` first",
@@ -145,10 +145,10 @@ def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n", "is empty"),
-        (f"{VALUE}\nsecond\n", "should be one line of text"),
-        (f"{VALUE}\r\n", "should be one line of text"),
-        (f"{VALUE}\0", "should be one line of text"),
-        (f"{VALUE}\n\n", "should be one line of text"),
+        (f"{VALUE}\nsecond\n", "must be one line of text"),
+        (f"{VALUE}\r\n", "must be one line of text"),
+        (f"{VALUE}\0", "must be one line of text"),
+        (f"{VALUE}\n\n", "must be one line of text"),
         (VALUE.encode() + b"\xff", "is not UTF-8 text (byte 13)"),
         (VALUE * 10_000, "is larger than 64 KiB"),
     ],
@@ -196,7 +196,7 @@ def test_a_command_that_does_not_answer_is_ended_with_all_it_started(tmp_path: P
         f" open({str(tmp_path / 'pids')!r}, 'w').write(str(child.pid))\ntime.sleep(600)\n",
     )
 
-    assert "did not answer within 1 s" in _failure(source, tmp_path, seconds=1.0)
+    assert "timed out after 1 s" in _failure(source, tmp_path, seconds=1.0)
     assert _ends(int((tmp_path / "pids").read_text()))
 
 
@@ -210,7 +210,7 @@ def test_a_command_that_may_not_be_ended_is_not_waited_for(
 
     monkeypatch.setattr("launcher.app.secrets.os.killpg", refuse)
 
-    assert "did not answer within 0.3 s" in _failure(
+    assert "timed out after 0.3 s" in _failure(
         SecretSource(command="sleep 1"), tmp_path, seconds=0.3
     )
 
@@ -251,7 +251,7 @@ def test_a_typed_value_is_checked_like_any_other(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         resolve({"A": SecretSource(prompt="Say")}, tmp_path, ask=lambda *_: f"{VALUE}\nmore")
 
-    assert "should be one line" in caught.value.evidence
+    assert "must be one line" in caught.value.evidence
     assert VALUE not in caught.value.evidence
 
 
@@ -271,7 +271,7 @@ def test_without_a_terminal_all_prompts_are_told(
             tmp_path,
         )
 
-    assert caught.value.message == "3 secrets could not be fetched"
+    assert caught.value.message == "cannot fetch 3 secrets"
     assert [line[:2] for line in caught.value.evidence.splitlines()] == ["C:", "A:", "B:"]
     assert "`env`, `file`, `command`" in caught.value.evidence
 
@@ -318,7 +318,7 @@ def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     _file(tmp_path / "key", "x")
     with pytest.raises(RequestError) as caught:
         resolve({"RAY_AUTH_TOKEN": SecretSource(file="key")}, tmp_path)
-    assert "RAY_AUTH_TOKEN: should have at least 32 characters" in caught.value.evidence
-    assert "`openssl rand -hex 32` makes one" in caught.value.evidence
+    assert "RAY_AUTH_TOKEN: must have at least 32 characters" in caught.value.evidence
+    assert "create one with `openssl rand -hex 32`" in caught.value.evidence
     _file(tmp_path / "key", "0123456789abcdef" * 2)
     assert resolve({"RAY_AUTH_TOKEN": SecretSource(file="key")}, tmp_path)

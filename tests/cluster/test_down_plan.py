@@ -117,7 +117,7 @@ def test_a_node_that_cannot_be_queried_is_not_called_clean(world: World) -> None
             return Answer(node="gpu02", code=255, err="connection lost")
         return handler(command)
 
-    with pytest.raises(GateError, match="gpu02: cannot be asked whether anything is left"):
+    with pytest.raises(GateError, match="gpu02: cannot be checked for leftovers"):
         case.drain(plan(world), FakeTransport(lost))
 
 
@@ -126,7 +126,7 @@ def test_files_alone_are_removed_too(world: World) -> None:
     for machine in world.machines.values():
         machine.containers.clear()
 
-    assert [step.title for step in plan(world).steps] == ["removing helper files and secrets"] * 2
+    assert [step.title for step in plan(world).steps] == ["removing node programs and secrets"] * 2
 
 
 def test_what_engines_compiled_goes_when_that_is_requested(world: World) -> None:
@@ -141,7 +141,7 @@ def test_what_engines_compiled_goes_when_that_is_requested(world: World) -> None
     titles = [stage.title for stage in purge.stages]
     (step,) = [purged for purged in purge.steps if purged.command.argv[3:4] == ("purge",)]
 
-    assert titles.index("Remove the head") < titles.index("Remove what engines compiled")
+    assert titles.index("Remove the head") < titles.index("Remove the compile cache")
     assert step.command.node == "gpu01"
     assert step.command.argv[4:] == (
         "/root/.vlaunch/cache/c",

@@ -85,7 +85,7 @@ def test_a_worker_that_cannot_reach_the_head_is_named_with_its_log_and_the_fix(u
 
     assert (
         error.message
-        == "gpu02: has not joined Ray under 10.0.0.12: it cannot reach the head's Ray port"
+        == "gpu02: has not joined Ray under 10.0.0.12: the node cannot reach the head's Ray port"
         " within 20s"
     )
     assert error.evidence == "Failed to connect to GCS at address 10.0.0.11:6379 within 5 seconds."
@@ -99,7 +99,7 @@ def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
     error = fail(cluster(up), up)
 
     assert (
-        error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is taken"
+        error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is already in use"
     )
 
 

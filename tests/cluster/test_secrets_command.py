@@ -265,7 +265,7 @@ def test_rotate_says_what_ends_and_asks(keyed: Cluster) -> None:
     ran = keyed.run("secrets", "rotate", "--yes")
     assert ran.code == 0
     assert "server `chat` restarts by itself" in ran.err
-    assert "server `once` does not restart: run `vlaunch serve` again" in ran.err
+    assert "server `once` is stopped: run `vlaunch serve` again" in ran.err
     assert "batch job rows resumes when you run" in ran.err
 
 

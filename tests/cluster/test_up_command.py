@@ -38,8 +38,8 @@ def test_a_second_up_changes_nothing_and_says_so(cluster: Cluster) -> None:
     ran = cluster.run("up")
 
     assert (ran.code, cluster.world.changes) == (0, [])
-    assert "cluster c is up already; nothing was changed" in ran.err
-    assert "not there yet" not in ran.err
+    assert "cluster c is already up; nothing was changed" in ran.err
+    assert "not created yet" not in ran.err
 
 
 def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
@@ -62,7 +62,7 @@ def test_a_missing_certificate_is_renewed_on_all_nodes_and_restarts_nothing(
     assert script.count(" extend ") == 2
     assert files["gpu01"]["secrets/AGENT_CERTIFICATE"] != before
     assert files["gpu01"]["secrets/AGENT_CA"] == files["gpu02"]["secrets/AGENT_CA"]
-    assert "is up already; nothing was changed" in cluster.run("up").err
+    assert "is already up; nothing was changed" in cluster.run("up").err
 
 
 def test_a_change_is_shown_before_it_is_applied(cluster: Cluster) -> None:
@@ -154,7 +154,7 @@ def test_offline_alone_is_a_wrong_request(cluster: Cluster) -> None:
     ran = cluster.run("up", "--offline")
 
     assert (ran.code, cluster.asked) == (2, [])
-    assert "--offline goes with --dry-run" in ran.err
+    assert "--offline requires --dry-run" in ran.err
 
 
 def test_nodes_that_cannot_be_reached_are_all_reported_and_nothing_is_touched(
@@ -180,7 +180,7 @@ def test_a_failing_preflight_names_node_and_fix(cluster: Cluster) -> None:
 
     assert (ran.code, cluster.world.changes) == (1, [])
     assert "error: gpu02: port 6380 (Ray node manager) is taken" in ran.err
-    assert "hint: see who has it with `sudo ss -ltnp 'sport = :6380'` on gpu02" in ran.err
+    assert "hint: find its process with `sudo ss -ltnp 'sport = :6380'` on gpu02" in ran.err
 
 
 def test_a_failing_step_has_cause_and_fix_and_a_second_up_repairs_it(
@@ -193,7 +193,9 @@ def test_a_failing_step_has_cause_and_fix_and_a_second_up_repairs_it(
     ran = cluster.run("up")
 
     assert ran.code == 1
-    assert "error: gpu02: starting the Ray worker failed (Docker cannot hand out GPUs)" in ran.err
+    assert (
+        "error: gpu02: starting the Ray worker failed (Docker cannot expose GPUs to containers)"
+    ) in ran.err
     assert "hint: install nvidia-container-toolkit" in ran.err
     cluster.world.fail.clear()
     cluster.world.changes.clear()
@@ -337,7 +339,7 @@ def test_py_spy_cannot_be_downloaded(
     ran = cluster.run("up")
 
     assert ran.code == 0
-    assert "cannot download py-spy: the stacks of a rank that hangs cannot be shown" in ran.err
+    assert "cannot download py-spy: stacks of hung ranks will not be available" in ran.err
     assert "payload/py-spy" not in cluster.world.machines["gpu01"].files
 
 
