@@ -39,7 +39,7 @@ ReplicasOf = values.Replicas
 
 
 class ReadSection(Section):
-    """Where rows come from. `read: PATH` and `read: [PATH, …]` are short for `paths`."""
+    """Input rows. `read: PATH` and `read: [PATH, …]` are short for `paths`."""
 
     paths: values.JobPaths = Field(
         min_length=1,
@@ -51,18 +51,19 @@ class ReadSection(Section):
     format: Format | None = Field(
         default=None,
         description=(
-            "text (a row per line), jsonl, csv or parquet; the files' endings tell it by default."
+            "text (a row per line), jsonl, csv or parquet; detected from the file extension by"
+            " default."
         ),
     )
     id: values.Column | None = Field(
-        default=None, description="Column that names a row; error rows are written with it."
+        default=None, description="Column with the id of a row, written with error rows."
     )
     limit: int | None = Field(
-        default=None, ge=1, le=10**12, description="Take only this many rows, from the first on."
+        default=None, ge=1, le=10**12, description="Read only the first rows, up to this number."
     )
     row_bytes: Size = Field(
         default=_READ.row_bytes,
-        description="Larger rows become error rows, such as 16MiB (default).",
+        description="Size limit of a row, such as 16MiB (default); larger rows become error rows.",
     )
 
 
@@ -70,23 +71,23 @@ class MessageSection(Section):
     """One message of a chat."""
 
     role: Literal["system", "user", "assistant", "developer", "tool"] = Field(
-        description="Who says it."
+        description="Author of the message."
     )
-    content: values.Template = Field(description="What is said: a template over the row's columns.")
+    content: values.Template = Field(description="Template with the row's columns.")
 
 
 class PromptSection(Section):
-    """How a row becomes a prompt: one of `column`, `template`, `chat` and `pair`.
+    """Prompt of each row: one of `column`, `template`, `chat` and `pair`.
 
     `prompt: TEXT` is short for `template`.
     """
 
     column: values.Column | None = Field(
-        default=None, description="Column that holds the whole prompt."
+        default=None, description="Column with the complete prompt."
     )
     template: values.Template | None = Field(
         default=None,
-        description="Jinja template over the row's columns, such as 'Translate: {{ text }}'.",
+        description="Jinja template with the row's columns, such as 'Translate: {{ text }}'.",
     )
     chat: list[MessageSection] | None = Field(
         default=None,
@@ -98,7 +99,7 @@ class PromptSection(Section):
         default=None,
         min_length=2,
         max_length=2,
-        description="Templates of two texts that are compared (`task: score`): question, passage.",
+        description="Templates of the two texts to compare (`task: score`): question, passage.",
     )
     chat_args: Values = Field(
         default_factory=dict,
@@ -107,92 +108,95 @@ class PromptSection(Section):
 
 
 class StructuredSection(Section):
-    """What an answer must look like: one of the first six keys."""
+    """Required form of an answer: one of the first six keys."""
 
     json_: Annotated[Any, values.Plain] = Field(
         default=None, alias="json", description="A JSON Schema, as a mapping or as text."
     )
     regex: str | None = Field(default=None, min_length=1, description="A regular expression.")
-    choice: list[str] | None = Field(default=None, min_length=1, description="One of these texts.")
+    choice: list[str] | None = Field(default=None, min_length=1, description="Allowed answers.")
     grammar: str | None = Field(default=None, min_length=1, description="A context-free grammar.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
     structural_tag: str | None = Field(
         default=None, min_length=1, description="A structural tag, as JSON text."
     )
     disable_any_whitespace: bool | None = Field(
-        default=None, description="No white space between JSON's parts."
+        default=None, description="Allow no whitespace between JSON tokens."
     )
     disable_additional_properties: bool | None = Field(
-        default=None, description="Only the properties the schema names."
+        default=None, description="Allow only properties that the schema names."
     )
     whitespace_pattern: str | None = Field(
-        default=None, description="White space between JSON's parts, as a regex."
+        default=None, description="Whitespace allowed between JSON tokens, as a regex."
     )
 
 
 class SamplingSection(Section):
-    """How answers are generated; what is left out is vLLM's default, except `max_tokens`."""
+    """Sampling parameters; omitted ones have vLLM's defaults, except `max_tokens`."""
 
     temperature: float | None = Field(
-        default=None, ge=0, le=100, description="Randomness; 0 always takes the likeliest."
+        default=None, ge=0, le=100, description="Randomness; 0 always picks the likeliest token."
     )
     top_p: float | None = Field(
-        default=None, gt=0, le=1, description="Take the likeliest tokens up to this probability."
+        default=None, gt=0, le=1, description="Total probability of the tokens to sample from."
     )
     top_k: int | None = Field(
-        default=None, ge=-1, description="Take this many of the likeliest tokens; 0 takes all."
+        default=None, ge=-1, description="Sample from this many of the likeliest tokens; 0: all."
     )
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="Least probability, relative to the likeliest token."
+        default=None, ge=0, le=1, description="Minimum probability relative to the top token."
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, le=10_000_000, description="Longest answer, in tokens (default 512)."
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Maximum answer length (default: 512 tokens).",
     )
     min_tokens: int | None = Field(
-        default=None, ge=0, le=10_000_000, description="Shortest answer, in tokens."
+        default=None, ge=0, le=10_000_000, description="Minimum answer length, in tokens."
     )
     stop: values.Texts | None = Field(
-        default=None, min_length=1, description="Text, or texts, that end an answer."
+        default=None, min_length=1, description="Text or texts that end an answer."
     )
     stop_token_ids: list[int] | None = Field(
-        default=None, description="Tokens that end an answer, by their numbers."
+        default=None, description="Token ids that end an answer."
     )
-    seed: int | None = Field(default=None, description="Seed of each row's random numbers.")
+    seed: int | None = Field(default=None, description="Random seed of each row.")
     presence_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="Against tokens that the answer has."
+        default=None, ge=-2, le=2, description="Penalty on tokens that the answer already has."
     )
     frequency_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="Against tokens, by how often the answer has them."
+        default=None, ge=-2, le=2, description="Penalty on tokens by their frequency in the answer."
     )
     repetition_penalty: float | None = Field(
         default=None,
         gt=0,
         le=100,
-        description="Against tokens that prompt or answer have; above 1.",
+        description="Penalty on tokens in the prompt or the answer, if above 1.",
     )
     ignore_eos: bool | None = Field(
-        default=None, description="Go on after the model's end, up to `max_tokens`."
+        default=None, description="Continue after the end-of-sequence token, up to `max_tokens`."
     )
     skip_special_tokens: bool | None = Field(
-        default=None, description="Leave special tokens out of the answer."
+        default=None, description="Omit special tokens from the answer."
     )
     spaces_between_special_tokens: bool | None = Field(
         default=None, description="Put spaces between special tokens."
     )
     include_stop_str_in_output: bool | None = Field(
-        default=None, description="Keep the text that ended the answer."
+        default=None, description="Include the stop text in the answer."
     )
     bad_words: values.Texts | None = Field(
         default=None, min_length=1, description="Words that must not be generated."
     )
     allowed_token_ids: list[int] | None = Field(
-        default=None, min_length=1, description="The only tokens to choose from."
+        default=None, min_length=1, description="Token ids to choose from; no others are generated."
     )
     thinking_token_budget: int | None = Field(
-        default=None, ge=-1, description="Most tokens for a model's thinking."
+        default=None, ge=-1, description="Maximum number of tokens for the model's thinking."
     )
     structured_outputs: StructuredSection | None = Field(
-        default=None, description="What an answer must look like."
+        default=None, description="Required form of an answer."
     )
     n: values.SingleAnswer | None = Field(
         default=None, description="Always 1: each row has exactly one answer."
@@ -200,7 +204,7 @@ class SamplingSection(Section):
 
 
 class EngineSection(Section):
-    """vLLM, as one replica of it runs."""
+    """vLLM: arguments and replicas."""
 
     args: Annotated[dict[EngineArg, Any], values.Plain] = Field(
         default_factory=dict,
@@ -216,26 +220,26 @@ class EngineSection(Section):
     )
     replicas: ReplicasOf = Field(
         default=_ENGINE.replicas,
-        description="Copies of the model: a number, or the least and the most such as [1, 4].",
+        description="Copies of the model: a number, or minimum and maximum such as [1, 4].",
     )
     batch_size: int = Field(
         default=_ENGINE.batch_size,
         ge=1,
         le=65_536,
-        description="Rows that a replica is given at a time.",
+        description="Rows that a replica receives at a time.",
     )
     placement: Annotated[values.Placement, values.PlacementValue] = Field(
         default=values.placement(_ENGINE.placement),
         description=(
-            "pack: a replica's GPUs on as few nodes as can be; strict-pack: on one; spread,"
-            " strict-spread: on many."
+            "pack: a replica's GPUs on as few nodes as possible; strict-pack: on"
+            " one node; spread, strict-spread: on many."
         ),
     )
     order: Order = Field(
         default=_ENGINE.order,
         description=(
-            "prefix (default): rows whose prompts begin alike are asked one after the other, and"
-            " long ones early; given: in the order of the input."
+            "prefix (default): group rows with a common prompt prefix, and start long"
+            " ones early; given: keep the order of the input."
         ),
     )
 
@@ -247,82 +251,83 @@ class DataParallelSection(Section):
     expert_parallel: bool | None = Field(
         default=None,
         description=(
-            "Share a mixture of experts among the ranks; follows from the model by default."
+            "Share a mixture of experts among the ranks; by default, depends on the model."
         ),
     )
     timeout: Seconds = Field(
-        default=_DP.timeout, description="Seconds that a rank may take for a round."
+        default=_DP.timeout, description="Time limit of a rank for a round, in seconds."
     )
     round_rows: Rows = Field(
-        default=_DP.round_rows, description="Rows that a rank is given at a time."
+        default=_DP.round_rows, description="Rows that a rank receives at a time."
     )
 
 
 class PredictSection(Section):
-    """A Python class of yours, called on batches. `predict: FILE.py:CLASS` is short for `class`."""
+    """Your Python class, called on batches. `predict: FILE.py:CLASS` is short for `class`."""
 
     class_: values.Target = Field(
         alias="class",
         description=(
-            "FILE.py:CLASS with a file on this machine, or MODULE:CLASS of the image or of `files`."
+            "FILE.py:CLASS with a file on this machine, or MODULE:CLASS from the image or from"
+            " `files`."
         ),
     )
     files: list[values.LocalPath] = Field(
         default_factory=list,
-        description="More files and folders that the class needs; they lie beside it there.",
+        description="Additional files and folders for the class, stored next to it on the nodes.",
     )
-    args: Values = Field(default_factory=dict, description="Arguments of the class, by name.")
+    args: Values = Field(default_factory=dict, description="Keyword arguments of the class.")
     num_gpus: float = Field(
         default=_PREDICT.num_gpus,
         ge=0,
         le=1024,
-        description="GPUs of a replica; parts of one are fine.",
+        description="GPUs per replica; fractions are allowed.",
     )
     num_cpus: float = Field(
         default=_PREDICT.num_cpus,
         ge=0,
         le=1024,
-        description="CPUs of a replica: more leave room for fewer on a node.",
+        description="CPUs per replica; a higher value means fewer replicas per node.",
     )
     batch_size: Rows = Field(default=_PREDICT.batch_size, description="Rows of a batch.")
     replicas: ReplicasOf = Field(
         default=_PREDICT.replicas,
-        description="Copies of the class: a number, or the least and the most such as [1, 4].",
+        description="Copies of the class: a number, or minimum and maximum such as [1, 4].",
     )
 
 
 class PreprocessSection(Section):
-    """A Python function of yours, called on batches on CPUs, beside inference.
+    """Your Python function, called on batches on CPUs, in parallel with inference.
 
     `preprocess: FILE.py:NAME` is its short form.
     """
 
     function: values.Target = Field(
         description=(
-            "FILE.py:FUNCTION with a file on this machine, or MODULE:FUNCTION of the image or of"
-            " `files`."
+            "FILE.py:FUNCTION with a file on this machine, or MODULE:FUNCTION from the image"
+            " or from `files`."
         )
     )
     files: list[values.LocalPath] = Field(
-        default_factory=list, description="More files and folders that it needs."
+        default_factory=list, description="Additional files and folders for the function."
     )
     num_cpus: float = Field(
-        default=_PREPROCESS.num_cpus, ge=0, le=1024, description="CPUs of a replica."
+        default=_PREPROCESS.num_cpus, ge=0, le=1024, description="CPUs per replica."
     )
     batch_size: Rows = Field(default=_PREPROCESS.batch_size, description="Rows of a batch.")
     replicas: ReplicasOf = Field(
         default=_PREPROCESS.replicas,
-        description="Copies of it: a number, or the least and the most such as [1, 4].",
+        description="Copies of the function: a number, or minimum and maximum such as [1, 4].",
     )
 
 
 class WriteSection(Section):
-    """Where answers go. `write: PATH` is short for `path`."""
+    """Output of the job. `write: PATH` is short for `path`."""
 
     path: values.JobPath = Field(
         description=(
-            "Folder of the answers (rows/) and of error rows (errors/): on this machine, where they"
-            " are gathered, nodes:/path on storage that the head sees, or s3://, gs:// or hdfs://."
+            "Folder for answers (rows/) and error rows (errors/): on this machine (copied from the"
+            " head), nodes:/path on storage that the head can access, or s3://, gs:// or hdfs://."
         )
     )
     format: OutputFormat = Field(default=_WRITE.format, description="parquet (default) or jsonl.")
@@ -330,34 +335,34 @@ class WriteSection(Section):
         default=_WRITE.rows_per_file,
         ge=1,
         le=10_000_000,
-        description="Rows after which a file is complete.",
+        description="Maximum number of rows per file.",
     )
     seconds: Seconds = Field(
         default=_WRITE.seconds,
-        description="Seconds after which a file is complete, with fewer rows.",
+        description="Seconds until a file with fewer rows is written.",
     )
 
 
 class LimitsSection(Section):
-    """When a job gives up."""
+    """Limits at which a job fails."""
 
     restarts: int = Field(
         default=_LIMITS.restarts,
         ge=0,
         le=10_000,
-        description="Restarts of replicas without a row done in between.",
+        description="Replica restarts without a finished row in between.",
     )
-    stall: Seconds = Field(default=_LIMITS.stall, description="Seconds without a row.")
+    stall: Seconds = Field(default=_LIMITS.stall, description="Seconds without a finished row.")
     errors: int | None = Field(
-        default=_LIMITS.errors, ge=0, description="Error rows; any number by default."
+        default=_LIMITS.errors, ge=0, description="Error rows allowed (default: unlimited)."
     )
 
 
 class JobFile(Section):
-    """A vlaunch batch job: what to read, what to ask of it, where to write."""
+    """A vlaunch batch job: input, model and output."""
 
     job: ClusterName | None = Field(
-        default=None, description="Name of the job; the file's name by default."
+        default=None, description="Name of the job (default: the name of the file)."
     )
     model: Model | None = Field(
         default=None, description="Model that answers, such as Qwen/Qwen3-8B."
@@ -365,15 +370,16 @@ class JobFile(Section):
     task: Task = Field(
         default="generate",
         description=(
-            "generate (default): text; embed: a vector for each row; score: how well two texts of a"
-            " row fit each other."
+            "generate (default): text; embed: a vector for each row; score: similarity of"
+            " two texts of a row."
         ),
     )
     mode: Mode | None = Field(
         default=None,
         description=(
-            "engine (default): replicas of vLLM; predict (default with `predict`): a class of"
-            " yours; data-parallel (default with `data_parallel`): vLLM's ranks over the nodes."
+            "engine (default): replicas of vLLM; predict (default with `predict`):"
+            " your class; data-parallel (default with `data_parallel`): vLLM's ranks over the"
+            " nodes."
         ),
     )
     read: Annotated[
@@ -382,7 +388,7 @@ class JobFile(Section):
             expand_shorthand("paths", str, list),
             json_schema_input_type=str | list[str] | ReadSection,
         ),
-    ] = Field(description="Where rows come from: a path, a list of paths, or a mapping.")
+    ] = Field(description="Input rows: a path, a list of paths, or a mapping.")
     prompt: (
         Annotated[
             PromptSection,
@@ -393,22 +399,19 @@ class JobFile(Section):
         | None
     ) = Field(
         default=None,
-        description=(
-            "How a row becomes a prompt; by default the column `prompt` (of text files: `text`)."
-        ),
+        description="Prompt of each row (default: the column `prompt`; for text files, `text`).",
     )
     sampling: SamplingSection = Field(
-        default_factory=SamplingSection, description="How answers are generated."
+        default_factory=SamplingSection, description="Sampling parameters."
     )
     keep: Annotated[dict[values.Column, ColumnType | None], values.KeepColumns] | None = Field(
         default=None,
         description=(
-            "Columns of the input to write beside the answers, as a list or with types; all by"
-            " default."
+            "Input columns to write with the answers, as a list or with types (default: all)."
         ),
     )
     engine: EngineSection = Field(
-        default_factory=EngineSection, description="vLLM: its size, its number and its arguments."
+        default_factory=EngineSection, description="vLLM: parallelism, replicas and arguments."
     )
     data_parallel: (
         Annotated[
@@ -427,7 +430,7 @@ class JobFile(Section):
             ),
         ]
         | None
-    ) = Field(default=None, description="A Python class of yours, instead of vLLM.")
+    ) = Field(default=None, description="Your Python class, instead of vLLM.")
     preprocess: (
         Annotated[
             PreprocessSection,
@@ -438,14 +441,14 @@ class JobFile(Section):
         | None
     ) = Field(
         default=None,
-        description="A Python function that prepares batches, on CPUs, beside inference.",
+        description="A Python function that prepares batches on CPUs, in parallel with inference.",
     )
     write: Annotated[
         WriteSection,
         BeforeValidator(expand_shorthand("path", str), json_schema_input_type=str | WriteSection),
-    ] = Field(description="Where answers go: a path, or a mapping.")
+    ] = Field(description="Output: a path or a mapping.")
     limits: LimitsSection = Field(
-        default_factory=LimitsSection, description="When the job gives up."
+        default_factory=LimitsSection, description="Limits at which the job fails."
     )
 
 

@@ -61,14 +61,14 @@ def _parse_replicas(value: object) -> tuple[int, int]:
     numbers = _least_and_most(value)
     if len(numbers) != 2 or not all(map(_is_whole_number, numbers)):
         raise value_error(
-            "should be a whole number such as 2, or the least and the most such as [1, 4]"
+            "should be a whole number such as 2, or minimum and maximum such as [1, 4]"
         )
     minimum, maximum = numbers
     if not 1 <= minimum <= MAX_REPLICAS or not 1 <= maximum <= MAX_REPLICAS:
         raise bare_error(f"should be at least 1 and at most {MAX_REPLICAS}")
     if minimum > maximum:
         raise bare_error(
-            f"should have the least first: {maximum} to {minimum}, not {minimum} to {maximum}"
+            f"should have the minimum first: {maximum} to {minimum}, not {minimum} to {maximum}"
         )
     return minimum, maximum
 

@@ -236,7 +236,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
         ),
         ({"max_tokens": 0}, "--max-tokens: should be at least 1, not 0"),
         ({"temperature": -1.0}, "--temperature: should be at least 0, not -1.0"),
-        ({"replicas": "3-1"}, "--replicas: should have the least first: 1 to 3, not 3 to 1"),
+        ({"replicas": "3-1"}, "--replicas: should have the minimum first: 1 to 3, not 3 to 1"),
         (
             {"replicas": "2", "data_parallel_size": 2},
             (
@@ -452,7 +452,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
         ),
         "7: engine.args.tensor-parallel-size: should be left out: write `engine.tp`",
         "7: engine.args.x: a secret should not be written here; use `secrets` in the inventory",
-        "7: engine.replicas: should have the least first: 1 to 3, not 3 to 1",
+        "7: engine.replicas: should have the minimum first: 1 to 3, not 3 to 1",
         "7: engine.tp: should be at least 1, not 0",
         '9: write: should be a folder, since answers are written as several files, not "out.jsonl"',
         "10: data_parallel.timeout: should be greater than 0, not 0",
