@@ -60,7 +60,7 @@ def chat(
     if prompt is None and not interactive:
         prompt = sys.stdin.read().strip()
     if not interactive and not prompt:
-        raise click.UsageError("there is no prompt: give one as an argument, or pipe one in")
+        raise click.UsageError("no prompt: give one as an argument, or pipe one in")
     with call.session(nodes=[call.inventory.head]) as session:
         head_state = selection.query_servers(session)
         spec, node = selection.select_server(session, head_state, server)
@@ -71,7 +71,7 @@ def chat(
         if task is not None and not task.generates:
             prompt = prompt or _PROMPT  # the answer names the model, and how to query it
         if not prompt:
-            say(f"talking to {spec.model}; an empty line or Ctrl-D ends it")
+            say(f"chatting with {spec.model}; exit with an empty line or Ctrl-D")
         messages: list[dict[str, str]] = []
         for message in [prompt] if prompt else iter(_prompt_user, ""):
             messages.append({"role": "user", "content": message})
@@ -115,7 +115,9 @@ def _stream_answer(session: Session, spec: Desired, command: Command) -> str:
         length += len(chunk)
         if length > _MAX_ANSWER_CHARS:
             raise NodeError(
-                command.node, "the answer does not end", hint="look at the server: `vlaunch status`"
+                command.node,
+                "the answer exceeds the size limit",
+                hint="check the server: `vlaunch status`",
             )
         chunks.append(chunk)
         sys.stdout.write(sanitize(chunk))
@@ -123,9 +125,9 @@ def _stream_answer(session: Session, spec: Desired, command: Command) -> str:
     if exit_code:
         raise NodeError(
             command.node,
-            f"the answer broke off (exit code {exit_code})",
+            f"the answer was cut off (exit code {exit_code})",
             evidence=list(error_lines),
-            hint="look at the server: `vlaunch status`, `vlaunch logs`",
+            hint="check the server: `vlaunch status`, `vlaunch logs`",
         )
     sys.stdout.write("\n")
     return "".join(chunks)
@@ -156,22 +158,22 @@ def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]
     task, model = task_named(str(raw.get("task"))), str(raw.get("model") or spec.model)
     if task is None or task.generates:
         if status:
-            text = f"{spec.model} refused the request ({status})"
+            text = f"{spec.model} rejected the request (HTTP {status})"
             return VlaunchError(text, evidence=error)
         return VlaunchError(
-            f"{spec.model} does not answer yet",
+            f"{spec.model} is not answering yet",
             evidence=error,
-            hint="watch it start with the same `vlaunch serve`, or look at `vlaunch status`",
+            hint="run `vlaunch status`, or watch it start with the same `vlaunch serve`",
         )
     if task is HEALTH:
         return RequestError(
-            f"{spec.model} does not chat, and answers nothing else that vlaunch asks",
-            hint="its documentation says how to ask it; `vlaunch tunnel` brings its API here",
+            f"{spec.model} supports neither chat nor any other request that vlaunch sends",
+            hint="run `vlaunch tunnel` to reach its API; see the model's documentation",
         )
     endpoint = endpoint_url(inventory, spec.host, spec.port, spec.api_node)
     needs_key = "VLLM_API_KEY" in inventory.secrets
-    hints = [f"ask it so: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
+    hints = [f"send a request: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
     if ipaddress.ip_address(spec.host).is_loopback:
-        hints.append("it listens on its own node only: `vlaunch tunnel` brings it to this machine")
-    text = f"{spec.model} does not chat: it gives {task.noun_phrase}"
+        hints.append("run `vlaunch tunnel` first: it listens on its own node only")
+    text = f"{spec.model} does not support chat: it returns {task.noun_phrase}"
     return RequestError(text, hint="\n".join(hints))

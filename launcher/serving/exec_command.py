@@ -48,8 +48,8 @@ def exec(
     if missing := [node.name for node in selected if node.name not in answers]:
         raise NodeError(
             fold(missing),
-            f"there is no container of cluster {call.inventory.cluster}",
-            hint="run `vlaunch up`, or give `--host` to run it on the node itself",
+            f"no container of cluster {call.inventory.cluster}",
+            hint="run `vlaunch up`, or add `--host` to run it on the node itself",
         )
     return max(answer.code for answer in answers.values())
 

@@ -27,7 +27,7 @@ def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
         return
     texts = [text for text, _ in problems]
     raise RequestError(
-        texts[0] if len(problems) == 1 else "this load balancing cannot be had",
+        texts[0] if len(problems) == 1 else "this load-balancing mode is unavailable here",
         evidence=texts if len(problems) > 1 else (),
         hint="\n".join(dict.fromkeys(hint for _, hint in problems)),
     )
@@ -36,18 +36,18 @@ def check_balancing(request: ServeRequest, inventory: Inventory) -> None:
 def _flag_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
     if len(vllm.balancing_modes(request.args)) > 1:
         yield (
-            "--data-parallel-hybrid-lb and --data-parallel-external-lb exclude each other",
-            "leave out one of the two",
+            "--data-parallel-hybrid-lb and --data-parallel-external-lb cannot be combined",
+            "remove one of the two",
         )
     if request.backend == "ray":
         yield (
-            "with Ray, one process starts the replicas of all nodes, and has the only API",
-            "use `--backend mp`, which has a process on each node",
+            "with Ray, one process starts all replicas and serves the only API",
+            "use `--backend mp`: it runs one process per node",
         )
     if request.placement.dp == 1:
         yield (
-            "there is one replica, so that nothing is to be balanced",
-            "say how many there shall be: `--data-parallel-size N`",
+            "there is only one replica to balance",
+            "set the number of replicas: `--data-parallel-size N`",
         )
 
 
@@ -57,15 +57,15 @@ def _placement_problems(request: ServeRequest, inventory: Inventory) -> Iterator
     if request.balancing == "external" and crowded:
         single_hint = f"\none replica on each node: `--gpus {placement.replica_size}`"
         yield (
-            "external load balancing is for one replica per node:"
+            "external load balancing needs one replica per node:"
             f" {', '.join(f'{name} would have {count}' for name, count in crowded.items())}",
             f"use {_HYBRID}{single_hint if len(inventory.nodes) >= placement.dp else ''}",
         )
     address = ipaddress.ip_address(request.host)
     if len(placement.nodes) > 1 and not (address.is_unspecified or address.is_loopback):
         yield (
-            f"{request.host} is an address of one node, and each node would have an API",
-            "bind all addresses of each node: `--bind 0.0.0.0`",
+            f"{request.host} is the address of one node, but every node would serve an API",
+            "bind all addresses on each node: `--bind 0.0.0.0`",
         )
 
 
@@ -83,8 +83,8 @@ def _model_problems(request: ServeRequest) -> Iterator[tuple[str, str]]:
         return
     first, *_ = single
     yield (
-        "vLLM gives replicas of a dense model no API each, as they need nothing of each other:"
+        "vLLM serves no separate API for a single replica of a dense model:"
         f" {fold(single)} would have one replica",
-        "start a server on each node, which is kept by itself: `vlaunch serve --model"
-        f" {request.model} --backend mp --tp {placement.tp} --name one --nodes {first}`, and so on",
+        f"start one server per node: `vlaunch serve --model {request.model} --backend mp"
+        f" --tp {placement.tp} --name one --nodes {first}`, and so on",
     )

@@ -228,29 +228,29 @@ def _merge_counters(
     for node, api in _api_addresses(site, server):
         report = reports.get(node, {})
         counters = report.get("apis", {}).get(api, {})
-        reason = str(report.get("error") or "it is asked at the next look")
+        reason = str(report.get("error") or "not queried yet")
         if text := counters.get("text"):
             texts.append(text)
             continue
         if counters:
             error = counters.get("error") or counters["status"]
-            reason = f"its API does not say what it counts: {error}"
+            reason = f"cannot read the metrics of its API: {error}"
             if counters["status"] == 200:
-                reason = "vLLM counts nothing (`--disable-log-stats`)"
+                reason = "vLLM records no statistics (`--disable-log-stats`)"
         missing.append(f"{node}: {reason.removeprefix(f'{node}: ')}")
     if missing or not texts:
-        return None, "; ".join(missing) or "no engine runs"
+        return None, "; ".join(missing) or "no engine is running"
     try:
         return parse_counters(texts, now), ""
     except (ValueError, OverflowError) as error:
-        return None, f"what it counts cannot be read: {error}"
+        return None, f"cannot parse its metrics: {error}"
 
 
 def parse_counters(texts: Sequence[str], at: float) -> CounterValues:
     """Parse the `/metrics` output of a server's APIs; raises ValueError."""
     samples = prometheus.parse_metrics(*texts)
     if not samples.values("vllm:num_requests_running"):
-        raise ValueError("there is no `vllm:num_requests_running`")
+        raise ValueError("`vllm:num_requests_running` is missing")
     return CounterValues(
         at=at,
         running=int(samples.total("vllm:num_requests_running")),

@@ -57,9 +57,9 @@ def metrics(call: CommandContext, server: str | None, every: float, watch: bool 
             if sample.trouble and not watch:
                 raise NodeError(
                     session.inventory.head.name,
-                    "does not say what its servers do",
+                    "the node programs are outdated: no metrics of servers",
                     evidence=sample.trouble,
-                    hint="run `vlaunch up`, which brings what it is asked with up to date",
+                    hint="run `vlaunch up`: it updates the node programs",
                 )
             if call.as_json:
                 click.echo(dump_json(sample.as_json()))
@@ -109,4 +109,6 @@ def _take_sample(
         state = servers.parse_servers(head_report)
         return collector.build_sample(state, reports, server_name, time.monotonic()), state
     sample = collector.build_sample(state, {}, server_name, time.monotonic())
-    return replace(sample, trouble=str(head_report.get("error") or "the head says nothing")), state
+    return replace(
+        sample, trouble=str(head_report.get("error") or "no answer from the head")
+    ), state

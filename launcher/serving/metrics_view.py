@@ -90,7 +90,7 @@ def _server_rows(server: ServerMetrics) -> list[RenderableType]:
 def _figure_rows(server: ServerMetrics) -> Iterator[RenderableType]:
     figures, history = server.figures, server.history
     if figures is None:
-        yield text_line(server.trouble, lead=f"{' ' * _MARGIN}{'figures':<{_NAMES}}")
+        yield text_line(server.trouble, lead=f"{' ' * _MARGIN}{'metrics':<{_NAMES}}")
         return
 
     def values(get_value: FigureGetter) -> list[float | None]:
@@ -121,7 +121,7 @@ def _format_rate(value: float | None) -> str:
 
 def _format_latency(latency: Latency) -> str:
     if latency.p50 is None or latency.p99 is None:
-        return "no request yet"
+        return "no requests yet"
     window = "so far" if latency.over is None else f"{latency.over:.0f} s"
     return f"p50 {_format_seconds(latency.p50)}, p99 {_format_seconds(latency.p99)} ({window})"
 
@@ -134,7 +134,7 @@ def _format_seconds(value: float) -> str:
 
 def _supervision_rows(server: ServerMetrics) -> Iterator[RenderableType]:
     if server.canary is not None and server.canary_age is not None:
-        pending = f", one under way for {server.asking:.0f} s" if server.asking >= 1 else ""
+        pending = f", one waiting for {server.asking:.0f} s" if server.asking >= 1 else ""
         canary = f"{_format_seconds(server.canary)}, {server.canary_age:.0f} s ago{pending}"
         yield text_line(canary, lead=f"{' ' * _MARGIN}{'canary':<{_NAMES}}")
     if server.ranks:
@@ -142,11 +142,10 @@ def _supervision_rows(server: ServerMetrics) -> Iterator[RenderableType]:
         text = _describe_ranks(server.ranks)
         yield text_line(text, style, lead=f"{' ' * _MARGIN}{'ranks':<{_NAMES}}")
     remaining = "" if server.restarts_left is None else f", {server.restarts_left} left"
-    restarts, faults = (
-        format_count(server.restarts, "restart"),
-        format_count(server.faults, "fault"),
+    faults = format_count(server.faults, "fault")
+    yield text_line(
+        f"{server.restarts:,}{remaining}, {faults}", lead=f"{' ' * _MARGIN}{'restarts':<{_NAMES}}"
     )
-    yield text_line(f"{restarts}{remaining}, {faults}", lead=f"{' ' * _MARGIN}{'kept':<{_NAMES}}")
 
 
 def _describe_ranks(ranks: Sequence[RankStatus]) -> str:

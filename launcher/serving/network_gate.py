@@ -33,7 +33,7 @@ from launcher.tools.placement import Placement
 from launcher.tools.snapshot import ClusterSnapshot
 
 _INDEPENDENT_REPLICAS = (
-    "replicas of a dense model exchange nothing: only requests and answers pass between the nodes"
+    "replicas of a dense model exchange no data: only requests and answers cross the network"
 )
 
 
@@ -47,11 +47,11 @@ def plan_network_check(
     """
     placement = request.placement
     if not placement.networked:
-        note = f"{_INDEPENDENT_REPLICAS}, and its network needs no proof"
+        note = f"{_INDEPENDENT_REPLICAS}; no network check needed"
         return (), (note,) if len(placement.nodes) > 1 else ()
     notes = _explain_exchange(placement, request.args)
     if _is_verified(snapshot, request, snapshot.network):
-        earlier = f"network proven {snapshot.network.taken}: {snapshot.network.summary}"
+        earlier = f"network verified {snapshot.network.taken}: {snapshot.network.summary}"
         return (), (*notes, earlier)
     options = CheckOptions(
         nonce=secrets.token_hex(4) if snapshot.site.facts else "NONCE",
@@ -76,16 +76,16 @@ def _explain_exchange(placement: Placement, args: Sequence[str]) -> tuple[str, .
         return ()
     if placement.experts is None:
         text = (
-            "whether the model is a mixture of experts is not known, so its replicas are taken"
-            " to exchange tokens"
+            "cannot tell whether the model is a mixture of experts; assuming that its replicas"
+            " exchange tokens"
         )
         return (text,)
     flags = {arg.replace("_", "-") for arg in args}
     verb = "are spread over" if flags & {"--enable-expert-parallel", "-ep"} else "are split over"
     text = (
         f"the model's {placement.experts} experts {verb} all {placement.dp * placement.tp} ranks of"
-        " a stage: every such layer exchanges tokens between the nodes, so the network is proven"
-        " with collectives over all ranks"
+        " a stage and exchange tokens between the nodes: the network check includes collectives"
+        " over all ranks"
     )
     return (text,)
 
@@ -121,10 +121,10 @@ def confirm_transport(
     reading = nccl_log.merge_readings(logs.values())
     link = levels.find_worst_link(reading)
     if link is None:
-        summary = f"{earlier}; not confirmed by the engine's own logs"
+        summary = f"{earlier}; not confirmed by the engine's logs"
     else:
         _enforce_level(session, snapshot, start, reading, level, allow=allow)
-        summary = f"{link.title}, {reading.network_links} links (from the engine's own logs)"
+        summary = f"{link.title}, {reading.network_links} links (from the engine's logs)"
         summary += f"; {fold(unconfirmed)} not confirmed" if unconfirmed else ""
     return _save_confirmation(session, snapshot, record, start, summary)
 
@@ -145,10 +145,10 @@ def _earlier_result(
 ) -> tuple[str, Level]:
     """Describe the result from before the start, and return the level that links must reach."""
     if record.passed:
-        return f"{record.summary} (proven before the start)", record.required
+        return f"{record.summary} (verified before the start)", record.required
     gpus, expectations = _gpu_names(snapshot), expectations_file.load_for_user()
     level, _ = required_level(inventory, gpus=gpus, rdma=(), expectations=expectations)
-    return "not proven", level
+    return "not verified", level
 
 
 def _gpu_names(snapshot: ClusterSnapshot) -> list[str]:
@@ -161,7 +161,7 @@ def _unconfirmed_nodes(session: Session, logs: Mapping[str, Reading]) -> list[st
     unconfirmed = [name for name, link in links.items() if link is None]
     if unconfirmed:
         text = (
-            f"{fold(unconfirmed)}: the ranks' own logs tell of no link between nodes; what they use"
+            f"{fold(unconfirmed)}: no link between nodes in the ranks' logs; the transport in use"
             " is not confirmed"
         )
         session.warn("network", text + _logging_hint(session.inventory))
@@ -190,7 +190,7 @@ def _enforce_level(
 def _level_error(failures: Sequence[Finding], stop_error: str) -> GateError:
     """Return the error for links below the level; `stop_error` tells why the server still runs."""
     return GateError(
-        f"the server answered, but its network is below what is required: {failures[0].text}",
+        f"the server answered, but its network is below the required level: {failures[0].text}",
         evidence=[line for finding in failures for line in finding.evidence.splitlines()]
         + [stop_error] * bool(stop_error),
         hint="\n".join(dict.fromkeys(finding.fix for finding in failures if finding.fix)),
@@ -214,7 +214,7 @@ def _save_confirmation(
 
 def _logging_hint(inventory: Inventory) -> str:
     names = {name for node in inventory.nodes for name in node.env if name.startswith("NCCL_DEBUG")}
-    return f": take {', '.join(sorted(names))} out of `env:`" if names else ""
+    return f": remove {', '.join(sorted(names))} from `env:`" if names else ""
 
 
 def _stop_server(session: Session, start: StartPlan) -> str:
@@ -231,5 +231,5 @@ def _stop_server(session: Session, start: StartPlan) -> str:
             session.printer,
         )
     except VlaunchError as error:
-        return f"it could not be stopped: {error.message}"
+        return f"stopping the server failed: {error.message}"
     return ""

@@ -104,7 +104,7 @@ def start_or_rollback(
         raise  # an operator stopped it, or its state is unknown
     except VlaunchError as error:
         failure = error
-    session.warn("serve", f"{spec.model} does not answer: {failure.message}")
+    session.warn("serve", f"{spec.model} failed to start: {failure.message}")
     patient_call = replace(call, lock_wait=max(call.lock_wait, 60))
     raise _roll_back(patient_call, session, spec, pending, failure) from failure
 
@@ -122,8 +122,8 @@ def _roll_back(
     try:
         with call.locked(session) as locked:
             if conflict := _conflicting_server(locked, spec.name, digest, pending, failure):
-                outcome = f"nothing was rolled back, for {conflict}"
-                hint = "see what runs, and who did what: `vlaunch status`, `vlaunch audit`"
+                outcome = f"rollback skipped: {conflict}"
+                hint = "run `vlaunch status` and `vlaunch audit` to see what changed"
                 hint, text = _merge_hints(failure, hint), f"{failure.message}; {outcome}"
                 return GateError(text, evidence=evidence, hint=hint)
             previous = _choose_previous(locked, spec.name, digest)
@@ -142,17 +142,17 @@ def _roll_back(
         evidence.append(error.evidence)
         hint = _merge_hints(failure, error.hint)
         if previous is None:
-            outcome = f"and there was no way back: {error.message}"
+            outcome = f"rollback failed too: {error.message}"
         elif isinstance(error, (StoppedError, UnwatchedError)):
-            outcome = f"{previous.label} was started again, and {error.message}"
+            outcome = f"{previous.label} was started again, but {error.message}"
         else:
-            outcome = f"and the server before does not answer either: {error.message}"
+            outcome = f"the previous server failed to start too: {error.message}"
         if isinstance(error, RequestError):  # nothing was changed: the failed server still runs
             hint = f"{failure.hint}\n{error.hint}".strip()
     else:
         if code == 0:
             return GateError(
-                f"{spec.model} did not answer, so {previous.label} answers again",
+                f"{spec.model} failed to start; rolled back to {previous.label}, which is ready",
                 evidence=[failure.message, failure.evidence],
                 hint=_merge_hints(failure, "try again with `vlaunch serve --replace`"),
             )
@@ -172,14 +172,14 @@ def _conflicting_server(
     if pending is None:  # no spec was written
         if current is None or not current.runs or current.id == digest:
             return ""
-        return f"{current.model} runs ({current.label})"
+        return f"{current.model} is running ({current.label})"
     spec = current.desired if current is not None else None
     if spec is None:
         # After a failed network check, this command stopped the server itself (GateError).
         start_failed = isinstance(failure, (NodeError, ServerError, DeadlineError))
-        return "somebody has stopped it meanwhile" if start_failed else ""
+        return "another operator has stopped it" if start_failed else ""
     same_start = spec.asked == pending.start.spec.asked
-    return "" if same_start else f"{spec.model} is wanted there now"
+    return "" if same_start else f"another operator has started {spec.model} there"
 
 
 def _merge_hints(failure: VlaunchError, hint: str) -> str:
@@ -201,6 +201,6 @@ def _choose_previous(session: Session, name: str | None, excluded_id: str = "") 
         revisions, excluded_id or current_id, image.identity if image else ""
     )
     answered_at = datetime.fromtimestamp(previous.at).strftime("%Y-%m-%d %H:%M:%S")
-    text = f"back to {previous.label}, which answered last at {answered_at}"
+    text = f"rolling back to {previous.label}, last ready at {answered_at}"
     session.note("rollback", text, data={"id": previous.id, "at": previous.at})
     return replace(previous, name=name)

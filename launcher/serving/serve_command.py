@@ -162,11 +162,9 @@ def serve(
 def _check_options(call: CommandContext, *, or_rollback: bool, no_wait: bool) -> None:
     """Raise UsageError for options that do not go together."""
     if call.offline and not call.dry_run:
-        raise click.UsageError("--offline goes with --dry-run: no server starts without its nodes")
+        raise click.UsageError("--offline requires --dry-run")
     if or_rollback and (no_wait or call.dry_run):
-        raise click.UsageError(
-            "--or-rollback waits for the first answer: it does not go with --no-wait or --dry-run"
-        )
+        raise click.UsageError("--or-rollback cannot be combined with --no-wait or --dry-run")
 
 
 def _planner_chooses(call: CommandContext, spec: StartSpec, chosen_by: str | None) -> bool:
@@ -178,9 +176,13 @@ def _planner_chooses(call: CommandContext, spec: StartSpec, chosen_by: str | Non
         is_default = chosen_by is None and call.inventory.serve.plan == "auto"
         return is_default and not spec.has_fixed_layout(call.inventory) and not call.offline
     if any(size is not None for size in (spec.tp, spec.pp, spec.dp)):
-        raise click.UsageError("--plan auto chooses --tp, --pp and --dp: name a split, or let it")
+        raise click.UsageError(
+            "--plan auto cannot be combined with --tp, --pp or --dp: it chooses them"
+        )
     if call.offline:
-        raise click.UsageError("--plan auto asks the nodes; without them: `vlaunch plan --offline`")
+        raise click.UsageError(
+            "--plan auto needs the nodes; without them, use `vlaunch plan --no-nodes`"
+        )
     return True
 
 

@@ -86,15 +86,15 @@ def apply_planned_layout(spec: StartSpec, snapshot: ClusterSnapshot) -> StartSpe
 
     Raises RequestError if too little is known for a plan, or no layout fits.
     """
-    hint = f"see why: `vlaunch plan --model {spec.model}`; or name a split: `--tp N --pp N`"
+    hint = f"run `vlaunch plan --model {spec.model}` for details, or set `--tp N --pp N`"
     if (running := _keep_running_layout(spec, snapshot)) is not None:
         return running
     question = _build_question(snapshot, spec)
     if question is None:
-        raise RequestError(f"what {spec.model} is made of is not known on the nodes", hint=hint)
+        raise RequestError(f"no node has the configuration of {spec.model}", hint=hint)
     plan = choose_layout(question, single_server=True)
     if plan.verdict == "does-not-fit":
-        raise RequestError(f"no split of {spec.model} fits this cluster", hint=hint)
+        raise RequestError(f"no layout of {spec.model} fits this cluster", hint=hint)
     layout = plan.layout
     needs_flag = layout.experts and not question.flags.expert_parallel
     args = (*spec.args, *((vllm.EXPERT_PARALLEL,) if needs_flag else ()))
@@ -121,24 +121,24 @@ def report_plan(session: Session, plan: ServePlan, *, fixed: bool) -> None:
     """Report the expected result of a start; `fixed` means that the user chose the layout."""
     planned, model = plan.planned, session.inventory.serve.model
     if planned.verdict == "does-not-fit":
-        text = f"by the plan it DOES NOT FIT: {_explain_shortage(plan)}; vLLM will tell"
+        text = f"estimate: DOES NOT FIT: {_explain_shortage(plan)}; starting it anyway"
         session.warn("plan", text)
     elif planned.verdict == "tight":
-        text = f"by the plan it is TIGHT: {_explain_shortage(plan)}; the start will tell"
+        text = f"estimate: TIGHT: {_explain_shortage(plan)}; starting it anyway"
         session.warn("plan", text)
     elif plan.tokens is not None:
         basis = figures_basis(planned.estimate, plan.question.model.unmodelled_reason)
-        text = f"the KV cache should hold {_format_tokens(plan.tokens)} tokens ({basis})"
+        text = f"estimate: the KV cache holds {_format_tokens(plan.tokens)} tokens ({basis})"
         session.note("plan", text)
     if plan.better is not None and not fixed:
         plan_command = "vlaunch plan" + ("" if model else " --model MODEL")
         own, better = (f"{p.requests('likely'):.0f}" for p in (planned, plan.better))
-        comparison = "as here" if better == own else f"not {own}"
+        comparison = "as with this layout" if better == own else f"not {own}"
         layout = plan.better.layout
         text = (
-            f"the plan would take {layout.description} (`{layout_flags(layout)}`):"
+            f"the planner prefers {layout.description} (`{layout_flags(layout)}`):"
             f" {better} requests of full length at once, {comparison};"
-            f" take it with `--plan auto`, see why with `{plan_command}`"
+            f" use it with `--plan auto`, details: `{plan_command}`"
         )
         session.note("plan", text)
 
@@ -154,14 +154,14 @@ def _explain_shortage(plan: ServePlan) -> str:
     stage, length = estimate.poorest, estimate.length
     if states := estimate.state_limit():
         return (
-            f"{estimate.sequences:,} sequences at once; with `-- --max-num-seqs {states}` it starts"
+            f"too many sequences at once ({estimate.sequences:,}); set `-- --max-num-seqs {states}`"
         )
     if stage.kv.likely <= 0:
         return (
             f"weights {stage.weights.likely:.1f} and working memory {stage.working.likely:.1f} GiB"
-            f" of the {stage.budget:.1f} that a GPU may give"
+            f" of {stage.budget:.1f} GiB usable per GPU"
         )
-    return f"{stage.kv.likely:.1f} GiB of a GPU for a request of {length:,} tokens"
+    return f"{stage.kv.likely:.1f} GiB per GPU left for a request of {length:,} tokens"
 
 
 def compare_tokens(plan: ServePlan | None, tokens: int | None) -> str:

@@ -58,9 +58,9 @@ def plan_serve(
     gates = room.start_gates(snapshot, request, existing) if snapshot.site.facts else ()
     write = server_spec.write_spec(snapshot.site, spec)
     stages = (
-        Stage(id="preflight", title="Look at the cluster and the model", gates=gates),
+        Stage(id="preflight", title="Check the cluster and the model", gates=gates),
         *check_stages,
-        Stage(id="server", title="Ask for the server", steps=(write,)),
+        Stage(id="server", title="Create the server", steps=(write,)),
     )
     plan = Plan(verb="serve", stages=stages, notes=(*_start_notes(request, existing), *notes))
     return StartPlan(plan=plan, spec=spec)
@@ -85,10 +85,10 @@ def _attach(
         if replace:
             return None
         raise RequestError(
-            f"{existing.label} runs {existing.model}",
+            f"{existing.label} is already running {existing.model}",
             hint=(
-                "give this one a name of its own with `--name`, or let it take the place with"
-                " `--replace`"
+                "start this one beside it: `--name NAME`; or stop the running one and take its"
+                " place: `--replace`"
             ),
         )
     difference = _supervision_difference(existing.desired.policy, policy)
@@ -96,13 +96,13 @@ def _attach(
         return None
     if difference and require_unsupervised and existing.desired.policy.restarts != 0:
         raise RequestError(
-            f"{request.model} runs already ({existing.label}), and {difference}",
+            f"{request.model} is already running ({existing.label}), and {difference}",
             hint=(
-                "start it anew without supervision: add `--replace`\nwatch it as it is:"
-                " leave out `--no-supervise`"
+                "stop it and start it unsupervised: add `--replace`\nwatch it as it is:"
+                " omit `--no-supervise`"
             ),
         )
-    notes = (f"{difference}; `--replace` starts it anew as asked",) if difference else ()
+    notes = (f"{difference}; `--replace` restarts it with the new settings",) if difference else ()
     plan = Plan(verb="serve", stages=(), notes=notes)
     return StartPlan(plan=plan, spec=existing.desired, attached=True)
 
@@ -114,9 +114,9 @@ def _supervision_difference(current: Policy, requested: Policy) -> str:
     if requested.restarts == 0:
         return "it is supervised"
     if current.restarts == 0:
-        return "nobody supervises it: it stays dead when a rank, a node or the engine dies"
+        return "supervision is off: it will not restart after a failure"
     differences = [
-        f"{name} {_format_limit(old)} and not {_format_limit(new)}"
+        f"{name} {_format_limit(old)} instead of {_format_limit(new)}"
         for name in ("restarts", "canary", "stuck")
         if (old := getattr(current, name)) != (new := getattr(requested, name))
     ]
@@ -132,7 +132,11 @@ def _start_notes(request: ServeRequest, existing: Server | None) -> tuple[str, .
     placement = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in placement.nodes)
     return (
-        *([f"{existing.label} ({existing.model}) is stopped to make room"] if existing else []),
+        *(
+            [f"{existing.label} ({existing.model}) will be stopped to make room"]
+            if existing
+            else []
+        ),
         f"{placement.label} ({placement.why}): ranks expected {expected}",
         *_replica_notes(request),
         *placement.warnings,
@@ -146,15 +150,15 @@ def _replica_notes(request: ServeRequest) -> Iterator[str]:
         return
     counts = ", ".join(f"{count} on {name}" for name, count in placement.replicas if count)
     if request.balancing == "internal" or len(placement.nodes) == 1:
-        balanced = "answer behind one endpoint, to which vLLM balances requests"
+        balanced = "behind one endpoint; vLLM balances the requests"
         yield f"{placement.dp} replicas ({counts}) {balanced}"
         return
     yield (
-        f"{placement.dp} replicas ({counts}) answer, each node's behind an endpoint of its own:"
-        " what stands before these balances requests"
+        f"{placement.dp} replicas ({counts}) with one endpoint per node: balance requests with"
+        " your own load balancer"
     )
     if placement.experts == 0:
         yield (
-            "replicas of a dense model need nothing of each other: started as a server per node"
-            " (`--name`, `--nodes`), one that dies comes back without the others"
+            "replicas of a dense model are independent: with one server per node"
+            " (`--name`, `--nodes`), one restarts without the others"
         )

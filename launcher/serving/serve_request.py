@@ -81,12 +81,14 @@ def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...
         ("the arguments after `--`", args),
     ):
         if collisions := vllm.describe_collisions(argv):
-            raise RequestError(f"{source} set what vlaunch sets itself", evidence=collisions)
+            raise RequestError(
+                f"{source} set options that vlaunch sets itself", evidence=collisions
+            )
     for number, arg in enumerate(args, start=1):
         if secret_patterns.VALUE.search(arg):
             raise RequestError(
                 f"argument {number} after `--` looks like a secret, which `ps` would show on the"
                 " nodes",
-                hint="name where it comes from under `secrets:` in the inventory",
+                hint="add its source under `secrets:` in the inventory",
             )
     return (*inventory.serve.args, *args)

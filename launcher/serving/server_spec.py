@@ -175,7 +175,7 @@ def write_spec(site: Site, spec: Desired) -> Step:
     before, after = json.dumps({**spec.as_json(), "asked": "@asked@"}).split('"@asked@"', 1)
     folder = servers.server_dir(site, spec.name)
     return Step(
-        title=f"writing down that {spec.model} is wanted as server `{spec.name}`",
+        title=f"saving the spec of server `{spec.name}` ({spec.model})",
         command=Command(
             node=site.head.name,
             argv=("sh", "-c", _WRITE_SPEC, "want", folder, state.DESIRED),

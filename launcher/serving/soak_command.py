@@ -58,7 +58,7 @@ def soak(
     after an error, a restart, or a gap between tokens that the supervisor would report as quiet.
     """
     if duration > _MAX_DURATION:
-        raise click.UsageError("a soak takes at most 7d")
+        raise click.UsageError("a soak test lasts at most 7d")
     with call.session(nodes=[call.inventory.head]) as session:
         verdict = _run_soak(session, server, duration, streams, tokens)
     if call.as_json:
@@ -76,11 +76,12 @@ def _run_soak(
     spec, before = chosen.desired, chosen.observed
     if spec is None or before is None or before.state != "ready":
         raise RequestError(
-            f"{chosen.label} is {chosen.state}, not ready", hint="look at `vlaunch status`"
+            f"{chosen.label} is {servers.shown_state(chosen.state)}, not ready",
+            hint="see `vlaunch status`",
         )
     task = task_named(chosen.task)
     if task is None or not task.generates:
-        raise RequestError(f"{chosen.label} does not generate tokens: a soak measures these")
+        raise RequestError(f"{chosen.label} does not generate tokens, which a soak test measures")
     endpoints, model, route = _load_targets(session, spec)
     server_nodes = {*chosen.nodes, *(process.node for process in spec.processes)}
     nodes = [node.name for node in session.site.nodes if node.name in server_nodes]
@@ -126,7 +127,7 @@ def _load_targets(session: Session, spec: Desired) -> tuple[Sequence[LoadTarget]
     try:
         model = tunnels[0].query_model()
     except (OSError, ValueError) as error:
-        raise NodeError(spec.api_node, "its API does not answer", evidence=str(error)) from None
+        raise NodeError(spec.api_node, "no answer from its API", evidence=str(error)) from None
     with contextlib.suppress(OSError, ValueError):
         if not key and all(endpoint.query_model() == model for endpoint in direct):
             return direct, model, "directly"

@@ -105,18 +105,18 @@ class StartSpec(ServerSpec):
         if inventory.ray.off:
             raise RequestError(
                 "the cluster has no Ray (`ray: none` in the inventory)",
-                hint="use `--backend mp`, or give `ray:` a version there and run `vlaunch up`",
+                hint="use `--backend mp`; or set a version under `ray:` and run `vlaunch up`",
             )
-        nodes, hint = inventory.nodes, "place them yourself with `--backend mp`"
+        nodes, hint = inventory.nodes, "choose the placement yourself: `--backend mp`"
         if set(self.nodes) not in (set(), {node.name for node in nodes}):
             flag = "--nodes"
         elif self.gpus and len(nodes) > 1 and any(self.gpus < node.gpus for node in nodes):
             flag = "--gpus"
-            hint += "\nfewer GPUs in all, wherever they are: `--tp` and `--pp`"
+            hint += "\nuse fewer GPUs in total, on any node: `--tp` and `--pp`"
         else:
             return
         raise RequestError(
-            f"Ray places ranks wherever GPUs are free, so that {flag} cannot be kept to", hint=hint
+            f"{flag} has no effect with Ray, which places ranks on any free GPUs", hint=hint
         )
 
     def plan_start(
@@ -259,7 +259,7 @@ def _apply_plan(
     session: Session, request: ServeRequest, start: StartPlan, *, skipped: bool
 ) -> None:
     if start.attached:
-        text = f"this server runs already as `{start.spec.name}`; watching it"
+        text = f"already running as server `{start.spec.name}`; watching it"
         for note in (text, *start.plan.notes):
             session.note("serve", note, state="unchanged")
         return
@@ -267,15 +267,15 @@ def _apply_plan(
         session.note("placement", note)
     if skipped and request.placement.networked:
         text = (
-            "THE NETWORK BETWEEN THE NODES IS NOT PROVEN, as asked: it may be slow TCP, or hang"
+            "NETWORK CHECK SKIPPED: traffic between the nodes may use slow TCP, or hang"
             " (`vlaunch check-nccl`)"
         )
         session.warn("network", text)
     local = ipaddress.ip_address(request.host).is_loopback
     if "VLLM_API_KEY" not in session.inventory.secrets and not local:
         text = (
-            f"whoever can reach port {request.port} may use the model: give VLLM_API_KEY under"
-            " `secrets:` to ask for a key"
+            f"the API on port {request.port} needs no key; set VLLM_API_KEY under"
+            " `secrets:` to require one"
         )
         session.warn("serve", text)
     session.apply(start.plan)
@@ -290,8 +290,8 @@ def _wait_for_answer(
     snapshot, request, start, plan, fetch_seconds = pending
     name = start.spec.name
     if spec.no_wait:
-        hint = "" if start.attached else ", and watch it with the same command without --no-wait"
-        verb = "runs" if start.attached else "starts"
+        hint = "" if start.attached else "; watch it with the same command without --no-wait"
+        verb = "is running" if start.attached else "is starting"
         text = f"server `{name}` {verb}; see `vlaunch status`{hint}"
         apis = endpoints.list_endpoints(session.inventory, start.spec)
         urls = [endpoint.url for endpoint in apis]
@@ -310,8 +310,8 @@ def _wait_for_answer(
         )
     except KeyboardInterrupt:
         text = (
-            f"stopped watching; server `{name}` goes on. Watch it again with the same command, or"
-            f" end it with `vlaunch stop {name}`"
+            f"stopped watching; server `{name}` keeps running. Watch it again with the same"
+            f" command, or stop it: `vlaunch stop {name}`"
         )
         session.warn("serve", text)
         return 130, []
@@ -322,10 +322,10 @@ def _wait_for_answer(
     if task is not None and not task.generates:
         needs_key = "VLLM_API_KEY" in session.inventory.secrets
         curl_line = f"`{endpoints.curl_line(served.endpoints[0], task, model, key=needs_key)}`"
-    next_step = "ask it with the line below" if curl_line else "talk to it with `vlaunch chat`"
+    next_step = "try it with the line below" if curl_line else "try it with `vlaunch chat`"
     url, *other_urls = served.endpoints
     others = f" and {len(other_urls)} more" if other_urls else ""
-    text = f"{model} answers at {url}{others}; {next_step}"
+    text = f"{model} is ready at {url}{others}; {next_step}"
     data = {**summary_json(served), "network": network, **serve_forecast.plan_json(plan)}
     if fetch_seconds:
         data["fetch_seconds"] = round(fetch_seconds, 1)
@@ -342,25 +342,21 @@ def _summary_rows(
     ranks = "; ".join(f"{node}: {', '.join(names)}" for node, names in served.ranks.items())
     replies = [f"DP{number} in {seconds:.1f}s" for number, seconds in enumerate(first.replicas)]
     tokens, concurrency = served.capacity.tokens, served.capacity.concurrency
-    cache_text = "not known" if tokens is None else f"{tokens:,} tokens"
-    fetch = f" {fetch_seconds:.1f}s for bringing the model to its nodes, and"
+    cache_text = "unknown" if tokens is None else f"{tokens:,} tokens"
+    fetch = f" {fetch_seconds:.1f}s to copy the model to its nodes,"
     rows = {
         "model": first.model,
-        "placement": ranks or "not known",
-        "replicas": replies and f"all {len(replies)} have answered: {', '.join(replies)}",
+        "placement": ranks or "unknown",
+        "replicas": replies and f"all {len(replies)} answered: {', '.join(replies)}",
         "network": network,
         "KV cache": cache_text
         + compare_tokens(plan, tokens)
         + (f", {concurrency:g} requests of full length at once" if concurrency else ""),
         "another node": describe_extra_node(plan, tokens),
-        **(
-            {"answer": first.came}
-            if curl_line
-            else {"fingerprint": first.fingerprint or "none given"}
-        ),
+        **({"answer": first.came} if curl_line else {"fingerprint": first.fingerprint or "none"}),
         "ready after": f"{served.seconds + fetch_seconds:.1f}s, of which"
-        f"{fetch if fetch_seconds else ''} {first.seconds:.1f}s for the first answer",
-        "ask it": curl_line,
+        f"{fetch if fetch_seconds else ''} {first.seconds:.1f}s until the first answer",
+        "try it": curl_line,
     }
     lines = [*(("endpoint", url) for url in served.endpoints), *rows.items()]
     return [f"{label:<12} {untrusted.sanitize(value)}" for label, value in lines if value]

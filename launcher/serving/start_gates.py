@@ -37,7 +37,7 @@ def start_gates(
         *([serving_judges.cluster_gate(snapshot)] if request.backend == "ray" else []),
         precomputed_gate(
             "agents",
-            "the agents of its nodes are connected",
+            "all agents are connected to the head",
             partial(serving_judges.judge_agents, snapshot.site, agent_nodes, agent_ages),
         ),
         *([_gpu_presence_gate(snapshot, agent_nodes)] if GPU_MEMORY.applies(inventory) else []),
@@ -74,7 +74,7 @@ def _gpu_memory_gate(snapshot: ClusterSnapshot, request: ServeRequest) -> Gate:
     if request.backend == "mp" or placement.world == inventory.gpus:
         share = vllm.memory_share(request.args)
         judge = partial(judge_server_memory, evidence, dict(placement.nodes), share)
-    title = "others leave the memory of its GPUs that it claims"
+    title = "its GPUs have enough free memory"
     return precomputed_gate("gpu-memory", title, judge)
 
 
@@ -107,8 +107,8 @@ class _CapacityCheck:
                 inventory, placement.world, placement.label, payload, [*users, *batches], freed
             )
         if not inventory.ray.off and "jobs" not in payload:
-            text = f"Ray does not say what it holds: {payload.get('error', 'no answer')}"
-            return [failed(inventory.head, text, fix="look at `vlaunch status`")]
+            text = f"cannot query Ray: {payload.get('error', 'no answer')}"
+            return [failed(inventory.head, text, fix="see `vlaunch status`")]
         needed = placement.world + sum(server.gpus for server in self.others)
         return [*self._judge_node_gpus(), *_judge_batch_claims(inventory, batches, needed)]
 
@@ -138,10 +138,10 @@ class _CapacityCheck:
         if port in ports_in_use:
             listening = {used_port for _, used_port in facts[node.name].listening or ()}
             free = next(n for n in range(port + 1, 1 << 17) if n not in {*ports_in_use, *listening})
-            text = f"port {port} on {node.name} is held by {ports_in_use[port]}"
-            return failed(node, text, fix=f"choose another: `--port {free}`")
+            text = f"port {port} on {node.name} is in use by {ports_in_use[port]}"
+            return failed(node, text, fix=f"choose another port: `--port {free}`")
         if self.replaced is not None and (node.name, port) in _api_ports(self.replaced):
-            return passed(node, "it is held by the server that makes room")
+            return passed(node, "in use by the server to be replaced")
         return serving_judges.judge_port(node, port, "vLLM API", facts[node.name])
 
 
@@ -154,7 +154,7 @@ def _judge_batch_claims(
         return []
     labels = ", ".join(batch.label for batch in batches)
     text = f"{labels} needs {claimed:g} of {inventory.gpus} GPUs"
-    fixes = "\n".join(f"wait for it, or end it: `{batch.stop_command}`" for batch in batches)
+    fixes = "\n".join(f"wait for it, or stop it: `{batch.stop_command}`" for batch in batches)
     return [failed("", text, fix=fixes)]
 
 

@@ -229,7 +229,7 @@ def _agent_state(node: Node, container: docker.Container | None, head_state: Ser
 def _unknown_reason(site: Site, answer: Mapping[str, Any]) -> str:
     """Return the reason why the servers are unknown; empty if there is none."""
     if site.facts_of(site.head) is None:
-        return "the head cannot be reached"
+        return "the head is unreachable"
     container = site.container(site.head)
     if container is None:
         return ""

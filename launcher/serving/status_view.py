@@ -12,7 +12,7 @@ from launcher.app.terminal import Line, evidence_line, make_table, plain_text, t
 from launcher.core import sizes
 from launcher.core.domain import fold
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
-from launcher.tools.servers import DEFAULT, GOOD, READY
+from launcher.tools.servers import DEFAULT, GOOD, READY, shown_state
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,13 +36,13 @@ def render_status(status: ClusterStatus) -> RenderableType:
     title = plain_text(f"cluster {status.cluster}", "bold")
     lines: list[RenderableType] = [title, _node_table(status.nodes)]
     if len(status.nodes) > _MAX_ROWS:
-        lines.append(plain_text("  each node by itself: `vlaunch status --json`", "dim"))
+        lines.append(plain_text("  details of each node: `vlaunch status --json`", "dim"))
     remarks = _node_remarks(status.nodes).items()
     lines += [text_line(text, lead=f"  {names}: ") for text, names in remarks]
     if compiled := _describe_compile_cache(status.nodes):
         lines.append(text_line(compiled, lead="compiled: "))
     if status.network:
-        style = "" if status.network.startswith("proven") else "yellow"
+        style = "" if status.network.startswith(("proven", "verified")) else "yellow"
         lines.append(text_line(status.network, style, lead=plain_text("network: ", style)))
     if status.certificates:
         lines.append(text_line(status.certificates, "yellow"))
@@ -90,7 +90,7 @@ def _group_nodes(nodes: Sequence[NodeStatus]) -> list[list[NodeStatus]]:
 
 
 def _coloured_state(state: str) -> Text:
-    return plain_text(state, COLOURS.get(state, "red"))
+    return plain_text(shown_state(state), COLOURS.get(state, "red"))
 
 
 def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
@@ -98,10 +98,13 @@ def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     lines: dict[str, list[str]] = {}
     for node in nodes:
         remarks = [
-            *(f"differs from the inventory: {difference}" for difference in node.drift),
-            *(["its container is privileged: root in it is root on the node"] * node.privileged),
+            *(f"drift: {difference}" for difference in node.drift),
             *(
-                ["its agent is not connected to the head's: `vlaunch logs` says why"]
+                ["its container is privileged: root in it equals root on the node"]
+                * node.privileged
+            ),
+            *(
+                ["its agent is not connected to the head: see `vlaunch logs`"]
                 * (node.agent == "lost")
             ),
             *(model.summary for model in node.unfinished),
@@ -130,7 +133,7 @@ def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
     apart = server.endpoints if len(server.endpoints) > 1 and server.state in READY else ()
     if apart:
         good = sum(endpoint.state in GOOD for endpoint in apart)
-        texts.append(f"{good} of {len(apart)} endpoints answer")
+        texts.append(f"{good} of {len(apart)} endpoints ready")
     elif server.state in GOOD:
         texts.append(server.endpoint)
     elif server.detail:
@@ -148,7 +151,7 @@ def _server_lines(server: ServerStatus, only: bool) -> list[Line]:
 def state_line(name: str, state: str, *texts: str, style: str = "") -> Line:
     """Return a line with a state in its colour, followed by texts."""
     line = plain_text(name)
-    line.append_text(plain_text(state, style or COLOURS.get(state, "red")))
+    line.append_text(plain_text(shown_state(state), style or COLOURS.get(state, "red")))
     for text in filter(None, texts):
         line.append("  ").append_text(plain_text(text))
     return Line(line, len(plain_text(name)))
@@ -167,10 +170,10 @@ def _health_texts(server: ServerStatus) -> Iterator[str]:
     if server.warning:
         yield server.warning
     if record is not None and server.state in ("quiet", "suspect"):
-        text = f"no step has ended for {record.still:.0f} s; the longest so far took"
+        text = f"no step finished for {record.still:.0f} s; longest so far:"
         yield f"{text} {record.longest_step:.1f} s"
         if record.wedge is not None:
-            yield f"it hangs: {record.wedge.location}"
+            yield f"hanging: {record.wedge.location}"
 
 
 def _answer_texts(server: ServerStatus) -> Iterator[str]:
@@ -194,15 +197,16 @@ def _supervision_lines(server: ServerStatus) -> Iterator[Line]:
         return
     fault = record.last_fault
     restarts = format_count(len(record.restarts), "restart")
-    text = f"kept: looked at {server.age:.0f} s ago, {restarts}"
+    text = f"supervised: checked {server.age:.0f} s ago, {restarts}"
     if record.restarts_left is not None:
         text += f", {record.restarts_left} left"
     if fault is not None:
         when = _format_time(fault.at)
-        text += f", last fault of {record.fault_count} at {when}: {_describe_fault(fault)}"
+        faults = format_count(record.fault_count, "fault")
+        text += f", last of {faults} at {when}: {_describe_fault(fault)}"
     if record.next_start is not None and record.state == "pausing":
         wait = max(0.0, record.next_start - record.written - server.age)
-        text += f"; next start in {wait:.0f} s"
+        text += f"; next restart in {wait:.0f} s"
     yield text_line(text, lead=_MARGIN)
     evidence = [text for text in (fault.evidence if fault else "").splitlines() if text.strip()]
     yield from (evidence_line(text[:_LINE], "", margin=len(_MARGIN) + 2) for text in evidence[:2])
@@ -214,7 +218,7 @@ def _describe_fault(fault: Fault) -> str:
     location = " on ".join(filter(None, (rank, fault.node)))
     cause = f": {fault.cause}" if fault.cause and fault.cause != fault.what else ""
     recovery = (
-        "not ready since"
+        "still not ready"
         if fault.ready_again_after is None
         else f"ready again after {fault.ready_again_after:.0f}s"
     )
@@ -232,4 +236,4 @@ def _format_time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, OSError, ValueError):
-        return "no date"
+        return "unknown time"

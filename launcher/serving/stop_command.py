@@ -15,7 +15,7 @@ from launcher.app.session import Session
 from launcher.core.errors import RequestError
 from launcher.serving.stop_plan import plan_forget, plan_stop
 from launcher.tools import history, serving_judges
-from launcher.tools.servers import Server
+from launcher.tools.servers import Server, shown_state
 from launcher.tools.snapshot import ClusterSnapshot
 
 
@@ -40,7 +40,7 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
     from launcher.app import servers as server
 
     if everyone and names:
-        raise click.UsageError("--all stops all servers: it does not go with names")
+        raise click.UsageError("--all cannot be combined with names")
     with (
         call.session(nodes=[call.inventory.head]) as session,
         call.locked(session) as locked,
@@ -51,10 +51,10 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
         servers = _list_servers(locked, snapshot)
         chosen = [server for server in servers if not names or server.name in names]
         if len(chosen) > 1 and not names and not everyone:
-            listed = ", ".join(f"`{s.name}` ({s.model}, {s.state})" for s in chosen)
+            listed = ", ".join(f"`{s.name}` ({s.model}, {shown_state(s.state)})" for s in chosen)
             commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
-            text = f"{len(chosen)} servers are there: {listed}"
-            raise RequestError(text, hint=f"say which: {commands}")
+            text = f"{len(chosen)} servers are running: {listed}"
+            raise RequestError(text, hint=f"name one: {commands}")
         if chosen or not names:
             _stop_servers(call, locked, snapshot, chosen, grace)
         server_names = {server.name for server in servers}
@@ -90,13 +90,12 @@ def _stop_servers(
         call.print_script(plans)
         return
     for job in serving_judges.active_batches(snapshot.payload):
-        text = f"batch job `{job.name}` runs and goes on; end it with `vlaunch stop {job.name}`"
+        text = f"batch job `{job.name}` keeps running; stop it: `vlaunch stop {job.name}`"
         session.note("stop", text)
     for plan in plans:
         session.apply(plan)
     results = [
-        f"forgot {server.label}, which had {'given up' if server.state == 'gave-up' else 'failed'}"
-        for server in over
+        f"removed the record of {server.label} ({shown_state(server.state)})" for server in over
     ]
     if live and reachable:
         results.append(
@@ -104,10 +103,10 @@ def _stop_servers(
         )
     elif live:
         names = ", ".join(server.label for server in live)
-        results.append(f"the head's container does not run: {names} will not come back with it")
+        results.append(f"the head's container is not running: {names} will not start with it")
         text = (
-            "its processes on other nodes go on until the head's container is back; `vlaunch down`"
-            " ends everything"
+            "its processes on other nodes keep running until the head's container starts;"
+            " `vlaunch down` stops everything"
         )
         session.warn("stop", text)
     data = {
@@ -115,7 +114,7 @@ def _stop_servers(
         "forgotten": [server.name for server in over],
     }
     session.done(
-        "; ".join(results) or "no server runs; nothing was stopped",
+        "; ".join(results) or "no server is running; nothing was stopped",
         state="ok" if results else "unchanged",
         seconds=time.monotonic() - began if results else 0.0,
         data=data,
@@ -124,6 +123,6 @@ def _stop_servers(
 
 def _stop_jobs(call: CommandContext, session: Session, names: Sequence[str], grace: float) -> None:
     if session.inventory.ray.off:  # the other workloads need Ray
-        raise RequestError(f"no server `{names[0]}` runs", hint="see `vlaunch status`")
+        raise RequestError(f"no server `{names[0]}` is running", hint="see `vlaunch status`")
     for workload in workloads():
         workload.stop(call, session, names, grace)

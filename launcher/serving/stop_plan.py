@@ -12,7 +12,7 @@ from launcher.core.plan import Gate, Plan, Stage, Step
 from launcher.core.transport import Answers, Command
 from launcher.tools import agent_queries, servers, serving_judges
 from launcher.tools.ray_judges import parse_payload
-from launcher.tools.servers import Server
+from launcher.tools.servers import Server, shown_state
 from launcher.tools.site import Site
 
 _MARGIN = 60.0  # seconds beyond the grace until a server must be gone
@@ -36,7 +36,7 @@ def plan_stop(site: Site, stopping: Sequence[Server], grace: float) -> Plan:
 def plan_forget(site: Site, names: Sequence[str]) -> Plan:
     """Remove the records of failed servers with their reasons; the history of answers stays."""
     steps = tuple(_removal_step(site, name, state.DESIRED, state.OBSERVED) for name in names)
-    stage = Stage(id="forget", title="Forget what does not run", steps=steps)
+    stage = Stage(id="forget", title="Remove records of failed servers", steps=steps)
     return Plan(verb="stop", stages=(stage,))
 
 
@@ -44,7 +44,9 @@ def _removal_step(site: Site, name: str, *files: str) -> Step:
     folder = servers.server_dir(site, name)
     argv = ("rm", "-f", *(f"{folder}/{file}" for file in files))
     title = (
-        f"server `{name}` is wanted no more" if len(files) == 1 else f"forgetting server `{name}`"
+        f"removing the spec of server `{name}`"
+        if len(files) == 1
+        else f"removing the record of server `{name}`"
     )
     return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
 
@@ -70,13 +72,15 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
         try:
             report = parse_payload(answer)
         except UnreadableAnswer as error:
-            return [waiting(head, error.message, fix="look at `vlaunch status`")]
+            return [waiting(head, error.message, fix="see `vlaunch status`")]
         running_servers = servers.parse_servers(report).running
         alive = []
         for server in running_servers:
             if server.name in names:
                 doing = server.observed.doing if server.observed is not None else ""
-                alive.append(f"{server.label} is {server.state}{doing and f': {doing}'}")
+                alive.append(
+                    f"{server.label} is {shown_state(server.state)}{doing and f': {doing}'}"
+                )
         open_ports = [
             f"port {port} on {node}"
             for (port, node, _), probe in zip(ports, probes, strict=True)
@@ -89,7 +93,7 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
     probes = (agent_queries.port_open(address, port) for port, _, address in ports)
     return Gate(
         id="server-gone",
-        what="the server's processes are gone, its GPUs free and its port closed",
+        what="the server is gone; its GPUs and port are free",
         queries=(
             serving_judges.query_jobs(site) if in_ray else servers.query_servers(site),
             *(site.in_container(head, probe, timeout=20) for probe in probes),
@@ -116,7 +120,7 @@ def judge_stopped(
     """
     remaining = [*alive, *(f"{port} is still open" for port in ports)]
     if payload is not None and "jobs" not in payload:
-        remaining.append(f"Ray cannot be asked: {payload.get('error', 'no answer')}")
+        remaining.append(f"cannot query Ray: {payload.get('error', 'no answer')}")
     # GPUs of other work, such as a batch job, stay in use.
     elif (
         payload is not None
@@ -124,5 +128,5 @@ def judge_stopped(
         and (busy := serving_judges.busy_gpus(payload) - others) > 0
     ):
         remaining.append(f"{busy:g} GPUs are still reserved in Ray")
-    text = "the server is gone, what it held is free, and its port is closed"
+    text = "the server is gone; its GPUs and port are free"
     return [judge_removal(remaining, text)]

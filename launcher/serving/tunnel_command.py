@@ -29,9 +29,9 @@ def tunnel(
     """Forward the API of a running or starting server to this machine until Ctrl-C."""
     inventory = call.inventory
     if dashboard and server is not None:
-        raise click.UsageError("--dashboard is Ray's, --server names a server: choose one")
+        raise click.UsageError("--dashboard cannot be combined with --server")
     if dashboard and inventory.ray.off:
-        raise click.UsageError("this cluster has no Ray, and so no dashboard")
+        raise click.UsageError("this cluster has no Ray, so there is no dashboard")
     with call.session(nodes=[inventory.head]) as session:
         # The dashboard listens on loopback only; so may the API.
         node, target, port = (
@@ -42,7 +42,7 @@ def tunnel(
         local = port if local_port is None else local_port
         with session.fleet.forward(node.name, target, port, local) as forward:
             click.echo(f"http://127.0.0.1:{forward.port}")
-            say(f"forwarding to {target}:{port} on {node.name}; Ctrl-C ends it")
+            say(f"forwarding to {target}:{port} on {node.name}; stop with Ctrl-C")
             forward.wait()
 
 

@@ -137,7 +137,7 @@ class _StartWatcher:
         """Activity before the engine starts; empty afterwards."""
         if self.server.state in ("starting", "ready", *OVER):
             return ""
-        return self.reason or self.state
+        return self.reason or servers.shown_state(self.state)
 
     @property
     def recovering(self) -> bool:
@@ -148,7 +148,7 @@ class _StartWatcher:
     def delay_reason(self) -> str:
         """Reason why a running server has not answered."""
         if self.server.state == "ready" and self.state not in servers.GOOD:
-            return f"{self.state}: {self.reason}"[: untrusted.MAX_LINE_LENGTH]
+            return f"{servers.shown_state(self.state)}: {self.reason}"[: untrusted.MAX_LINE_LENGTH]
         error = self.first_answer.error if isinstance(self.first_answer, Refusal) else ""
         return untrusted.sanitize(error)[: untrusted.MAX_LINE_LENGTH]
 
@@ -191,10 +191,10 @@ class _StartWatcher:
             self.lost_since = now if self.lost_since is None else self.lost_since
             if now - self.lost_since >= _LOST_AFTER:
                 raise UnwatchedError(
-                    f"{self.server.label} cannot be watched any more: {error.message}",
+                    f"lost contact with {self.server.label}: {error.message}",
                     evidence=error.evidence,
                     hint=(
-                        "the server itself may well go on: see `vlaunch status`, and watch it again"
+                        "run `vlaunch status`: the server may still be running; watch it again"
                         " with `vlaunch serve`"
                     ),
                 ) from None
@@ -219,7 +219,7 @@ class _StartWatcher:
         if server is None or server.desired is None:
             stop_reason = "an operator removed it"
         elif server.desired.asked != self.spec.asked:
-            stop_reason = f"{server.model} has taken its place"
+            stop_reason = f"{server.model} has replaced it"
         if server is None or stop_reason:
             text = "the server was stopped while it was being watched"
             hint = "see who stopped it: `vlaunch audit`"
@@ -262,7 +262,7 @@ class _StartWatcher:
 
     def _answer_events(self, first: FirstAnswer) -> Iterator[Event]:
         """Yield the first answer, and a warning about what it does not verify."""
-        yield self._step_event(f"{first.came or COMPLETION.noun_phrase} has come back")
+        yield self._step_event(f"{first.came or COMPLETION.noun_phrase} received")
         if first.refused:
             text = f"{ONLY_HEALTH} ({first.refused})"
             yield Event(kind="warning", stage=_STAGE, text=text, state="warn")
@@ -291,22 +291,21 @@ class _StartWatcher:
         error = untrusted.sanitize(refusal.error)
         if refusal.status in (401, 403):
             raise ServerError(
-                "the server demands another API key than the cluster has",
+                "the server requires a different API key than the cluster's",
                 evidence=error,
                 hint=(
-                    "give the key as VLLM_API_KEY under `secrets:`, then run `vlaunch up` and"
-                    " `vlaunch serve` again"
+                    "set VLLM_API_KEY under `secrets:`, then run `vlaunch up` and `vlaunch serve`"
+                    " again"
                 ),
             )
         if refusal.status and refusal.times >= _REFUSALS:
             answer_kind = (task_named(refusal.task) or COMPLETION).noun
             name = self.spec.name
             raise ServerError(
-                f"the API is up, but gives no {answer_kind} ({refusal.times} times)",
+                f"the API is up but returned no {answer_kind} ({refusal.times} times)",
                 evidence=f"{refusal.status}: {error}",
                 hint=(
-                    f"read its log: `vlaunch logs --server {name}`; end it with"
-                    f" `vlaunch stop {name}`"
+                    f"read its log: `vlaunch logs --server {name}`; stop it: `vlaunch stop {name}`"
                 ),
             )
 
@@ -342,7 +341,7 @@ class _StartWatcher:
         progress = f" ({progress})" if progress else ""
         text = self.activity or vllm.phase_title(self.phase) + progress
         if self.recovering:
-            text = f"recovering: {text}"
+            text = f"restarting: {text}"
         changed, self.shown_text = text != self.shown_text, text
         return Event(
             kind="wait",
@@ -354,13 +353,13 @@ class _StartWatcher:
         )
 
     def _deadline_error(self) -> DeadlineError:
-        state = f"it is still {self.activity or vllm.phase_title(self.phase)}"
+        state = f"still {self.activity or vllm.phase_title(self.phase)}"
         return DeadlineError(
             f"no answer from the server within {self.timeout:.0f}s; {self.delay_reason or state}",
             evidence=list(self.lines)[-8:],
             hint=(
-                "it goes on: watch it again with the same `vlaunch serve`, see `vlaunch logs -f`,"
-                f" or end it with `vlaunch stop {self.spec.name}`"
+                "watch it again with the same `vlaunch serve`; it keeps starting. Follow its log:"
+                f" `vlaunch logs -f`; stop it: `vlaunch stop {self.spec.name}`"
             ),
         )
 
@@ -368,11 +367,11 @@ class _StartWatcher:
 def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerError:
     """Return the error of a server that exited, or that `hung` after the log `lines`."""
     record, fault = server.observed, None
-    outcome = f"{server.label} still runs"
+    outcome = f"{server.label} is still running"
     if record is not None and not hung:
         fault = record.last_fault
         outcome = fault.what if fault else record.doing or "it failed"
-        outcome = f"its keeper gave up: {outcome}" if record.state == "gave-up" else outcome
+        outcome = f"the supervisor gave up: {outcome}" if record.state == "gave-up" else outcome
         outcome = untrusted.sanitize(outcome)
     cause = untrusted.sanitize(fault.cause) if fault else ""
     evidence = [untrusted.sanitize(line) for line in fault.evidence.splitlines()] if fault else []
@@ -394,11 +393,11 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     texts.append(outcome)
     if specific is None and raised is None:
         texts += (evidence or list(lines))[-8:]
-    hints = [symptom.fix if symptom else "look at every node: `vlaunch doctor`"]
+    hints = [symptom.fix if symptom else "find the cause: `vlaunch doctor`"]
     if hung:
-        hints.append(f"end it: `vlaunch stop {server.name}`")
+        hints.append(f"stop it: `vlaunch stop {server.name}`")
     return ServerError(
-        f"the server {'cannot go on' if hung else 'did not start'}: {headline}",
+        f"the server {'hangs' if hung else 'did not start'}: {headline}",
         evidence=[text for text in dict.fromkeys(texts) if text and text != headline],
         hint="\n".join(hints),
     )

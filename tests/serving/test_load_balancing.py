@@ -54,10 +54,10 @@ def test_what_can_be_had(candidate: ServeRequest, kind: str) -> None:
     ("candidate", "text", "hint"),
     [
         (make_request(HYBRID, "-dpe"), "cannot be combined", "remove one"),
-        (make_request(HYBRID, backend="ray"), "has the only API", "use `--backend mp`"),
+        (make_request(HYBRID, backend="ray"), "serves the only API", "use `--backend mp`"),
         (make_request(EXTERNAL, dp=1, tp=8, pp=2), "one replica", "`--data-parallel-size N`"),
         (make_request(EXTERNAL, tp=4, dp=4), "n1 would have 2, n2 would have 2", HYBRID),
-        (make_request(HYBRID, host="10.0.0.1"), "is an address of one node", "`--bind 0.0.0.0`"),
+        (make_request(HYBRID, host="10.0.0.1"), "is the address of one node", "`--bind 0.0.0.0`"),
         (make_request(EXTERNAL, experts=0), "n[1-2] would have one replica", "--tp 8 --name one"),
         (make_request(HYBRID, experts=0), "n[1-2] would have one replica", "--backend mp --tp 8"),
         (make_request(HYBRID, tp=4, dp=3, experts=0), "n2 would have one replica", "--nodes n2"),

@@ -217,7 +217,7 @@ def test_a_server_that_cannot_be_stopped_is_reported(cluster: Cluster) -> None:
 
     assert ran.code == 1
     assert "its network is below the required level" in ran.err
-    assert "it could not be stopped" in ran.err
+    assert "stopping the server failed" in ran.err
 
 
 def test_rdma_where_it_is_required_is_in_the_summary(cluster: Cluster) -> None:

@@ -40,10 +40,7 @@ def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster
     assert served.run(*SERVE, "--tp", "4", "--pp", "2", "--no-supervise").code == 0
     plain = served.run(*SERVE, "--tp", "4", "--pp", "2")
     assert plain.code == 0
-    assert (
-        "supervision is off: it will not restart after a failure; `--replace`"
-        in plain.err
-    )
+    assert "supervision is off: it will not restart after a failure; `--replace`" in plain.err
 
 
 def test_an_inventory_that_asks_for_no_supervisor_is_no_flag(served: Cluster) -> None:

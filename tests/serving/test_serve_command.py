@@ -35,7 +35,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         (["other.yaml"], "the inventory is named with -i"),
         (["--max-model-len", "8"], "vLLM's own options go after `--`"),
-        (["--offline"], "--offline needs --dry-run"),
+        (["--offline"], "--offline requires --dry-run"),
         (["--bind", "eth0"], "--bind should be an IP address"),
         (["--", "-tp", "2"], "`-tp`: use vlaunch's `--tp`"),
         (["--", "--tensor-parallel", "3"], "`--tensor-parallel`: use vlaunch's `--tp`"),
@@ -182,7 +182,7 @@ def test_flags_replace_the_whole_split(inventory: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("args", "split"),
     [
-        ([], "TP 4 × PP 4 (as asked)"),
+        ([], "TP 4 × PP 4 (as requested)"),
         (["--data-parallel-size", "2"], "DP 2 × TP 8 × PP 1"),
         (["--dp", "4", "--tp", "2"], "DP 4 × TP 2 × PP 1"),
         (["--dp", "1"], "TP 8 × PP 2"),

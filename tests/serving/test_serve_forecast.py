@@ -63,7 +63,7 @@ def test_an_equal_layout_is_not_called_better(llama: Cluster) -> None:
     ran = llama.run(*SERVE, *LENGTH, "--kv-cache-memory-bytes", str(GIB), "--max-num-seqs", "8")
 
     assert "the planner prefers" in ran.err
-    assert "requests of full length at once, as here; take it with" in ran.err
+    assert "requests of full length at once, as with this layout; use it with" in ran.err
 
 
 def test_a_split_that_is_named_is_not_argued_with(llama: Cluster) -> None:
@@ -150,7 +150,7 @@ def test_an_unknown_model_is_not_planned(llama: Cluster) -> None:
     ("args", "message"),
     [
         (("--plan", "auto", "--tp", "8"), "--plan auto cannot be combined with --tp, --pp or --dp"),
-        (("--plan", "auto", "--dry-run", "--offline"), "`vlaunch plan --offline`"),
+        (("--plan", "auto", "--dry-run", "--offline"), "`vlaunch plan --no-nodes`"),
     ],
 )
 def test_conflicting_options(cluster: Cluster, args: tuple[str, ...], message: str) -> None:
@@ -226,7 +226,9 @@ def test_an_extra_node() -> None:
     )
     assert describe_extra_node(plan(8, 2, started), 9_830_400).endswith(" tokens more, as PP 3")
     assert describe_extra_node(plan(4, 1), 1_000) == "2,000 tokens more, as replicas of this layout"
-    assert describe_extra_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this layout"
+    assert (
+        describe_extra_node(plan(8, 1), 1_000) == "1,000 tokens more, as a replica of this layout"
+    )
     assert describe_extra_node(None, 1_000) == describe_extra_node(plan(8, 1), None) == ""
     flat = plan(8, 2)
     deep = replace(flat.planned, layout=replace(flat.planned.layout, pp=32))

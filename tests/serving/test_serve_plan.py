@@ -155,7 +155,7 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
         plan_start(snapshot, candidate)
     start = plan_start(snapshot, candidate, replace_other=True)
 
-    assert "`--name`" in refused.value.hint
+    assert "`--name NAME`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
     assert [stage.id for stage in start.plan.stages] == ["preflight", "server"]
     assert start.plan.notes[0] == "server `default` (org/m) will be stopped to make room"

@@ -448,7 +448,7 @@ def test_the_network_is_proven_for_containers_whatever_serves_in_them(
         world,
         supervision.server_row(supervision.make_spec(backend=backend), supervision.make_record()),
     )
-    proven = "proven 2026-11-20: 1 pair over NET/IB"
+    proven = "verified 2026-11-20: 1 pair over NET/IB"
 
     assert look(world).network == f"{proven}; server `default`: NET/IB, 4 links"
     jobs(

@@ -39,7 +39,7 @@ def test_an_empty_cluster_is_exit_code_1(cluster: Cluster) -> None:
     ran = cluster.run("status")
 
     assert (ran.code, ran.err) == (1, "")
-    assert ran.out.count("absent") >= 2
+    assert ran.out.count("missing") >= 2
 
 
 def test_json_says_all_that_the_table_does(up: Cluster) -> None:

@@ -15,6 +15,7 @@ from launcher.serving.endpoints import Endpoint
 from launcher.serving.status import ClusterStatus, NodeStatus, ServerStatus
 from launcher.serving.status_view import render_status
 from launcher.tools.host import UnfinishedModel
+from launcher.tools.servers import shown_state
 from tests import golden, supervision
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -275,7 +276,7 @@ def test_a_state_has_a_colour(server: ServerStatus, colour: str) -> None:
         render_status(ClusterStatus(cluster="c", nodes=(), servers=(server,), endpoint=""))
     )
 
-    assert f"{codes[colour]}{server.state}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{codes[colour]}{shown_state(server.state)}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("at", [-1.0, 253402300800.0, 2.0**61])

@@ -79,9 +79,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
     assert judged(
         gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
     ).text.startswith("2 GPUs are still")
-    assert (
-        judged(gate, gone, 1, ray={"error": "timed out"}).text == "cannot query Ray: timed out"
-    )
+    assert judged(gate, gone, 1, ray={"error": "timed out"}).text == "cannot query Ray: timed out"
     assert judged(gate, None, 1, ray=free).status == "wait"
 
 

@@ -237,7 +237,7 @@ def waits(events: list[Event]) -> list[str]:
             "GPU 3 of gpu01: 60 GiB held by python (pid 4711)",
         ),
         ("waiting for 10.0.0.2 to be in Ray", "waiting for n2 to be in Ray"),
-        ("", "waiting"),
+        ("", "pending"),
     ],
 )
 def test_what_a_start_waits_for_is_reported(doing: str, message: str) -> None:
@@ -380,9 +380,7 @@ def test_attaching_reports_no_phases_of_the_past() -> None:
     """The old log of a running server is read, but not reported."""
     _, events, _ = follow(look(log("serve_ray_pp2_ok"), **READY, anew=True), attached=True)
 
-    assert [event.text for event in events if event.kind == "step"] == [
-        "a completion received"
-    ]
+    assert [event.text for event in events if event.kind == "step"] == ["a completion received"]
 
 
 @pytest.mark.parametrize(
@@ -611,7 +609,7 @@ def test_a_head_that_is_silent_for_a_while(trouble: Answer) -> None:
     """Some queries may fail; many in a row end the watch without calling the server dead."""
     mute = {**look(), "head": trouble}
     follow(look(), mute, mute, look(**READY))
-    with pytest.raises(UnwatchedError, match="server `default` cannot be watched any more") as lost:
+    with pytest.raises(UnwatchedError, match="lost contact with server `default`") as lost:
         follow(look(), mute)
 
     assert "may well go on" in lost.value.hint

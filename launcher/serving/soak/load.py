@@ -185,7 +185,7 @@ def _stream_events(answer: HTTPResponse) -> Iterator[Any]:
             if "error" in event:
                 raise ValueError(str(event["error"]))
             yield event
-    raise ValueError("the answer broke off")
+    raise ValueError("the answer was cut off")
 
 
 def _has_token(event: Any) -> bool:

@@ -10,6 +10,7 @@ from launcher.agent.observed import Observed
 from launcher.core.sizes import format_duration, format_rate
 from launcher.serving.soak.load import DurationHistogram, LoadGenerator
 from launcher.serving.soak.retransmits import Retransmits
+from launcher.tools.servers import shown_state
 
 _WIDTH = 200  # characters of a fault
 _HEALTHY = ("answering", "busy", "resting")
@@ -39,11 +40,11 @@ def judge_load(
     allowed, failed = quiet_after(before.longest_step), load.errors.total()
     problems = {
         f"failed requests: {failed}": failed,
-        "no token came": not load.tokens and not interrupted,
+        "no tokens received": not load.tokens and not interrupted,
         f"a request waited {load.longest_wait:.1f} s for a token": load.longest_wait > allowed,
         f"restarts: {restarts}": restarts,
         f"faults: {len(faults)}": faults,
-        f"the server is {health}": health not in _HEALTHY,
+        f"the server is {shown_state(health)}": health not in _HEALTHY,
     }
     failures = [text for text, present in problems.items() if present]
     return {
@@ -93,7 +94,7 @@ def verdict_rows(verdict: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     longest = f"{_format_seconds(gap)}, until {end} after the start" if gap else "none"
     yield "longest gap", f"{longest} (allowed: {verdict['allowed_gap']:.0f} s)"
     health, faults = verdict["health"], verdict["faults"]
-    yield "server", f"{health}, restarts: {verdict['restarts']}, faults: {len(faults)}"
+    yield "server", f"{shown_state(health)}, restarts: {verdict['restarts']}, faults: {len(faults)}"
     for fault in faults:
         yield "", fault[:_WIDTH]
     for node, segments in verdict["retransmits"].items():

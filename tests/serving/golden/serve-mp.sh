@@ -17,11 +17,11 @@ on() {
 
 # Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
-# note: TP 8 × PP 2 (as asked): ranks expected 8 on n1, 8 on n2
+# note: TP 8 × PP 2 (as requested): ranks expected 8 on n1, 8 on n2
 
 # == Check the cluster and the model
 # gate agents: all agents are connected to the head
-# gate accelerator: the declared accelerators are there
+# gate accelerator: the declared accelerators are visible
 # gate model: every node has the model or can download it
 # gate room: enough GPUs are free, and port 8000 on n1
 # gate gpu-memory: its GPUs have enough free memory
