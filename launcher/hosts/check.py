@@ -193,7 +193,7 @@ def skip_without_rdma(inventory: Inventory) -> str:
 
 def skip_single_node(inventory: Inventory) -> str:
     """Return the reason to skip checks between nodes."""
-    return "a single node has nobody to reach" if len(inventory.nodes) < 2 else ""
+    return "a single node has no peers" if len(inventory.nodes) < 2 else ""
 
 
 def uniform_value(

@@ -28,9 +28,7 @@ from launcher.hosts.evidence import gather_evidence
 )
 @click.option("--model", metavar="MODEL", help="Check for this model (default: the inventory's).")
 @options.EXPECT
-@click.option(
-    "--offline", is_flag=True, help="Ask no one outside: the Hugging Face token is not tried."
-)
+@click.option("--no-hub", is_flag=True, help="Skip the check of the Hugging Face token and model.")
 @click.option(
     "--list", "listed", is_flag=True, help="List all checks with what they test; contact no node."
 )
@@ -41,7 +39,7 @@ def check(
     group: tuple[str, ...],
     model: str | None,
     expect: Path | None,
-    offline: bool,
+    no_hub: bool,
     listed: bool,
 ) -> int:
     """Check the nodes and the network between them for everything that can stop a cluster.
@@ -59,7 +57,7 @@ def check(
         group=_split_ids("--group", group),
     )
     if not checks:
-        raise click.UsageError("no check is left to make")
+        raise click.UsageError("no checks are selected")
     if listed:
         ui.show_list(checks, as_json=call.as_json)
         return 0
@@ -71,7 +69,7 @@ def check(
             checks,
             model=model or inventory.serve.model or "",
             expectations=expectations,
-            offline=offline,
+            offline=no_hub,
         )
     results = catalogue.run_checks(evidence, [selected_check.id for selected_check in checks])
     ui.show_results(results, as_json=call.as_json)
@@ -84,5 +82,5 @@ def check(
 def _split_ids(option: str, values: Sequence[str]) -> tuple[str, ...]:
     ids = tuple(item.strip() for value in values for item in value.split(",") if item.strip())
     if values and not ids:
-        raise click.UsageError(f"{option} names nothing; `vlaunch check --list` has the words")
+        raise click.UsageError(f"{option} needs a value; see `vlaunch check --list`")
     return ids

@@ -120,7 +120,7 @@ def show_list(checks: Sequence[Check], *, as_json: bool) -> None:
         ]
         click.echo(dump_json(rows))
         return
-    table = make_table("ID", "GROUP", "TRUE WHEN GREEN")
+    table = make_table("ID", "GROUP", "PASSES IF")
     for check in checks:
         table.add_row(check.id, check.group, check.what)
     terminal.show(table)

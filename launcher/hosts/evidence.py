@@ -69,7 +69,7 @@ def query_hub(model: str, token: Secret | None) -> HubAccess:
     endpoint = os.environ.get("HF_ENDPOINT") or _HUB
     value = token.reveal() if token is not None else ""
     if not value.isascii() or not value.isprintable():
-        return HubAccess(status="unauthorized", text="the token has characters that no token has")
+        return HubAccess(status="unauthorized", text="the token has invalid characters")
 
     def with_token(request: requests.PreparedRequest) -> requests.PreparedRequest:
         # As `auth`: a login in ~/.netrc would replace a header. A redirect to another host drops
@@ -87,9 +87,7 @@ def query_hub(model: str, token: Secret | None) -> HubAccess:
             return _parse_hub_response(model, token, response)
     except requests.RequestException as error:
         if isinstance(error, ValueError):
-            return HubAccess(
-                status="offline", text=f"HF_ENDPOINT is no address of a hub: {endpoint}"
-            )
+            return HubAccess(status="offline", text=f"HF_ENDPOINT is not a valid URL: {endpoint}")
         host = urllib.parse.urlsplit(endpoint).hostname
         return HubAccess(status="offline", text=f"{host}: {type(error).__name__}")
 
@@ -98,7 +96,7 @@ def _survey_nodes(session: Session, model: str, expectations: Expectations) -> E
     inventory = session.inventory
     nodes = session.reached
     started = time.monotonic()
-    session.begin("check", "Look at the nodes")
+    session.begin("check", "Scan the nodes")
     session.wait("check", "surveying every node")
     commands = node_probes.probe_commands(
         inventory, [inventory.image], nodes, survey=True, clock=time.time, compiled=True
@@ -156,7 +154,7 @@ def _inspect_containers(session: Session, evidence: Evidence) -> Evidence:
     site = Site(session.inventory, evidence.facts)
     queries = preflight.query_containers(site)
     started = time.monotonic()
-    session.wait("check", "looking into the containers")
+    session.wait("check", "inspecting the containers")
     views: dict[str, container_view.ContainerView] = {}
     missing = dict(queries.missing)
     for answer in session.transport.run(queries.commands):
@@ -166,7 +164,7 @@ def _inspect_containers(session: Session, evidence: Evidence) -> Evidence:
             missing[answer.node] = _parse_failure(answer, error)
     if views:
         seconds = time.monotonic() - started
-        session.step("check", "looked into the containers", seconds=seconds)
+        session.step("check", "inspected the containers", seconds=seconds)
     return replace(evidence, inside=views, inside_missing=missing)
 
 
@@ -177,7 +175,7 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
         Site(session.inventory, evidence.facts), high=high, nonce=secrets.token_hex(8)
     )
     started = time.monotonic()
-    session.wait("check", "every node knocks at all the others")
+    session.wait("check", "testing connections between all nodes")
     probes: list[pairs.PortProbe] = []
     missing = dict(queries.missing)
     for answer in session.transport.run(queries.commands):
@@ -186,7 +184,7 @@ def _probe_ports(session: Session, evidence: Evidence) -> Evidence:
         except UnreadableAnswer as error:
             missing[answer.node] = _parse_failure(answer, error)
     seconds = time.monotonic() - started
-    session.step("check", "every node knocked at all the others", seconds=seconds)
+    session.step("check", "tested connections between all nodes", seconds=seconds)
     return replace(evidence, port_probes=tuple(probes), probes_missing=missing)
 
 
@@ -197,16 +195,16 @@ def _parse_failure(answer: Answer, error: UnreadableAnswer) -> str:
 def _hub_access(session: Session, model: str, *, offline: bool) -> HubAccess:
     inventory = session.inventory
     if offline:
-        return HubAccess(status="not asked", text="asked to stay offline")
+        return HubAccess(status="not asked", text="offline, as requested")
     if all(node.env.get("HF_HUB_OFFLINE", "0") not in ("", "0") for node in inventory.nodes):
         return HubAccess(
-            status="not asked", text="HF_HUB_OFFLINE is set: the nodes ask nobody either"
+            status="not asked", text="HF_HUB_OFFLINE is set: the nodes do not query it either"
         )
     source = {name: item for name, item in inventory.secrets.items() if name == "HF_TOKEN"}
     if any(item.prompt is not None for item in source.values()):
         return HubAccess(
             status="not asked",
-            text="HF_TOKEN is typed in when it is needed, and a check asks nobody for it",
+            text="HF_TOKEN is entered at a prompt, and checks never prompt",
         )
     try:
         token: Secret | None = resolve(source, inventory.path.parent).get("HF_TOKEN")
@@ -220,7 +218,7 @@ def _parse_hub_response(model: str, token: Secret | None, response: requests.Res
     if response.ok:
         return HubAccess(
             status="ok",
-            text=f"{model} may be read" + ("" if token is not None else " without a token"),
+            text=f"{model} is readable" + ("" if token is not None else " without a token"),
         )
     message = response.headers.get("X-Error-Message") or f"HTTP {response.status_code}"
     if token is None and response.status_code in (401, 403):

@@ -83,9 +83,7 @@ def init(
     from launcher.hosts.discovery.host_arguments import parse_hosts
 
     if output == "-" and call.as_json:
-        raise click.UsageError(
-            "`-o -` writes the inventory to standard output, which --json needs itself"
-        )
+        raise click.UsageError("`-o -` and --json both write to standard output")
     if not hosts:
         raise click.UsageError("name the hosts, the head first: vlaunch init gpu01 gpu02")
     path = Path(output or "inventory.yaml")
@@ -121,7 +119,7 @@ def _scan_hosts(session: Session, wishes: InitOptions, docker: Argv | None) -> l
     from launcher.hosts.discovery.host_arguments import ssh_overrides
 
     nodes = session.inventory.nodes
-    session.begin("look", "Look at the hosts")
+    session.begin("look", "Scan the hosts")
     started = time.monotonic()
     answers = _query_hosts(session, nodes, {node.name: node.docker for node in nodes}, wishes)
     if docker is None:
@@ -195,7 +193,7 @@ def _parse_docker(docker: str | None) -> Argv | None:
     except ValueError as error:
         raise click.UsageError(f"--docker: {str(error).lower()}") from None
     if argv == ():
-        raise click.UsageError("--docker should be words, such as `sudo -n docker`")
+        raise click.UsageError("--docker should be a command, such as `sudo -n docker`")
     return argv
 
 
@@ -206,12 +204,12 @@ def _check_output_path(path: Path, *, force: bool) -> None:
         )
     if path.exists() and not force:
         raise RequestError(
-            f"`{path}` exists already, and is not overwritten",
+            f"`{path}` already exists",
             hint="write elsewhere with `-o FILE`, or overwrite it with `--force`",
         )
     if not path.parent.is_dir():
         raise RequestError(
-            f"`{path.parent}` is no directory, so nothing can be written there",
+            f"`{path.parent}` is not a directory",
             hint=f"mkdir -p {path.parent}",
         )
 
@@ -226,11 +224,11 @@ def _write_inventory(
     try:
         loads(text, path)
     except InventoryError as error:
-        message = "what was found does not make an inventory that can be used; nothing was written"
+        message = "the scan gave no valid inventory; nothing was written"
         raise VlaunchError(
             message,
             evidence=error.mistakes,
-            hint="write it by hand, starting from inventory/example.yaml",
+            hint="write the inventory by hand, starting from inventory/example.yaml",
         ) from None
     for warning in discovery.warnings:
         printer.show(Event(kind="warning", stage="look", text=warning, state="warn"))
@@ -243,7 +241,9 @@ def _write_inventory(
     data = {"path": str(path), "hosts": len(discovery.nodes), "warnings": len(discovery.warnings)}
     printer.show(Event(kind="done", text=f"wrote {path}: {summary}", state="ok", data=data))
     inventory_option = "" if path == Path("inventory.yaml") else f" -i {shlex.quote(str(path))}"
-    printer.show(Event(kind="note", text=f"next: read it, then `vlaunch check{inventory_option}`"))
+    printer.show(
+        Event(kind="note", text=(f"next: review it, then run `vlaunch check{inventory_option}`"))
+    )
     return ""
 
 

@@ -113,10 +113,12 @@ def parse_probes(answer: Answer) -> tuple[PortProbe, ...]:
     except ValueError:
         raw = None
     if not isinstance(raw, dict):
-        raise UnreadableAnswer("the pair probe gave no answer", evidence=answer.tail)
+        raise UnreadableAnswer("the connection probe did not answer", evidence=answer.tail)
     if isinstance(error := raw.get("error"), str):
-        raise UnreadableAnswer(f"the pair probe could not begin: {error}", evidence=answer.tail)
-    report = decode.validate(_Report, raw, "what the pair probe saw")
+        raise UnreadableAnswer(
+            f"the connection probe could not start: {error}", evidence=answer.tail
+        )
+    report = decode.validate(_Report, raw, "the result of the connection probe")
     return tuple(
         replace(probe, source=answer.node, target=target, mtu=report.mtu)
         for target, probe in report.peers.items()

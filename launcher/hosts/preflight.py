@@ -113,7 +113,7 @@ def _skip_reason(site: Site, node: Node) -> str:
     """Return the reason to exclude a node; empty if it can take part."""
     facts, image = site.facts[node.name], site.inventory.image
     if facts.interface_of(node.ip) is None:
-        return f"no interface carries {node.ip}"
+        return f"no interface has {node.ip}"
     if facts.survey is not None and facts.survey.python:
         return ""
     if site.running_container(node) is None and site.image(node, image) is None:

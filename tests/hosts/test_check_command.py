@@ -80,8 +80,8 @@ def test_a_failure_is_exit_code_1_with_its_fix(cluster: Cluster, flags: tuple[st
         (["--only", "time-skwe"], "there is no check `time-skwe`; did you mean `time-skew`?"),
         (["--skip", "ssh,zzz"], "there is no check `zzz`"),
         (["--group", "netwrk"], "there is no group `netwrk`; did you mean `network`?"),
-        (["--only", ","], "--only names nothing"),
-        (["--only", "ssh", "--skip", "ssh"], "no check is left to make"),
+        (["--only", ","], "--only needs a value"),
+        (["--only", "ssh", "--skip", "ssh"], "no checks are selected"),
         (["--expect", "missing.yaml"], "missing.yaml"),
     ],
 )
@@ -161,7 +161,7 @@ def test_an_unreachable_node_fails_ssh_and_is_skipped_otherwise(
     assert [id_ for id_, result in checks.items() if result["status"] == "fail"] == ["ssh"]
     assert finding_texts(checks["docker"]) == {
         "gpu01": ("pass", "Docker answers"),
-        "gpu02": ("skip", "it was not reached: see `ssh`"),
+        "gpu02": ("skip", "unreachable: see `ssh`"),
     }
 
 
@@ -222,7 +222,7 @@ def skip_files(cluster: Cluster) -> None:
         (skip_image, "ray-version", "not on this node yet: run `vlaunch up`"),
         (skip_image, "image", "is not on this node yet"),
         (skip_knock, "ports-reachable", "python3: error while loading shared libraries"),
-        (skip_files, "model", "could not be asked whether it has the model"),
+        (skip_files, "model", "could not be checked for the model"),
     ],
 )
 def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
@@ -230,7 +230,7 @@ def test_evidence_that_could_not_be_had_is_a_skip_with_its_reason(
 ) -> None:
     """Never green, never an error of the program, and the other node is judged."""
     spoil(cluster)
-    ran = cluster.run("check", "--json", "--offline", "--model", MODEL)
+    ran = cluster.run("check", "--json", "--no-hub", "--model", MODEL)
     texts = finding_texts(results(ran)[id_])
 
     assert ran.err == ""
@@ -255,7 +255,7 @@ def test_the_model_is_compared_file_by_file(cluster: Cluster) -> None:
     cluster.write(f"serve: {{model: {MODEL}}}\n{INVENTORY}")
     cluster.world.machines["gpu01"].model = {"config.json": 7, "model.safetensors": 10**9}
     cluster.world.machines["gpu02"].model = {"config.json": 7, "model.safetensors": 10**6}
-    ran = cluster.run("check", "--only", "model", "--offline")
+    ran = cluster.run("check", "--only", "model", "--no-hub")
 
     assert ran.code == 1
     assert "model.safetensors has 1000000 bytes" in ran.out
@@ -277,7 +277,7 @@ def test_a_token_that_cannot_be_had_does_not_hide_the_other_findings(
 @pytest.mark.parametrize(
     ("flags", "env", "reason"),
     [
-        (["--offline"], "", "asked to stay offline"),
+        (["--no-hub"], "", "offline, as requested"),
         ([], "env: {HF_HUB_OFFLINE: '1'}\n", "HF_HUB_OFFLINE is set"),
     ],
 )

@@ -160,7 +160,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     checks_view.show_list(CATALOGUE[:2], as_json=False)
     rows = capsys.readouterr().out.splitlines()
 
-    assert rows[0].split() == ["ID", "GROUP", "TRUE", "WHEN", "GREEN"]
+    assert rows[0].split() == ["ID", "GROUP", "PASSES", "IF"]
     assert [row.split()[:2] for row in rows[1:]] == [
         [check.id, check.group] for check in CATALOGUE[:2]
     ]

@@ -274,8 +274,8 @@ GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/m 
 @pytest.mark.parametrize(
     ("code", "headers", "token", "status", "text"),
     [
-        (200, {}, TOKEN, "ok", "org/m may be read"),
-        (200, {}, None, "ok", "org/m may be read without a token"),
+        (200, {}, TOKEN, "ok", "org/m is readable"),
+        (200, {}, None, "ok", "org/m is readable without a token"),
         (
             401,
             {"X-Error-Message": "Invalid credentials"},

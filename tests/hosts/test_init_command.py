@@ -162,7 +162,7 @@ def test_a_login_without_docker_access_is_repeated_with_sudo(hosts: Hosts) -> No
         ("docker",),
         ("sudo", "-n", "docker"),
     ]
-    assert "# gpu02: the login may not talk to Docker itself" in text
+    assert "# gpu02: the SSH user may not use Docker directly" in text
 
 
 def test_an_explicit_docker_command_is_not_replaced(hosts: Hosts) -> None:
@@ -181,7 +181,7 @@ def test_a_file_is_not_overwritten(hosts: Hosts) -> None:
     ran = hosts.run("gpu01")
 
     assert (ran.code, hosts.fleets) == (2, [])
-    assert "exists already, and is not overwritten" in ran.err
+    assert "already exists" in ran.err
     assert Path("inventory.yaml").read_text() == "mine\n"
     assert hosts.run("gpu01", "--force").code == 0
     assert load(Path("inventory.yaml")).head.host == "gpu01"

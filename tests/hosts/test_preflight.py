@@ -176,7 +176,7 @@ def test_excluded_nodes_have_a_reason(load: Load) -> None:
 
     assert [command.node for command in queries.commands] == ["gpu01", "gpu02"]
     assert queries.missing == {
-        "gpu03": "no interface carries 10.0.0.13",
+        "gpu03": "no interface has 10.0.0.13",
         "gpu04": (
             "neither Python nor vllm/vllm-openai:v0.32.0 is on this node yet: run `vlaunch up`"
         ),

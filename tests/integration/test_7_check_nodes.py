@@ -88,7 +88,7 @@ def test_a_login_without_rights_on_docker(three: Practice) -> None:
     seen = check(three, code=1)
     assert (seen.of("fail"), seen.of("warn")) == ({"docker"}, set())
     found = seen.one("docker")
-    assert (found["node"], found["text"]) == ("node2", "`ops` may not talk to Docker")
+    assert (found["node"], found["text"]) == ("node2", "`ops` may not use Docker")
     assert found["fix"].startswith("add `docker: [sudo, -n, docker]` to the inventory")
     three.write(through_sudo)
     seen = check(three, code=0)
@@ -142,7 +142,7 @@ def test_another_image_of_the_same_name(three: Practice) -> None:
         found = broken(three, "image").one("image")
         assert (found["node"], found["text"]) == (
             "node3",
-            f"{name} is another image than on node[1-2]",
+            f"{name} differs from the image on node[1-2]",
         )
         assert f"`vlaunch image copy {name} --from node1`" in found["fix"]
     finally:

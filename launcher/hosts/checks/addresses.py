@@ -37,7 +37,7 @@ def _judge_address(host: Host) -> Finding | None:
     if match is None:
         return failed(
             node,
-            f"no interface carries {node.ip}",
+            f"no interface has {node.ip}",
             evidence=listing,
             fix=f"set `ip:` of {node.name} to one of its addresses (the network between the nodes)",
         )
@@ -83,7 +83,7 @@ def _judge_unique_address(host: Host) -> Finding:
 def _subnet(host: Host) -> str | Finding:
     ip = host.node.ip
     own = next((address for address in host.facts.addresses or () if address.ip == ip), None)
-    return skipped(host, f"the interface with {ip} is not known") if own is None else _network(own)
+    return skipped(host, f"the interface with {ip} is unknown") if own is None else _network(own)
 
 
 def _other_subnet(host: Host, network: str, common: str, others: str) -> Finding:
@@ -91,8 +91,8 @@ def _other_subnet(host: Host, network: str, common: str, others: str) -> Finding
         host,
         f"{host.node.ip} is in {network}, while {others} is in {common}",
         fix=(
-            f"set `ip:` of {host.name} to its address in {common}, or its prefix length on the"
-            " interface; packets go through a router otherwise"
+            f"set `ip:` of {host.name} to its address in {common}, or correct the prefix length on"
+            " its interface; otherwise packets go through a router"
         ),
     )
 
@@ -151,8 +151,8 @@ def _other_mtu(host: Host, mtu: int, common: int, others: str) -> Finding:
         host,
         f"mtu {mtu} on `{nic}`, while {others} has {common}",
         fix=(
-            f"run `sudo ip link set {nic} mtu {common}` on {host.name}, and make it last in its"
-            " network configuration"
+            f"run `sudo ip link set {nic} mtu {common}` on {host.name}, and make it permanent in"
+            " its network configuration"
         ),
     )
 
@@ -161,7 +161,7 @@ def _speed(host: Host) -> int | Finding:
     nic = nic_of(host)
     if nic is None:
         return _skip_unsurveyed(host)
-    return nic.speed or skipped(host, f"`{nic.name}` tells no speed (a virtual one)")
+    return nic.speed or skipped(host, f"`{nic.name}` reports no speed (virtual interface)")
 
 
 def _other_speed(host: Host, speed: int, common: int, others: str) -> Finding:
@@ -169,7 +169,7 @@ def _other_speed(host: Host, speed: int, common: int, others: str) -> Finding:
     return warned(
         host,
         f"`{nic}` runs at {_bitrate(speed)}, while {others} has {_bitrate(common)}",
-        fix=f"look at `sudo ethtool {nic}` on {host.name}: cable, switch port, what was negotiated",
+        fix=f"check `sudo ethtool {nic}` on {host.name}: cable, switch port, negotiated speed",
     )
 
 
@@ -180,7 +180,7 @@ def _bitrate(mbits: int) -> str:
 def _judge_hostname(host: Host) -> Finding:
     node, resolved = host.node, host.survey.own_names if host.survey else None
     if resolved is None:
-        return skipped(node, "what its own name resolves to is not known")
+        return skipped(node, "the address of its own name is unknown")
     name = host.facts.hostname or node.name
     add = f"echo '{node.ip} {name}' | sudo tee -a /etc/hosts"
     loopback = [address for address in resolved if _within(address, ("127.0.0.0/8", "::1/128"))]
@@ -192,7 +192,7 @@ def _judge_hostname(host: Host) -> Finding:
             fix=f"run on {node.name}: `sudo sed -E -i '{script}' /etc/hosts; {add}`",
         )
     if not resolved:
-        text = f"its name `{name}` resolves to nothing"
+        text = f"its name `{name}` does not resolve"
         return warned(node, text, fix=f"run on {node.name}: `{add}`")
     networks = [
         _network(address) for address in host.facts.addresses or () if address.ip == node.ip
@@ -201,13 +201,13 @@ def _judge_hostname(host: Host) -> Finding:
         return passed(node, "its own name resolves to an address on the cluster's network")
     if not networks:
         return skipped(
-            node, "its addresses are not known, so what its own name resolves to was not compared"
+            node, "its addresses are unknown, so the address of its own name was not compared"
         )
     return warned(
         node,
         f"its name `{name}` resolves to {', '.join(resolved[:3])}, which is not on the network of"
         f" {node.ip}",
-        fix=f"run on {node.name}: `{add}`, and take out other lines of the name",
+        fix=f"run on {node.name}: `{add}`, and remove other lines with this name",
     )
 
 
@@ -227,19 +227,19 @@ def _judge_interface(host: Host) -> Finding:
     values = {variable: node.env[variable] for variable in _VARIABLES if node.env.get(variable)}
     if not values:
         return passed(
-            node, "no variable names an interface; vlaunch gives the one with the node's address"
+            node, "no variable names an interface; vlaunch uses the one with the node's address"
         )
     if not names:
-        return skipped(node, "its interfaces were not asked")
+        return skipped(node, "its interfaces were not queried")
     for variable, value in values.items():
         if unmatched := _unmatched_names(variable, value, names):
             carrier = facts.interface_of(node.ip) or "the right one"
             return failed(
                 node,
-                f"{variable} names `{', '.join(unmatched)}`, which is not there",
+                f"{variable} names `{', '.join(unmatched)}`, which does not exist",
                 evidence="interfaces: " + ", ".join(sorted(names - {"lo"})),
                 fix=(
-                    f"take {variable} out of `env:` (vlaunch sets it for each node), or set it to"
+                    f"remove {variable} from `env:` (vlaunch sets it for each node), or set it to"
                     f" {carrier} under {node.name}'s own `env:`"
                 ),
             )
@@ -261,7 +261,7 @@ def _unmatched_names(variable: str, value: str, names: set[str]) -> list[str]:
 
 def _skip_without_variables(inventory: Inventory) -> str:
     is_set = any(node.env.get(variable) for node in inventory.nodes for variable in _VARIABLES)
-    reason = "env: names no interface; vlaunch gives each node the one with its address"
+    reason = "env: names no interface; vlaunch uses the one with its address"
     return "" if is_set else reason
 
 
@@ -273,7 +273,7 @@ def _judge_lookups(host: Host) -> Finding:
         return skipped(host, "`getent` is not installed; no name was looked up")
     slow = [lookup for lookup in survey.lookups if not lookup.answered or lookup.seconds >= _SLOW]
     if not slow:
-        return passed(host, "names of nodes and its own are found within a second")
+        return passed(host, "its own name and those of the nodes resolve within a second")
     outcome = f"took {max(lookup.seconds for lookup in slow):.0f} s"
     if unanswered := [lookup for lookup in slow if not lookup.answered]:
         outcome = f"got no answer within {LOOKUP_DEADLINE} s"
@@ -303,7 +303,7 @@ def _hosts_file_fix(evidence: Evidence) -> str:
         instruction = f"`printf '%s\\n' {lines} | sudo tee -a /etc/hosts`"
     return (
         f"on every node: {instruction}; or correct the name server in /etc/resolv.conf. Then"
-        " `vlaunch down` and `vlaunch up`: containers take both files along as they start"
+        " `vlaunch down` and `vlaunch up`: containers copy both files when they start"
     )
 
 
@@ -318,7 +318,7 @@ CHECKS = (
     Check(
         id="address-unique",
         what="no two nodes have the same address",
-        why="packets for one of them reach the other, now and then",
+        why="packets for one of them sometimes reach the other",
         judge=per_host(_judge_unique_address),
         group="network",
         skip_reason=skip_single_node,
@@ -326,10 +326,7 @@ CHECKS = (
     Check(
         id="subnet",
         what="the nodes' addresses are in one subnet",
-        why=(
-            "addresses of different networks were mixed up more often than they were meant to be"
-            " routed"
-        ),
+        why="different subnets usually mean a wrong address",
         judge=uniform_value(_subnet, _other_subnet),
         group="network",
         skip_reason=skip_single_node,
@@ -338,8 +335,7 @@ CHECKS = (
         id="one-nic-per-subnet",
         what="no node has two interfaces in one subnet",
         why=(
-            "Linux answers for either address on either interface, so that traffic takes another"
-            " card than the one chosen"
+            "Linux answers for both addresses on both interfaces, so traffic may use the wrong card"
         ),
         judge=per_host(_judge_nics_per_subnet),
         group="network",
@@ -348,18 +344,17 @@ CHECKS = (
         id="hostname",
         what="a node's own name does not resolve to loopback",
         why=(
-            "Gloo and other libraries offer peers the address of the own name; 127.0.1.1 makes them"
-            " wait for themselves"
+            "Gloo and other libraries give peers the address of the node's own name; no peer can"
+            " reach 127.0.1.1"
         ),
         judge=per_host(_judge_hostname),
         group="network",
     ),
     Check(
         id="interface",
-        what="the interfaces that variables name are there",
+        what="interfaces named in variables exist",
         why=(
-            "the name of one node's interface, given to all, lets NCCL or Gloo find no interface on"
-            " another"
+            "an interface name that one node lacks leaves NCCL or Gloo without an interface there"
         ),
         judge=per_host(_judge_interface),
         group="network",
@@ -369,7 +364,7 @@ CHECKS = (
         id="mtu",
         what="the MTU is the same on all nodes",
         why=(
-            "where one side sends larger packets than the other takes, transfers hang though pings"
+            "if one side sends larger packets than the other accepts, transfers hang although pings"
             " pass"
         ),
         judge=uniform_value(_mtu, _other_mtu, lambda host, mtu: passed(host, f"mtu {mtu}")),
@@ -377,8 +372,8 @@ CHECKS = (
     ),
     Check(
         id="link-speed",
-        what="the links run at one speed",
-        why="a link that fell back to a lower speed holds up every collective",
+        what="all links run at the same speed",
+        why="one link at a lower speed slows every collective down",
         judge=uniform_value(
             _speed, _other_speed, lambda host, speed: passed(host, _bitrate(speed))
         ),
@@ -386,10 +381,10 @@ CHECKS = (
     ),
     Check(
         id="names-resolve",
-        what="names of nodes are found in time",
+        what="node names resolve quickly",
         why=(
-            "a name server that does not answer holds up each connection of torch's store and each"
-            " sudo for 10 s, and Ray's start for half a minute"
+            "an unresponsive name server delays each connection of torch's store and each sudo by"
+            " 10 s, and Ray's start by half a minute"
         ),
         judge=per_host(_judge_lookups),
         group="network",

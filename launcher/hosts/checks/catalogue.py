@@ -110,7 +110,7 @@ def _judge_check(
         skipped(name, reason) for name, reason in blocked.items() if name not in judged_nodes
     ]
     if not findings:
-        return [skipped("", "nothing was there to judge")]
+        return [skipped("", "nothing to check")]
     order = {node.name: position for position, node in enumerate(evidence.inventory.nodes)}
     return sorted(findings, key=lambda finding: order.get(finding.node, len(order)))
 
@@ -122,12 +122,12 @@ def _blocked_nodes(
     if check.id == "ssh":
         return {}
     blocked = {
-        node.name: "it was not reached: see `ssh`"
+        node.name: "unreachable: see `ssh`"
         for node in evidence.inventory.nodes
         if node.name not in evidence.facts
     }
     for required_id in check.needs:
-        reason = f"it failed `{required_id}`, without which this cannot be judged"
+        reason = f"it failed `{required_id}`, which this check requires"
         for finding in _cached_findings(_BY_ID[required_id], evidence, cache):
             if finding.status == "fail" and finding.node:
                 blocked.setdefault(finding.node, reason)

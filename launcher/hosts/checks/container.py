@@ -26,17 +26,17 @@ _RECREATE = "run `vlaunch down` and `vlaunch up`"
 # CUresult codes (cuda.h) that nvidia-smi does not notice, with causes and fixes.
 _CUDA_ERRORS = {
     802: (
-        "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
-        "start it: `sudo systemctl start nvidia-fabricmanager` on {node}; its version must be the"
-        " driver's",
+        "CUDA is not ready (802, system not yet initialized): Fabric Manager is not running",
+        "start it: `sudo systemctl start nvidia-fabricmanager` on {node}; its version must match"
+        " the driver",
     ),
     803: (
-        "CUDA and the driver do not fit (803, system driver mismatch)",
+        "CUDA and the driver do not match (803, system driver mismatch)",
         "reboot {node}: its driver was replaced, and the old one is still loaded",
     ),
     804: (
-        "CUDA's compatibility libraries are not for these GPUs (804)",
-        "leave `cuda-compat` out of the image, or update the driver of {node}",
+        "CUDA's compatibility libraries do not support these GPUs (804)",
+        "remove `cuda-compat` from the image, or update the driver of {node}",
     ),
 }
 
@@ -49,10 +49,10 @@ def judge_image_identity(evidence: Evidence) -> Sequence[Finding]:
     findings = [
         failed(
             name,
-            f"image {image} is not there",
+            f"image {image} is missing",
             fix=(
-                f"run `docker pull {image}` on {name}, or bring it from another node: "
-                f"`vlaunch image copy {image}`"
+                f"run `docker pull {image}` on {name}, or copy it from another node: `vlaunch image"
+                f" copy {image}`"
             ),
         )
         for name in images
@@ -65,11 +65,11 @@ def judge_image_identity(evidence: Evidence) -> Sequence[Finding]:
     findings += [
         failed(
             name,
-            f"{image} is another image than on {fold(majority)}",
+            f"{image} differs from the image on {fold(majority)}",
             evidence="\n".join(f"{name}: {facts.id[:19]}" for name, facts in present.items()),
             fix=(
-                f"bring one to all: `vlaunch image copy {image} --from {majority[0]}`; or give the"
-                " image by digest in the inventory"
+                f"copy one to all nodes: `vlaunch image copy {image} --from {majority[0]}`; or name"
+                " the image by digest in the inventory"
             ),
         )
         for group in others
@@ -140,14 +140,14 @@ def _judge_gpus(node: Node, answer: Answer) -> Finding:
     if gpu_count == node.gpus and "libcuda.so" in answer.err:
         return warned(
             node,
-            f"{gpu_count} GPUs in a container, but no CUDA driver library to try them with",
+            f"{gpu_count} GPUs in a container, but no CUDA driver library to test them with",
             evidence=answer.tail,
-            fix="let the toolkit bring it: no `NVIDIA_DRIVER_CAPABILITIES` without `compute`",
+            fix="include `compute` in `NVIDIA_DRIVER_CAPABILITIES`, or leave it unset",
         )
-    fix = f"correct `gpus:` of {node.name}, or find the missing one: `nvidia-smi -L` there"
+    fix = f"correct `gpus:` of {node.name}, or find the missing GPU with `nvidia-smi -L`"
     text = f"a container sees {gpu_count} GPUs, {node.gpus} declared"
     if gpu_count == node.gpus:
-        text, fix = "the GPUs could not be tried", f"try it on {node.name}: `nvidia-smi`"
+        text, fix = "the GPUs could not be tested", f"run `nvidia-smi` on {node.name}"
     if symptom := symptoms.first_match(answer.err + "\n" + answer.out):
         text, fix = symptom.cause, symptom.fix
     return failed(node, text, evidence=answer.tail, fix=fix)
@@ -164,13 +164,13 @@ def _per_container(judge: Callable[[str, ContainerView], Finding]) -> Judge:
 def _container_view(host: Host) -> ContainerView | Finding:
     inside = host.evidence.inside.get(host.name)
     if inside is None:
-        reason = "no container was looked into"
+        reason = "no container was inspected"
         if host.facts.images.get(host.inventory.image) is None:
             reason = "the image is not on this node yet: run `vlaunch up`"
         return skipped(host, host.evidence.inside_missing.get(host.name) or reason)
     if inside.error:
         error = untrusted.excerpt(inside.error.strip().splitlines()[-1])
-        return skipped(host, f"a container could not be looked into: {error}")
+        return skipped(host, f"could not inspect the container: {error}")
     return inside
 
 
@@ -186,12 +186,12 @@ def _judge_devices(name: str, inside: ContainerView) -> Finding:
 
 def _judge_memlock(name: str, inside: ContainerView) -> Finding:
     if inside.memlock_unlimited:
-        return passed(name, "memory may be locked without limit")
+        return passed(name, "locked memory is unlimited")
     if inside.memlock is None:
-        return skipped(name, "the container's limit on locked memory is not known")
+        return skipped(name, "the container's limit on locked memory is unknown")
     return failed(
         name,
-        f"the container may lock {inside.memlock // 1024} KiB of memory only",
+        f"the container can lock only {inside.memlock // 1024} KiB of memory",
         fix=(
             f"on {name}: `sudo systemctl edit docker`, add `[Service]` with"
             f" `LimitMEMLOCK=infinity`, `sudo systemctl restart docker`, then {_RECREATE}"
@@ -201,7 +201,7 @@ def _judge_memlock(name: str, inside: ContainerView) -> Finding:
 
 def _judge_ipc_lock(name: str, inside: ContainerView) -> Finding:
     if inside.ipc_lock is None:
-        return skipped(name, "the container's capabilities are not known")
+        return skipped(name, "the container's capabilities are unknown")
     if inside.ipc_lock:
         return passed(name, "the container has IPC_LOCK")
     return failed(
@@ -218,8 +218,8 @@ def _judge_libibverbs(name: str, inside: ContainerView) -> Finding:
         name,
         "the image has no libibverbs.so.1",
         fix=(
-            "use an image that has it: `RUN apt-get install -y libibverbs1 ibverbs-providers` in a"
-            " Dockerfile from this one"
+            "build an image from this one with `RUN apt-get install -y libibverbs1"
+            " ibverbs-providers`"
         ),
     )
 
@@ -245,7 +245,7 @@ CHECKS = (
     Check(
         id="rdma-container",
         what="the containers have the RDMA devices",
-        why="without /dev/infiniband in the container NCCL uses TCP and does not say so",
+        why="without /dev/infiniband in the container, NCCL silently uses TCP",
         judge=_per_container(_judge_devices),
         group="rdma",
         skip_reason=skip_without_rdma,
@@ -253,8 +253,8 @@ CHECKS = (
     ),
     Check(
         id="memlock",
-        what="the containers may lock memory without limit",
-        why="RDMA registers memory by locking it: `ibv_reg_mr … Cannot allocate memory` otherwise",
+        what="the containers can lock unlimited memory",
+        why="RDMA locks the memory it registers; otherwise `ibv_reg_mr … Cannot allocate memory`",
         judge=_per_container(_judge_memlock),
         group="rdma",
         skip_reason=skip_without_rdma,
@@ -263,7 +263,7 @@ CHECKS = (
     Check(
         id="ipc-lock",
         what="the containers have the capability IPC_LOCK",
-        why="NCCL ends with an unhandled system error at its start without it, and gives no reason",
+        why="without it, NCCL fails at start with an unexplained system error",
         judge=_per_container(_judge_ipc_lock),
         group="rdma",
         skip_reason=skip_without_rdma,
@@ -272,7 +272,7 @@ CHECKS = (
     Check(
         id="libibverbs",
         what="the image has libibverbs",
-        why="NCCL loads it at run time, and uses TCP where it is not there",
+        why="NCCL loads it at run time and silently uses TCP without it",
         judge=_per_container(_judge_libibverbs),
         group="rdma",
         skip_reason=skip_without_rdma,
@@ -281,18 +281,15 @@ CHECKS = (
     Check(
         id="image",
         what="the image is the same on every node",
-        why=(
-            "a tag can move between two pulls, and ranks of different builds fail in ways that do"
-            " not say so"
-        ),
+        why="a tag can move between two pulls, and mixed builds fail with misleading errors",
         judge=_judge_image,
         group="image",
         needs=("docker",),
     ),
     Check(
         id="ray-version",
-        what="the containers have one version of Ray",
-        why="Ray lets no node join whose version differs",
+        what="all containers have the same Ray version",
+        why="Ray rejects nodes of another version",
         judge=_uniform_version(
             "Ray", lambda inside: inside.ray, "the image has no Ray; `vlaunch up` adds {ray}"
         ),
@@ -301,10 +298,13 @@ CHECKS = (
     ),
     Check(
         id="python-version",
-        what="the containers have one version of Python",
-        why="Ray lets no node join whose Python differs, for pickled functions would not be read",
+        what="all containers have the same Python version",
+        why=(
+            "Ray rejects nodes of another Python version, which could not read its pickled"
+            " functions"
+        ),
         judge=_uniform_version(
-            "Python", lambda inside: inside.python, "the container did not tell its Python"
+            "Python", lambda inside: inside.python, "the container reported no Python version"
         ),
         group="image",
         needs=("docker",),

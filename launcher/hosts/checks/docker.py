@@ -39,10 +39,10 @@ def _judge_sudo(host: Host) -> Finding:
         if (refusal := _sudo_refusal(host)) is not None:
             return refusal
         if "docker" in host.facts.timed_out_parts:
-            return skipped(host, "sudo was not done in time: see `docker`")
+            return skipped(host, "sudo timed out: see `docker`")
     if host.node.docker[:1] != ("sudo",):
         return passed(host, "sudo is not used")
-    return passed(host, f"`{' '.join(host.node.docker)}` asks for no password")
+    return passed(host, f"`{' '.join(host.node.docker)}` needs no password")
 
 
 def _sudo_refusal(host: Host) -> Finding | None:
@@ -53,7 +53,7 @@ def _sudo_refusal(host: Host) -> Finding | None:
         text = f"sudo runs `{command}` only from a terminal (`requiretty` in sudoers)"
         rule = f"Defaults:{user} !requiretty"
     elif any(message in output_lower for message in _PASSWORD_MESSAGES):
-        text = f"`{command}` may not be run by `{user}` without a password"
+        text = f"`{user}` needs a password to run `{command}`"
         rule = f"{user} ALL=(root) NOPASSWD: /usr/bin/docker"
     else:
         return None
@@ -70,13 +70,13 @@ def _docker_output(host: Host) -> tuple[str, str]:
 
 def _skip_without_sudo(inventory: Inventory) -> str:
     used = any(node.docker[:1] == ("sudo",) for node in inventory.nodes)
-    return "" if used else "docker: is called without sudo"
+    return "" if used else "docker: does not use sudo"
 
 
 def _judge_docker(host: Host) -> Finding | None:
     node, facts = host.node, host.facts
     if facts.podman:
-        return skipped(node, "Podman answers in its place: see `docker-engine`")
+        return skipped(node, "Podman is installed instead: see `docker-engine`")
     if facts.docker_version is not None:
         return None
     output, user = _docker_output(host)
@@ -86,7 +86,7 @@ def _judge_docker(host: Host) -> Finding | None:
     if "permission denied" in output_lower:
         return failed(
             node,
-            f"`{user}` may not talk to Docker",
+            f"`{user}` may not use Docker",
             evidence=output,
             fix=(
                 "add `docker: [sudo, -n, docker]` to the inventory, or run `sudo usermod -aG"
@@ -117,7 +117,7 @@ def _docker_timeout(host: Host, output: str) -> Finding:
     """Judge a Docker that timed out, maybe because sudo resolves the node's own name."""
     node, command = host.node, " ".join(host.node.docker)
     text = f"`{command} version` did not answer within {DEADLINE} s"
-    fix = f"see what takes so long: `{ssh_command(node)} time {command} version`"
+    fix = f"find out what is slow: `{ssh_command(node)} time {command} version`"
     if node.docker[:1] != ("sudo",):
         return failed(
             node, text, evidence=output, fix=f"{fix}; then `sudo systemctl status docker`"
@@ -126,8 +126,8 @@ def _docker_timeout(host: Host, output: str) -> Finding:
     if "unable to resolve host" in output:
         text = f"{text}: sudo cannot resolve the node's own name, `{name}`"
     fix = (
-        f"run `echo '{node.ip} {name}' | sudo tee -a /etc/hosts` on {node.name}, for sudo looks up"
-        f" the node's own name; {fix}"
+        f"run `echo '{node.ip} {name}' | sudo tee -a /etc/hosts` on {node.name}, because sudo looks"
+        f" up the node's own name; {fix}"
     )
     return failed(node, text, evidence=output, fix=fix)
 
@@ -138,10 +138,10 @@ def _judge_engine(host: Host) -> Finding | None:
     if facts.podman:
         return failed(
             node,
-            f"`{' '.join(node.docker)}` is Podman here, not Docker",
+            f"`{' '.join(node.docker)}` is Podman, not Docker",
             fix=(
-                "install Docker Engine: https://docs.docker.com/engine/install/; where it is there"
-                f" besides, name it in the inventory: {setting}"
+                "install Docker Engine: https://docs.docker.com/engine/install/; if it is"
+                f" installed too, name it in the inventory: {setting}"
             ),
         )
     if facts.docker_version is None:
@@ -149,7 +149,7 @@ def _judge_engine(host: Host) -> Finding | None:
     if "rootless" in facts.security:
         return failed(
             node,
-            "Docker runs rootless here: its containers do not get the node's own network",
+            "Docker runs rootless: its containers cannot use the host network",
             fix=f"use root's daemon: {setting}",
         )
     return None
@@ -164,11 +164,11 @@ def _judge_selinux(host: Host) -> Finding | None:
         return None
     return failed(
         host,
-        f"SELinux keeps containers from {' and '.join(denied)}",
+        f"SELinux blocks containers from {' and '.join(denied)}",
         evidence="\n".join(f"{path}: {labels[path]}" for path in denied),
         fix=(
-            f"label them for containers on {host.name}: `sudo chcon -Rt container_file_t"
-            f" {' '.join(denied)}`, and for good with `sudo semanage fcontext`"
+            f"label them on {host.name}: `sudo chcon -Rt container_file_t {' '.join(denied)}`; to"
+            " keep the labels, use `sudo semanage fcontext`"
         ),
     )
 
@@ -181,7 +181,7 @@ def _judge_gpu_runtime(host: Host) -> Finding | None:
         return None
     return failed(
         host,
-        "Docker cannot hand out GPUs: neither the NVIDIA runtime nor its hook is there",
+        "Docker cannot expose GPUs: neither the NVIDIA runtime nor its hook is installed",
         evidence="runtimes: " + (", ".join(facts.runtimes) or "none"),
         fix=(
             "install nvidia-container-toolkit, then run "
@@ -207,12 +207,12 @@ def _judge_version(host: Host) -> Finding:
 def _judge_storage(node: Node, survey: Survey) -> Finding:
     driver = survey.docker_storage
     if not driver:
-        return skipped(node, "Docker did not say how it stores images")
+        return skipped(node, "Docker reported no storage driver")
     if driver in _COPY_ON_WRITE:
         return passed(node, driver)
     return warned(
         node,
-        f"Docker stores images with `{driver}`, which copies whole layers or is no longer"
+        f"Docker stores images with `{driver}`, which copies complete layers or is no longer"
         " maintained",
         evidence=f"Docker's directory: {survey.docker_root}" if survey.docker_root else "",
         fix=(
@@ -225,15 +225,15 @@ def _judge_storage(node: Node, survey: Survey) -> Finding:
 def _cgroup(host: Host) -> str | Finding:
     if host.survey is None:
         return skipped(host, NOT_SURVEYED)
-    return host.survey.docker_cgroup or skipped(host, "Docker did not name its cgroup driver")
+    return host.survey.docker_cgroup or skipped(host, "Docker reported no cgroup driver")
 
 
 def _other_cgroup(host: Host, driver: str, common: str, others: str) -> Finding:
     fix = _cgroup_fix(host.name, common)
     if _driver_name(driver) == _driver_name(common):
         fix = (
-            f"boot {host.name} with the others' cgroup version:"
-            " `systemd.unified_cgroup_hierarchy=` of its kernel's command line"
+            f"boot {host.name} with the cgroup version of the other nodes: set"
+            " `systemd.unified_cgroup_hierarchy=` on its kernel command line"
         )
     return warned(host, f"cgroups: {driver}, while {others} has {common}", fix=fix)
 
@@ -263,15 +263,15 @@ def _cgroup_fix(name: str, driver: str) -> str:
 
 
 def _skip_unprivileged(inventory: Inventory) -> str:
-    return "" if inventory.privileged else "privileged: false, as it should be"
+    return "" if inventory.privileged else "privileged: false"
 
 
 def _warn_privileged(host: Host) -> Finding:
     return warned(
         host,
-        "`privileged: true` gives its container every device and every right of root's",
+        "`privileged: true` gives the containers every device and full root rights",
         fix=(
-            "remove it, and name what is needed: `devices:`, `cap_add:` and `ulimits:`"
+            "remove it, and list what is needed under `devices:`, `cap_add:` and `ulimits:`"
             " (docs/reference/containers.md#more-permissions)"
         ),
     )
@@ -280,8 +280,8 @@ def _warn_privileged(host: Host) -> Finding:
 CHECKS = (
     Check(
         id="sudo",
-        what="sudo starts docker without a password",
-        why="nobody is there to type one while a cluster comes up",
+        what="sudo runs docker without a password",
+        why="commands run without a terminal, so sudo cannot prompt",
         judge=per_host(_judge_sudo),
         skip_reason=_skip_without_sudo,
         group="reach",
@@ -289,30 +289,30 @@ CHECKS = (
     Check(
         id="docker",
         what="Docker answers",
-        why="every part of the cluster is a container",
+        why="every part of the cluster runs in a container",
         judge=per_host(_judge_docker),
         group="docker",
         needs=("sudo",),
     ),
     Check(
         id="docker-engine",
-        what="the daemon is Docker, run by root",
-        why="rootless daemons and Podman give containers another network and other answers",
+        what="the daemon is Docker and runs as root",
+        why="rootless daemons and Podman differ in networking and output",
         judge=per_host(_judge_engine),
         group="docker",
     ),
     Check(
         id="selinux",
-        what="SELinux lets containers use the mounted folders",
-        why="containers that may not read their files end at once, without a word of SELinux",
+        what="SELinux lets containers use the mounted directories",
+        why="containers that cannot read their files exit at once, without mentioning SELinux",
         judge=per_host(_judge_selinux),
         group="docker",
         needs=("docker",),
     ),
     Check(
         id="gpu-runtime",
-        what="Docker can hand out GPUs",
-        why="without it containers do not start: could not select device driver",
+        what="Docker can expose GPUs to containers",
+        why="otherwise containers do not start: could not select device driver",
         judge=per_host(_judge_gpu_runtime),
         skip_reason=skip_unless_nvidia,
         group="docker",
@@ -320,8 +320,8 @@ CHECKS = (
     ),
     Check(
         id="docker-version",
-        what="Docker is new enough",
-        why="GPUs are handed out with `docker run --gpus`",
+        what="the Docker version is supported",
+        why="GPUs are exposed with `docker run --gpus`",
         judge=per_host(_judge_version),
         group="docker",
         needs=("docker",),
@@ -329,17 +329,17 @@ CHECKS = (
     Check(
         id="docker-storage",
         what="Docker stores images on a copy-on-write driver",
-        why="an image of 20 GiB is copied for each layer and each container otherwise",
+        why="otherwise a 20 GiB image is copied for each layer and each container",
         judge=per_survey(_judge_storage),
         group="docker",
         needs=("docker",),
     ),
     Check(
         id="cgroup-driver",
-        what="Docker's cgroup driver is one and keeps the GPUs",
+        what="the cgroup driver is uniform and keeps GPUs attached",
         why=(
-            "nodes that differ in it fail differently, and under systemd a reload can detach GPUs"
-            " from containers"
+            "nodes with different drivers fail differently, and with systemd a reload can detach"
+            " GPUs from containers"
         ),
         judge=uniform_value(_cgroup, _other_cgroup, _usual_cgroup),
         group="docker",
@@ -347,10 +347,10 @@ CHECKS = (
     ),
     Check(
         id="privileged",
-        what="the containers have no more rights than they need",
+        what="the containers are not privileged",
         why=(
-            "who gets into a privileged container is root on its node, and Ray runs whatever a job"
-            " says"
+            "a privileged container gives root on its node, and Ray runs any code that a job"
+            " contains"
         ),
         judge=per_host(_warn_privileged),
         group="docker",

@@ -56,22 +56,22 @@ def _judge_accelerator(host: Host) -> Finding | None:
             f"the driver has lost {'a GPU' if lost == 1 else f'{lost} GPUs'}",
             evidence="\n".join(facts.lost_gpus),
             fix=(
-                f"reboot {node.name}, for no container with GPUs starts there before; `sudo dmesg |"
-                " grep Xid` tells why, and one that gets lost again is to be replaced"
+                f"reboot {node.name}: until then no container with GPUs starts there. `sudo dmesg |"
+                " grep Xid` shows the reason; replace the GPU if it fails again"
             ),
         )
     if facts.gpus is None:
         return failed(
             node,
             "no NVIDIA GPU visible",
-            evidence=facts.part_errors.get("gpus", "`nvidia-smi` gave no GPU"),
+            evidence=facts.part_errors.get("gpus", "`nvidia-smi` reported no GPU"),
             fix=(
                 "install the driver (`nvidia-smi` must list the GPUs), or set `accelerator:` in the"
                 " inventory"
             ),
         )
     if len(facts.used_gpus(node)) < node.gpus:
-        fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "others under `gpus:`"
+        fewer = f"`gpus: {len(facts.gpus)}`" if not node.gpu_ids else "other GPUs under `gpus:`"
         return failed(
             node,
             f"{len(facts.gpus)} GPUs visible, {declared}",
@@ -99,14 +99,14 @@ def _judge_privileged(host: Host, visible: int) -> Finding | None:
 def _gpu_models(host: Host) -> tuple[str, ...] | Finding:
     if host.facts.gpus is None:
         nvidia = host.inventory.accelerator == "nvidia"
-        unnamed = "the models of AMD GPUs are not asked"
-        return skipped(host, "`nvidia-smi` gave no GPU" if nvidia else unnamed)
+        unnamed = "models of AMD GPUs are not checked"
+        return skipped(host, "`nvidia-smi` reported no GPU" if nvidia else unnamed)
     return tuple(sorted({gpu.name for gpu in host.facts.used_gpus(host.node)}))
 
 
 def _other_models(host: Host, _: object, common: Sequence[str], others: str) -> Finding:
     text = f"{_describe_gpus(host)}, while {others} has {' and '.join(common)}"
-    fix = f"use nodes with one model of GPU, or leave {host.name} out of the inventory"
+    fix = f"use nodes with one GPU model, or remove {host.name} from the inventory"
     return failed(host, text, fix=fix)
 
 
@@ -120,7 +120,7 @@ def _usual_models(host: Host, models: Sequence[str]) -> Finding:
     """Judge that GPUs are of one model with its full memory."""
     text, expected = _describe_gpus(host), host.expected_gpu
     if len(models) > 1:
-        fix = f"lower `gpus:` of {host.name} to those of one model"
+        fix = f"limit `gpus:` of {host.name} to GPUs of one model"
         return warned(host, f"{text}: GPUs of several models", fix=fix)
     gpu = next(iter(host.facts.used_gpus(host.node)), None)
     if gpu is None or expected is None or expected.memory is None or not gpu.memory_total:
@@ -130,7 +130,7 @@ def _usual_models(host: Host, models: Sequence[str]) -> Finding:
     return warned(
         host,
         f"{text} with {gpu.memory_total / _MIB_PER_GB:.0f} GB, {expected.memory:g} GB expected",
-        fix=f"see whether it is split: `nvidia-smi -L` on {host.name} lists MIG instances",
+        fix=f"check whether it is split: `nvidia-smi -L` on {host.name} lists MIG instances",
     )
 
 
@@ -151,16 +151,16 @@ def _judge_errors(host: Host) -> Finding:
     if survey.xid is None:
         return skipped(
             node,
-            "the kernel's log may not be read, so nothing is known of Xid errors",
+            "no permission to read the kernel log, so Xid errors are unknown",
             fix=(
-                "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or log in as a member of the"
-                " group adm"
+                "allow it: `sudo sysctl kernel.dmesg_restrict=0`, or use an SSH user in the group"
+                " adm"
             ),
         )
     if survey.xid:
         return _judge_xids(node, survey.xid)
     if not survey.gpus:
-        return skipped(node, "no Xid, but `nvidia-smi` told nothing of memory errors")
+        return skipped(node, "no Xid; `nvidia-smi` did not report memory errors")
     if all(gpu.ecc_errors is None for gpu in survey.gpus):
         return passed(node, "no Xid; these GPUs do not count memory errors")
     return passed(node, "no uncorrected memory error and no Xid")
@@ -176,16 +176,16 @@ def _judge_xids(node: Node, lines: Sequence[str]) -> Finding:
         return failed(node, text, evidence=evidence, fix=_replace_fix(node))
     return warned(
         node,
-        f"{text}, which applications bring about",
+        f"{text}, usually caused by an application",
         evidence=evidence,
-        fix=f"look for what crashed then: `sudo journalctl -k -b | grep Xid` on {node.name}",
+        fix=f"find what crashed: `sudo journalctl -k -b | grep Xid` on {node.name}",
     )
 
 
 def _replace_fix(node: Node) -> str:
     return (
-        f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; when it comes back,"
-        " have the GPU replaced (https://docs.nvidia.com/deploy/xid-errors/)"
+        f"reset the GPU (`sudo nvidia-smi --gpu-reset`) or reboot {node.name}; if the error"
+        " returns, replace the GPU (https://docs.nvidia.com/deploy/xid-errors/)"
     )
 
 
@@ -226,13 +226,15 @@ def _judge_fabric(host: Host) -> Finding:
     # GPUs before Hopper have no fabric state, only the service has.
     stopped = not nvlink.states and nvlink.service not in ("active", "")
     if not unready and not stopped:
-        return passed(host, "Fabric Manager has set the NVLink fabric up")
+        return passed(host, "Fabric Manager has configured the NVLink fabric")
     text = f"the NVLink fabric between the GPUs is not ready: {', '.join(unready)}"
     return failed(
         host,
         f"Fabric Manager is {nvlink.service}" if stopped else text,
-        fix=f"`sudo systemctl enable --now nvidia-fabricmanager` on {host.name}; its version must"
-        " be the driver's",
+        fix=(
+            f"`sudo systemctl enable --now nvidia-fabricmanager` on {host.name}; its version must"
+            " match the driver"
+        ),
     )
 
 
@@ -289,13 +291,13 @@ def _driver_version(host: Host) -> str | Finding:
         source = (
             " of the image, which"
             if cuda.image_present
-            else ", which the image's tag tells and which"
+            else ", which the image's tag names and which"
         )
         fix, image = f"install driver {required} or newer on {host.name}", host.inventory.image
         if re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai:v[\d.]+", image) and cuda.major == 13:
             fix += f", or set `image: {image}-cu129`"
         if expected is None or expected.datacenter:
-            fix += "; on data-centre GPUs the image's `cuda-compat` may bridge it"
+            fix += "; on data-centre GPUs the image's `cuda-compat` may suffice"
         text = (
             f"driver {version} is too old for CUDA {cuda.version}{source} needs {required} or newer"
         )
@@ -303,7 +305,7 @@ def _driver_version(host: Host) -> str | Finding:
     if expected is not None and expected.driver is not None and int(branch[0]) < expected.driver:
         return failed(
             host,
-            f"driver {version} is older than {expected.driver}, the first that knows"
+            f"driver {version} is older than {expected.driver}, the first that supports"
             f" {expected.model}",
             fix=f"install driver {expected.driver} or newer on {host.name}",
         )
@@ -330,15 +332,15 @@ def _usual_driver(host: Host, version: str) -> Finding:
     if cuda.version:
         source = "of the image" if cuda.image_present else "by the image's tag"
         return passed(host, f"driver {version}, for CUDA {cuda.version} {source}")
-    unknown = "the image is not here yet, so its CUDA is not known"
+    unknown = "the image is not on this node yet, so its CUDA version is unknown"
     if cuda.image_present:
-        unknown = "the image does not say its CUDA"
+        unknown = "the image does not state its CUDA version"
     return skipped(host, f"driver {version}; {unknown}")
 
 
 def _skip_imex(inventory: Inventory) -> str:
     if len(inventory.nodes) == 1:
-        return "one node shares memory with nobody"
+        return "a single node does not use it"
     return skip_unless_nvidia(inventory)
 
 
@@ -352,11 +354,11 @@ def _judge_imex(host: Host) -> Finding:
     if not host.survey.imex:
         return warned(
             host,
-            "there is no IMEX channel, without which NVLink ends at the node",
+            "no IMEX channel: NVLink works only within the node",
             evidence=f"{_IMEX} has none",
             fix=(
-                f"on {host.name}: `sudo systemctl start nvidia-imex`, and a channel of the driver's"
-                " (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/)"
+                f"on {host.name}: `sudo systemctl start nvidia-imex`, and create a channel with the"
+                " driver (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/)"
             ),
         )
     inventory, channels = host.inventory, ", ".join(host.survey.imex[:3])
@@ -370,22 +372,22 @@ def _judge_imex(host: Host) -> Finding:
             return passed(host, f"{', '.join(inside.imex[:3])}, in the container")
         return warned(host, "the container has no IMEX channel", fix=fix)
     if configured:
-        return passed(host, f"{channels}, given to the container")
+        return passed(host, f"{channels}, in the container")
     if _IMEX_VARIABLE not in host.node.env:
-        return warned(host, "its IMEX channel is not given to the container", fix=fix)
+        return warned(host, "the container does not have its IMEX channel", fix=fix)
     version = re.match(r"(\d+)\.(\d+)", host.facts.docker_version or "")
     if version is None or (int(version[1]), int(version[2])) < _CDI_DOCKER_VERSION:
-        return passed(host, f"{channels}, which {_IMEX_VARIABLE} asks for")
-    text = f"Docker {version[0]} does not read {_IMEX_VARIABLE} where it hands out GPUs through CDI"
+        return passed(host, f"{channels}, requested by {_IMEX_VARIABLE}")
+    text = f"Docker {version[0]} ignores {_IMEX_VARIABLE} when it exposes GPUs through CDI"
     return warned(host, text, fix=fix)
 
 
 ACCELERATOR = Check(
     id="accelerator",
-    what="the declared accelerators are there",
+    what="the declared accelerators are visible",
     why=(
-        "Ray and vLLM place one rank per accelerator; a missing one makes them wait half an hour"
-        " and then fail"
+        "Ray and vLLM place one rank per accelerator; if one is missing, they wait half an hour,"
+        " then fail"
     ),
     judge=per_host(_judge_accelerator),
     skip_reason=skip_on_cpu,
@@ -397,7 +399,7 @@ CHECKS = (
         id="gpu-model",
         what="all nodes have the same GPUs",
         why=(
-            "the slowest and smallest GPU sets the pace and the memory for all, and kernels differ"
+            "the slowest and smallest GPU limits speed and memory of all, and kernels differ"
             " between models"
         ),
         judge=uniform_value(_gpu_models, _other_models, _usual_models),
@@ -419,10 +421,10 @@ CHECKS = (
     ),
     Check(
         id="fabric-manager",
-        what="the fabric between GPUs is set up where there is one",
+        what="Fabric Manager runs on NVSwitch nodes",
         why=(
-            "behind NVSwitches CUDA does not start without Fabric Manager (error 802), although"
-            " `nvidia-smi` lists the GPUs"
+            "without it, CUDA does not start on NVSwitch nodes (error 802), although `nvidia-smi`"
+            " lists the GPUs"
         ),
         judge=per_host(_judge_fabric),
         group="accelerator",
@@ -431,10 +433,10 @@ CHECKS = (
     ),
     Check(
         id="gpu-errors",
-        what="no GPU reported trouble since the node booted",
+        what="no GPU errors since the node booted",
         why=(
-            "a GPU with memory errors or on a bad slot gives wrong numbers or ends a rank hours"
-            " later"
+            "a GPU with memory errors or in a bad slot computes wrong numbers or crashes a rank"
+            " hours later"
         ),
         judge=per_host(_judge_errors),
         group="accelerator",
@@ -443,10 +445,10 @@ CHECKS = (
     ),
     Check(
         id="driver",
-        what="the driver is one version, and new enough for the image's CUDA",
+        what="the GPU driver is uniform and supports the image's CUDA",
         why=(
-            "an older driver ends every process that touches a GPU: unsupported display driver /"
-            " cuda driver combination"
+            "with an older driver, every process that uses a GPU fails: unsupported display driver"
+            " / cuda driver combination"
         ),
         judge=uniform_value(_driver_version, _other_driver, _usual_driver),
         group="accelerator",
@@ -455,8 +457,8 @@ CHECKS = (
     ),
     Check(
         id="imex",
-        what="GPUs whose NVLink reaches other nodes may use it",
-        why="without an IMEX channel in the container NCCL takes the slower network between nodes",
+        what="containers can use multi-node NVLink (IMEX)",
+        why="without an IMEX channel in the container, NCCL uses the slower network between nodes",
         judge=per_host(_judge_imex),
         group="accelerator",
         skip_reason=_skip_imex,

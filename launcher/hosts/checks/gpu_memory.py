@@ -25,7 +25,7 @@ def _judge_shared(host: Host) -> Finding | None:
             are = f"GPUs {', '.join(shared)} are" if len(shared) > 1 else f"GPU {shared[0]} is"
             return failed(
                 host,
-                f"{are} given to cluster {grant.cluster}, too",
+                f"{are} also assigned to cluster {grant.cluster}",
                 evidence=f"container {grant.container}",
                 fix=_other_gpus_fix(host, others),
             )
@@ -39,8 +39,8 @@ def _other_gpus_fix(host: Host, others: Sequence[GpuAllocation]) -> str:
         if not any(grant.includes(gpu.index, gpu.uuid) for grant in others)
     ]
     if len(free) < host.node.gpus:
-        return f"end the other one, or use fewer: {len(free)} of {host.name} are free"
-    return f"name others for {host.name}: `gpus: {free[: host.node.gpus]}`"
+        return f"stop the other cluster, or use fewer GPUs: {len(free)} of {host.name} are free"
+    return f"choose other GPUs for {host.name}: `gpus: {free[: host.node.gpus]}`"
 
 
 def warn_gpu_memory(evidence: Evidence) -> Sequence[Finding]:
@@ -96,12 +96,12 @@ def _judge_room(host: Host, count: int, share: float) -> Finding:
     gpu, holders = full[0]
     return failed(
         host,
-        f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory held by"
-        f" {_owners(holders)}, and the server claims {share:.0%} of it",
+        f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory in use by"
+        f" {_owners(holders)}, and the server needs {share:.0%} of it",
         evidence="\n".join(
             _describe(process) for _, processes in full for process in processes[:4]
         ),
-        fix=f"{_stop_fix(host, holders)}, or claim less: `-- --gpu-memory-utilization 0.5`",
+        fix=f"{_stop_fix(host, holders)}, or reserve less: `-- --gpu-memory-utilization 0.5`",
     )
 
 
@@ -114,7 +114,7 @@ def _judge_memory(host: Host) -> Finding:
         judge = failed if megabytes >= _FOREIGN_MIB else warned
         return judge(
             host,
-            f"{megabytes} MiB of GPU memory held by {_owners(foreign)}",
+            f"{megabytes} MiB of GPU memory in use by {_owners(foreign)}",
             evidence="\n".join(_describe(process) for process in foreign[:8]),
             fix=_stop_fix(host, foreign),
         )
@@ -123,8 +123,8 @@ def _judge_memory(host: Host) -> Finding:
     megabytes = _total_memory(
         [process for process in host.facts.gpu_processes if process.gpu not in _unused_gpus(host)]
     )
-    text = f"{megabytes} MiB held, by this cluster's own containers" if megabytes else ""
-    return passed(host, text or "nobody holds GPU memory")
+    text = f"{megabytes} MiB in use by this cluster's own containers" if megabytes else ""
+    return passed(host, text or "no GPU memory is in use")
 
 
 def _judge_displays(host: Host) -> Finding | None:
@@ -141,9 +141,11 @@ def _judge_displays(host: Host) -> Finding | None:
         return None
     return warned(
         host,
-        f"a display holds GPU memory ({', '.join(usages)})",
-        fix=f"name others under `gpus:` of {host.name}, end the desktop (`sudo systemctl isolate"
-        " multi-user.target`), or claim less: `-- --gpu-memory-utilization 0.5`",
+        f"a display uses GPU memory ({', '.join(usages)})",
+        fix=(
+            f"choose other GPUs under `gpus:` of {host.name}, stop the desktop (`sudo systemctl"
+            " isolate multi-user.target`), or reserve less: `-- --gpu-memory-utilization 0.5`"
+        ),
     )
 
 
@@ -172,11 +174,11 @@ def _total_memory(processes: Sequence[GpuProcess]) -> int:
 def _stop_fix(host: Host, processes: Sequence[GpuProcess]) -> str:
     first = processes[0]
     command = f"docker stop {first.container[:12]}" if first.container else f"sudo kill {first.pid}"
-    return f"end it: `{command}` on {host.name}"
+    return f"stop it: `{command}` on {host.name}"
 
 
 def _owners(processes: Sequence[GpuProcess]) -> str:
-    users = sorted({process.user or "somebody unknown" for process in processes})
+    users = sorted({process.user or "an unknown user" for process in processes})
     return ", ".join(users) + f" ({len(processes)} process{'es' if len(processes) > 1 else ''})"
 
 
@@ -198,16 +200,16 @@ def _judge_unlisted(host: Host) -> Finding:
         text = ", ".join(f"GPU {index}: {amount} MiB" for index, amount in usage.items())
         return warned(
             host,
-            f"GPU memory is in use, by whom is not known ({text})",
-            fix=f"look: `nvidia-smi` on {host.name}",
+            f"GPU memory is in use by unknown processes ({text})",
+            fix=f"find them with `nvidia-smi` on {host.name}",
         )
-    return skipped(host, "`nvidia-smi` did not tell which processes hold GPU memory")
+    return skipped(host, "`nvidia-smi` did not report which processes use GPU memory")
 
 
 GPU_MEMORY = Check(
     id="gpu-memory",
-    what="nobody else holds GPU memory",
-    why="vLLM claims nine tenths of each GPU's memory at start and ends when it is not free",
+    what="GPU memory is free",
+    why="vLLM reserves nine tenths of each GPU's memory at start and exits if it is not free",
     judge=per_host(_judge_memory),
     group="accelerator",
     skip_reason=skip_unless_nvidia,
@@ -218,8 +220,8 @@ GPU_MEMORY = Check(
 CHECKS = (
     Check(
         id="gpu-shared",
-        what="no other cluster has these GPUs",
-        why="two servers on one GPU take each other's memory, and the second one does not start",
+        what="no other cluster uses these GPUs",
+        why="two servers on one GPU compete for its memory, and the second one does not start",
         judge=per_host(_judge_shared),
         skip_reason=skip_unless_nvidia,
         group="accelerator",

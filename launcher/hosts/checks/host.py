@@ -51,11 +51,11 @@ def _judge_ssh(evidence: Evidence) -> Sequence[Finding]:
             status = "is this machine" if node.connection == "local" else "answers"
             findings.append(passed(node, f"{status}, as {user}" if user else status))
             continue
-        reason = evidence.missing.get(node.name, "").strip() or "it gave no answer"
+        reason = evidence.missing.get(node.name, "").strip() or "no answer"
         first, _, rest = reason.partition("\n")
         fix = (
-            f"make `{ssh_command(node)} true` work without a question, or correct `host:` and"
-            f" `ssh:` of {node.name}"
+            f"make `{ssh_command(node)} true` work without a prompt, or correct `host:` and `ssh:`"
+            f" of {node.name}"
         )
         findings.append(failed(node, f"cannot be reached: {first}", evidence=rest, fix=fix))
     return findings
@@ -67,7 +67,9 @@ def _judge_skew(evidence: Evidence) -> Sequence[Finding]:
         name: survey.skew for name, survey in surveys_by_node.items() if survey.skew is not None
     }
     findings += [
-        skipped(name, "its clock was not read") for name in surveys_by_node if name not in skews
+        skipped(name, "its clock could not be read")
+        for name in surveys_by_node
+        if name not in skews
     ]
     if not skews:
         return findings
@@ -81,7 +83,7 @@ def _judge_skew(evidence: Evidence) -> Sequence[Finding]:
             continue
         judge = warned if abs(offset) <= _FAIL_SKEW else failed
         direction = "ahead of" if offset > 0 else "behind"
-        fix = f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` where"
+        fix = f"run `sudo timedatectl set-ntp true` on {name}, or `sudo chronyc makestep` if"
         text = f"its clock is {abs(offset):.0f} s {direction} the other nodes'"
         findings.append(judge(name, text, fix=f"{fix} chrony runs"))
     if abs(reference) > _WARN_SKEW:
@@ -94,11 +96,11 @@ def _judge_skew(evidence: Evidence) -> Sequence[Finding]:
 
 def _judge_time_sync(node: Node, survey: Survey) -> Finding:
     if survey.synced is None:
-        return skipped(node, "no time daemon was found that could say so")
+        return skipped(node, "no time daemon was found")
     if survey.synced:
-        return passed(node, "its clock is kept by a time daemon")
+        return passed(node, "a time daemon synchronizes its clock")
     fix = f"run `sudo timedatectl set-ntp true` on {node.name}"
-    return warned(node, "nothing keeps its clock", fix=fix)
+    return warned(node, "no time daemon synchronizes its clock", fix=fix)
 
 
 def _judge_remove_ipc(host: Host) -> Finding:
@@ -106,33 +108,34 @@ def _judge_remove_ipc(host: Host) -> Finding:
     if survey is None:
         return skipped(node, NOT_SURVEYED)
     if host.inventory.shm != "host":
-        return passed(node, "the containers have shared memory of their own")
+        return passed(node, "the containers have their own shared memory")
     if survey.remove_ipc is None or survey.uid is None:
-        return skipped(node, "what logind does at logout is not known")
+        return skipped(node, "what logind does at logout is unknown")
     if survey.uid <= _SYSTEM_USERS:
-        return passed(node, "logs in as a system user, whom logind spares")
+        return passed(node, "the SSH user is a system user, which logind exempts")
     if not survey.remove_ipc:
         return passed(node, "RemoveIPC=no")
     if survey.linger:
-        return passed(node, f"`{user}` lingers")
+        return passed(node, f"lingering is enabled for `{user}`")
     if survey.linger is None:
-        return skipped(node, f"RemoveIPC=yes, and whether `{user}` lingers is not known")
+        return skipped(
+            node, f"RemoveIPC=yes, and whether lingering is enabled for `{user}` is unknown"
+        )
     return warned(
         node,
-        f"RemoveIPC=yes: when `{user}` logs out, shared memory that belongs to its user id is"
-        " removed",
+        f"RemoveIPC=yes: when `{user}` logs out, shared memory of that user id is removed",
         fix=f"run `sudo loginctl enable-linger {user}` on {node.name}",
     )
 
 
 def _judge_next_boot(node: Node, survey: Survey) -> Finding:
     if survey.next_kernel_has_driver is None:
-        return skipped(node, "which kernel boots next, and what modules it has, is not known")
+        return skipped(node, "the kernel of the next boot is unknown")
     if survey.next_kernel_has_driver:
         return passed(node, "the next kernel has the nvidia module")
     return warned(
         node,
-        f"the kernel of the next boot, {survey.next_kernel or 'a new one'}, has no nvidia module",
+        f"the next kernel, {survey.next_kernel or 'a new one'}, has no nvidia module",
         evidence=f"running now: {survey.kernel}" if survey.kernel else "",
         fix=(
             f"run `sudo dkms autoinstall -k {survey.next_kernel or 'KERNEL'}` on {node.name}, or"
@@ -145,18 +148,20 @@ def _judge_shm(host: Host) -> Finding:
     survey, shm, requested = host.survey, host.inventory.shm, host.inventory.ray.object_store
     memory = survey.memory if survey is not None else None
     if memory is None and requested is None:
-        return skipped(host, "the node's memory is not known, and so neither is Ray's object store")
+        return skipped(
+            host, "the node's memory is unknown, so the size of Ray's object store is too"
+        )
     size: int | None
     if shm == "private":
         size, owner = memory and memory // 2, "the container's /dev/shm, half of the memory,"
-        remedy = "give `shm:` a size"
+        remedy = "set a size for `shm:`"
     elif shm == "host":
         size, owner = survey.shm if survey is not None else None, "the host's /dev/shm"
         remedy = f"`sudo mount -o remount,size={{}}G /dev/shm` on {host.name}"
     else:
         size, owner, remedy = shm, "`shm:`", "raise `shm:`"
     if size is None:
-        return skipped(host, "the size of /dev/shm is not known")
+        return skipped(host, "the size of /dev/shm is unknown")
     free = size
     # A running cluster's usage is its own.
     running = any(container.running for container in host.facts.containers)
@@ -166,7 +171,7 @@ def _judge_shm(host: Host) -> Finding:
     if store < free:
         return passed(
             host,
-            f"/dev/shm of {_gib(size)} holds Ray's object store of {_gib(store)}",
+            f"/dev/shm of {_gib(size)} fits Ray's object store of {_gib(store)}",
         )
     suggested = max(int(free * 0.5) // 1024**2, 75)
     return failed(
@@ -174,7 +179,7 @@ def _judge_shm(host: Host) -> Finding:
         f"Ray's object store of {_gib(store)} does not fit: {owner} has {_gib(size)}, {_gib(free)}"
         " of it free",
         fix=(
-            f"set `ray: {{object_store: {suggested}MiB}}` in the inventory, or make it larger:"
+            f"set `ray: {{object_store: {suggested}MiB}}` in the inventory, or enlarge /dev/shm:"
             f" {remedy.format(store * 2 // _GIB + 1)}"
         ),
     )
@@ -210,22 +215,27 @@ def _judge_disk(host: Host) -> Finding:
         purpose = "" if has_image else " to pull the image"
         return failed(
             node,
-            f"{_gib(docker_free)} free under Docker's own directory, {docker_need / _GIB:.0f}"
-            f" GiB needed{purpose}",
+            f"{_gib(docker_free)} free in Docker's data directory, {docker_need / _GIB:.0f} GiB"
+            f" needed{purpose}",
             fix=(
                 "free some space (`docker image prune -a` removes images that no container uses), "
                 "or give Docker a larger disk: `data-root` in /etc/docker/daemon.json"
             ),
         )
     if free is None:
-        return skipped(node, "`df` gave no answer; free space is not known")
+        return skipped(node, "`df` did not answer; free space is unknown")
     if not has_image and docker_free is None:
         return skipped(
             node,
-            "the image is not here yet, and what is free in Docker's own directory is not known",
+            (
+                "the image is not on this node yet, and the free space in Docker's data directory"
+                " is unknown"
+            ),
         )
     image = (
-        "the image is here" if has_image else f"room for the image ({docker_need / _GIB:.0f} GiB)"
+        "the image is on this node"
+        if has_image
+        else f"room for the image ({docker_need / _GIB:.0f} GiB)"
     )
     step = max((step for step in _STEPS if step * _GIB <= free), default=0)
     threshold = f"{step // 1024} TiB" if step >= 1024 else f"{step} GiB"
@@ -236,14 +246,14 @@ def _missing_model_bytes(host: Host) -> tuple[int, str]:
     """Return the missing bytes of the model (0 if unknown) and a description."""
     evidence = host.evidence
     if not evidence.model:
-        return 0, "no model is named, so its size is not known"
+        return 0, "no model is set, so its size is unknown"
     full_size = max((sum(files.values()) for files in evidence.files.values() if files), default=0)
     missing = full_size - sum((evidence.files.get(host.name) or {}).values())
     if full_size and not missing:
-        return 0, "the model is here"
+        return 0, "the model is on this node"
     # Users fill paths themselves, maybe on another disk than the Hugging Face home.
     if not full_size or evidence.model.startswith("/"):
-        return 0, "the model's size is not known"
+        return 0, "the model's size is unknown"
     return missing, f"the model needs {missing / _GIB:.0f} GiB more"
 
 
@@ -251,45 +261,45 @@ def _judge_certificates(evidence: Evidence) -> list[Finding]:
     texts = [host.facts.certificates for host in evidence.reached]
     expiry = certificates.earliest_expiry(texts)
     if expiry is None:
-        return [skipped("", "there are none: the cluster is not up")]
+        return [skipped("", "no certificates: the cluster is not up")]
     if certificates.expiry_warning(texts, evidence.now):
-        text = f"the first ends on {expiry:%Y-%m-%d}"
+        text = f"the first one expires on {expiry:%Y-%m-%d}"
         return [warned("", text, fix="run `vlaunch up`, which renews them and restarts nothing")]
-    return [passed("", f"until {expiry:%Y-%m-%d}")]
+    return [passed("", f"valid until {expiry:%Y-%m-%d}")]
 
 
 def _judge_state_dir(host: Host) -> Finding:
     node, state = host.node, host.facts.state
     path = Site(host.inventory, host.evidence.facts).state_dir(node)
     if state is None:
-        return skipped(node, f"{path} could not be looked at")
-    alternative = "or set `state_dir:` in the inventory to a folder that the login may write to"
+        return skipped(node, f"{path} could not be checked")
+    alternative = "or set `state_dir:` in the inventory to a directory that the SSH user may write"
     if state.read_only:
         fix = f"remount it (`sudo mount -o remount,rw …`), {alternative}"
         return failed(node, f"{path} is on a read-only file system", fix=fix)
     if not state.writable:
         user = host.facts.user or node.ssh.user or "the login"
-        fix = f"see `ls -ld` of it and of the folders above it on {node.name}, {alternative}"
-        return failed(node, f"{path} cannot be written to by `{user}`", fix=fix)
+        fix = f"check it and its parent directories with `ls -ld` on {node.name}, {alternative}"
+        return failed(node, f"`{user}` cannot write to {path}", fix=fix)
     if state.free < _MIN_STATE:
         fix = f"free some space there: `df -h` and `du -sh ~` on {node.name}, {alternative}"
         text = f"{state.free / 2**20:.0f} MiB free for {path}, {_MIN_STATE / 2**20:.0f} MiB needed"
         return failed(node, text, fix=fix)
-    return passed(node, "the state directory can be written to")
+    return passed(node, "the state directory is writable")
 
 
 def _judge_cache_dir(host: Host) -> Finding:
     """Judge the file system of the compile cache; a missing folder is fine."""
     cache = host.facts.compile_cache
     if cache is None:
-        return skipped(host, "the file system of `cache_dir` is not known")
+        return skipped(host, "the file system of `cache_dir` is unknown")
     if cache.remote:
         return warned(
             host,
-            f"what engines compile would lie on {cache.kind}, a file system over the network",
+            f"the compile cache would be on {cache.kind}, a network file system",
             fix=(
                 f"set `cache_dir:` of {host.name}, or `state_dir:` for all of its files, to a"
-                " folder on a disk of its own"
+                " directory on a local disk"
             ),
         )
     if cache.size is None or cache.size < sizes.MIB:
@@ -300,11 +310,8 @@ def _judge_cache_dir(host: Host) -> Finding:
 CHECKS = (
     Check(
         id="ssh",
-        what="every node can be logged in to",
-        why=(
-            "nothing is known of a node that does not answer, and the cluster cannot be whole"
-            " without it"
-        ),
+        what="SSH login works on every node",
+        why="an unreachable node cannot be checked, and the cluster is incomplete without it",
         judge=_judge_ssh,
         group="reach",
     ),
@@ -312,16 +319,16 @@ CHECKS = (
         id="time-skew",
         what="the clocks agree within two seconds",
         why=(
-            "logs of several nodes cannot be put in order otherwise, and tokens and certificates"
-            " expire at the wrong time"
+            "otherwise logs of several nodes cannot be ordered, and tokens and certificates expire"
+            " at the wrong time"
         ),
         judge=_judge_skew,
         group="host",
     ),
     Check(
         id="time-sync",
-        what="a time daemon keeps the clock",
-        why="clocks that agree today drift apart",
+        what="a time daemon synchronizes the clock",
+        why="unsynchronized clocks drift apart",
         judge=per_survey(_judge_time_sync),
         group="host",
     ),
@@ -329,56 +336,54 @@ CHECKS = (
         id="remove-ipc",
         what="a logout does not remove the containers' shared memory",
         why=(
-            "containers that share the host's IPC and run under the login's user id lose semaphores"
-            " and segments at its logout"
+            "containers with the host's IPC and the SSH user's id lose semaphores and segments when"
+            " that user logs out"
         ),
         judge=per_host(_judge_remove_ipc),
         group="host",
     ),
     Check(
         id="next-boot",
-        what="the kernel of the next boot has the GPU driver",
-        why="an update that waits for a reboot takes the GPUs away at the worst moment",
+        what="the next kernel has the GPU driver",
+        why="after a kernel update without it, the next reboot leaves the node without GPUs",
         judge=per_survey(_judge_next_boot),
         skip_reason=skip_unless_nvidia,
         group="host",
     ),
     Check(
         id="certificates",
-        what="the agents' certificates last for a month and more",
-        why="agents without a valid one do not connect, and servers on several nodes end",
+        what="the agents' certificates are valid for a month",
+        why="agents without a valid one cannot connect, and servers on several nodes stop",
         judge=_judge_certificates,
         group="host",
     ),
     Check(
         id="shm",
-        what="shared memory holds Ray's object store",
-        why="Ray falls back to files in /tmp otherwise, or does not start at all",
+        what="shared memory fits Ray's object store",
+        why="otherwise Ray falls back to files in /tmp or does not start",
         judge=per_host(_judge_shm),
         group="memory",
     ),
     Check(
         id="disk",
-        what="there is room for the image, and for the model where its size is known",
-        why="a full disk ends the pull, the build or the download half-way",
+        what="the disks have room for the image and the model",
+        why="a full disk aborts the pull, the build or the download",
         judge=per_host(_judge_disk),
         group="storage",
     ),
     Check(
         id="state-dir",
-        what="the state directory can be written to",
-        why=(
-            "the programs and secrets that containers mount, and what servers write down, lie there"
-        ),
+        what="the state directory is writable",
+        why="it stores the programs and secrets that containers mount, and the servers' records",
         judge=per_host(_judge_state_dir),
         group="storage",
     ),
     Check(
         id="cache-dir",
-        what="what engines compile is kept on each node's own disk",
+        what="the compile cache is on a local disk",
         why=(
-            "it is thousands of small files, for this node's GPUs alone: over a network they are"
-            " slow, and nodes that share them spoil them for each other"
+            "it has thousands of small files for this node's GPUs: a network file system is slow,"
+            " and nodes that share them break each other's"
         ),
         judge=per_host(_judge_cache_dir),
         group="storage",

@@ -19,7 +19,7 @@ def _judge_model(evidence: Evidence) -> Sequence[Finding]:
         return [skipped(host, _NO_MODEL_NAMED) for host in evidence.reached]
     queried = [host for host in evidence.reached if host.name in evidence.files]
     findings = [
-        skipped(host, "could not be asked whether it has the model")
+        skipped(host, "could not be checked for the model")
         for host in evidence.reached
         if host.name not in evidence.files
     ]
@@ -90,25 +90,25 @@ def _judge_absent(node: Node, model: str) -> Finding:
             node,
             f"has no {model}",
             fix=(
-                f"copy it from this machine: `vlaunch model copy ./FOLDER --as {model}`; it must"
-                " lie below `hf_home:` or one of `mounts:`"
+                f"copy it from this machine: `vlaunch model copy ./FOLDER --as {model}`; its path"
+                " must be below `hf_home:` or one of `mounts:`"
             ),
         )
     if node.env.get("HF_HUB_OFFLINE", "").lower() in _TRUE_VALUES:
         return failed(
             node,
-            f"has no {model}, and HF_HUB_OFFLINE forbids to download it",
+            f"has no {model}, and HF_HUB_OFFLINE prevents the download",
             fix=(
-                f"bring it: `vlaunch model pull {model}`, or from this machine `vlaunch model copy"
-                f" {model} --here`; or take HF_HUB_OFFLINE out"
+                f"run `vlaunch model pull {model}`, or copy it from this machine with `vlaunch"
+                f" model copy {model} --here`, or remove HF_HUB_OFFLINE"
             ),
         )
-    return skipped(node, f"{model} is on no node yet: each downloads it when it is served first")
+    return skipped(node, f"{model} is on no node yet: `vlaunch serve` downloads it to each node")
 
 
 def _copy_fix(model: str, source: Node, target: Node) -> str:
     if source.name == target.name:
-        return f"go on with the download: `vlaunch model pull {model}`"
+        return f"resume the download: `vlaunch model pull {model}`"
     command = f"vlaunch model copy {model} --from {source.name} --to {target.name}"
     return f"copy it from {source.name}: `{command}`"
 
@@ -116,30 +116,30 @@ def _copy_fix(model: str, source: Node, target: Node) -> str:
 def _judge_token(evidence: Evidence) -> Sequence[Finding]:
     hub, model = evidence.hub or HubAccess(), evidence.model
     if model.startswith("/"):
-        return [skipped("", f"{model} is a path; Hugging Face is not asked for it")]
+        return [skipped("", f"{model} is a path; it does not come from Hugging Face")]
     if not model:
         return [skipped("", _NO_MODEL_NAMED)]
     if reason := _unanswered_reason(hub):
         return [skipped("", reason)]
     if hub.status == "ok":
-        return [passed("", hub.text or f"Hugging Face gives {model} with this token")]
+        return [passed("", hub.text or f"the token can read {model}")]
     text, fix = {
         "unauthorized": (
-            "Hugging Face does not accept the token",
+            "Hugging Face rejects the token",
             (
-                "make a new one at https://huggingface.co/settings/tokens and set it: `secrets:"
+                "create a new token at https://huggingface.co/settings/tokens and set `secrets:"
                 " {HF_TOKEN: {env: HF_TOKEN}}`"
             ),
         ),
         "gated": (
-            f"{model} is gated, and the token's account has not been let in",
+            f"{model} is gated, and the token's account has no access",
             (
                 f"accept its licence at https://huggingface.co/{model} with that account, and set"
                 " HF_TOKEN under `secrets:`"
             ),
         ),
         "not found": (
-            f"Hugging Face knows no {model}, or does not show it to this token",
+            f"{model} does not exist on Hugging Face, or the token cannot read it",
             (
                 "correct the model's name, or set a token that may read it: `secrets: {HF_TOKEN:"
                 " {env: HF_TOKEN}}`"
@@ -152,7 +152,7 @@ def _judge_token(evidence: Evidence) -> Sequence[Finding]:
 def _unanswered_reason(hub: HubAccess) -> str:
     """Return the reason if Hugging Face did not judge the token, else an empty string."""
     if hub.status == "not asked":
-        return hub.text or "Hugging Face was not asked"
+        return hub.text or "Hugging Face was not queried"
     if hub.status == "offline":
         return f"this machine cannot reach Hugging Face{': ' * bool(hub.text)}{hub.text}"
     if hub.status == "no token":
@@ -165,16 +165,16 @@ CHECKS = (
         id="model",
         what="the model is the same on all nodes",
         why=(
-            "a node without it downloads alone while the others wait, and ranks with other weights"
-            " answer nonsense"
+            "a node without it downloads while the others wait, and ranks with different weights"
+            " produce nonsense"
         ),
         judge=_judge_model,
         group="model",
     ),
     Check(
         id="hf-token",
-        what="Hugging Face gives the model with this token",
-        why="each node would fail by itself, after minutes, with a stack trace",
+        what="the Hugging Face token can read the model",
+        why="otherwise every node fails minutes later with a stack trace",
         judge=_judge_token,
         group="model",
     ),

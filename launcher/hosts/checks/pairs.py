@@ -15,8 +15,8 @@ from launcher.hosts.checks.ports import ports_of
 from launcher.hosts.pairs import PortProbe
 
 _DESCRIPTIONS = {
-    "timed out": "timed out, so that something drops it",
-    "refused": "was refused, so that a firewall rejects it or nothing listens",
+    "timed out": "timed out: something drops it",
+    "refused": "was refused: a firewall rejects it or nothing listens",
     "no route": "found no route",
     "error": "failed",
 }
@@ -76,7 +76,7 @@ def _packet_size_trouble(evidence: Evidence, probe: PortProbe) -> tuple[str, str
     if expected is not None and probe.largest is not None and probe.largest < expected:
         return f"packets of more than {probe.largest} bytes are lost; {expected} should pass", ""
     if probe.bulk is False:
-        return "a connection opens, but a megabyte does not come through", ""
+        return "connections open, but 1 MB does not arrive", ""
     return None if probe.largest is None or expected is None else ("", "")
 
 
@@ -126,9 +126,9 @@ class _PairCheck:
                 return passed(host, self.healthy_text)
             return passed(host, f"{self.healthy_text} (with {fold(verified_peers)})")
         if host.name in directions.affected:
-            return skipped(host, "no pair with it is well; the findings name the other node")
+            return skipped(host, "every connection of this node fails: see the other nodes")
         if evidence.port_probes is None:
-            return skipped(host, "nobody knocked: this was not asked")
+            return skipped(host, "no connection was tested: not requested")
         return skipped(host, self.unknown_text)
 
 
@@ -202,7 +202,7 @@ def _allow_fix(source: Node, target: Node, _: str, __: PortProbe) -> str:
         f"allow all TCP from {source.ip} on {target.name} (Ray, NCCL and Gloo pick high ports):"
         f" `sudo iptables -I INPUT -p tcp -s {source.ip} -j ACCEPT`, `sudo ufw allow from"
         f" {source.ip}`, or with firewalld `sudo firewall-cmd --zone=trusted"
-        f" --add-source={source.ip}`; look also at what {source.name} may send and at what lies"
+        f" --add-source={source.ip}`; check also the outgoing rules of {source.name} and devices in"
         " between"
     )
 
@@ -211,9 +211,9 @@ def _mtu_fix(source: Node, target: Node, interface: str, probe: PortProbe) -> st
     is_lossy = probe.largest is not None and probe.mtu is not None and probe.largest < probe.mtu
     size = probe.largest if is_lossy and probe.largest is not None else 1400
     return (
-        f"raise the MTU of what lies between {source.name} and {target.name} (switch, bridge,"
-        f" tunnel), or lower it on every node: `sudo ip link set {interface} mtu {size}`; try it"
-        f" with `ping -M do -s {size - 28} {target.ip}`"
+        f"raise the MTU between {source.name} and {target.name} (switch, bridge, tunnel), or lower"
+        f" it on every node: `sudo ip link set {interface} mtu {size}`; test it with `ping -M do -s"
+        f" {size - 28} {target.ip}`"
     )
 
 
@@ -224,7 +224,7 @@ CHECKS = (
         why="a port that is open in one direction only lets a worker join and then vanish",
         judge=_PairCheck(
             find_trouble=_fixed_port_trouble,
-            unknown_text="no fixed port was tried",
+            unknown_text="no fixed port was tested",
             healthy_text="the fixed ports are open, both ways",
             fix=_allow_fix,
         ).judge,
@@ -237,7 +237,7 @@ CHECKS = (
         why="NCCL, Gloo and Ray's workers listen on ports that the kernel picks",
         judge=_PairCheck(
             find_trouble=_high_port_trouble,
-            unknown_text="no high port was tried",
+            unknown_text="no high port was tested",
             healthy_text="a high port is open, both ways",
             fix=_allow_fix,
         ).judge,
@@ -246,14 +246,14 @@ CHECKS = (
     ),
     Check(
         id="mtu-path",
-        what="packets of the interface's full size pass between the nodes",
+        what="full-size packets pass between all nodes",
         why=(
-            "small messages pass and the first tensor hangs, without an error, where large packets"
-            " are lost"
+            "if large packets are lost, small messages pass, but the first tensor hangs without an"
+            " error"
         ),
         judge=_PairCheck(
             find_trouble=_packet_size_trouble,
-            unknown_text="no datagram came through, so that packet sizes are not proven",
+            unknown_text="no datagram arrived, so packet sizes are not verified",
             healthy_text="full-size packets pass",
             fix=_mtu_fix,
         ).judge,

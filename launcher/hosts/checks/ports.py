@@ -49,23 +49,23 @@ def ports_of(inventory: Inventory, node: Node) -> dict[int, str]:
 def _judge_ports(host: Host) -> Finding | None:
     node, listening = host.node, host.facts.listening
     if listening is None:
-        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not looked at")
+        return skipped(node, "neither `ss` nor `netstat` is installed; ports were not checked")
     used = {port for _, port in listening}
     in_use = {port: use for port, use in ports_of(host.inventory, node).items() if port in used}
     own_ports = _own_ports(host)
     conflicts = {port: use for port, use in in_use.items() if port not in own_ports}
     if not conflicts:
-        return (
-            passed(node, "the ports are the cluster's own: its containers run") if in_use else None
-        )
+        return passed(node, "in use by this cluster's own containers") if in_use else None
     first = min(conflicts)
     return failed(
         node,
         "port "
         + ", ".join(f"{port} ({conflicts[port]})" for port in sorted(conflicts))
         + " is taken",
-        fix=f"see who has it with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, "
-        "or choose others under `ports:` in the inventory",
+        fix=(
+            f"find its process with `sudo ss -ltnp 'sport = :{first}'` on {node.name}, or choose"
+            " others under `ports:` in the inventory"
+        ),
     )
 
 
@@ -90,7 +90,7 @@ def _own_ports(host: Host) -> set[int]:
 def _judge_port_range(host: Host) -> Finding:
     node, ports = host.node, host.survey.port_range if host.survey else None
     if ports is None:
-        return skipped(node, "the range is not known" if host.survey else NOT_SURVEYED)
+        return skipped(node, "the range is unknown" if host.survey else NOT_SURVEYED)
     (low, high), text = DYNAMIC_PORTS, "{} to {}".format(*ports)
     if low <= ports[0] and ports[1] <= high:
         return passed(node, text)
@@ -98,7 +98,7 @@ def _judge_port_range(host: Host) -> Finding:
         node,
         f"{text}; without `--scan`, `vlaunch export firewall` closes only {low} to {high}",
         fix=(
-            "close the nodes' own ranges: `vlaunch export firewall --scan`; or set the usual one on"
+            "close their own ranges with `vlaunch export firewall --scan`; or set the usual one on"
             f' {node.name}: `sudo sysctl -w net.ipv4.ip_local_port_range="{low} {high}"`'
         ),
     )
@@ -108,15 +108,15 @@ CHECKS = (
     Check(
         id="ports",
         what="the cluster's ports are free",
-        why="containers use the host's network, so a taken port ends an agent, Ray or vLLM",
+        why="containers use the host network, so a port in use makes an agent, Ray or vLLM fail",
         judge=per_host(_judge_ports),
         group="ports",
     ),
     Check(
         id="port-range",
-        what="the kernel hands out ports that the firewall closes",
+        what="the exported firewall covers the kernel's dynamic ports",
         why=(
-            "ranks listen on such ports without a password, and some of them run what they are sent"
+            "ranks listen on these ports without authentication, and some execute what they receive"
         ),
         judge=per_host(_judge_port_range),
         group="ports",

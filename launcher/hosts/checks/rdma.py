@@ -83,18 +83,18 @@ def _judge_unused(evidence: Evidence) -> Sequence[Finding]:
             findings.append(passed(name, reason))
         elif not ports:
             fix = (
-                f"look for the port: `ibstat` on {name}; where {name} is to have none, leave it out"
-                " or `--skip rdma-unused`"
+                f"check the port with `ibstat` on {name}; if {name} has none by design, remove it"
+                " from the inventory or use `--skip rdma-unused`"
             )
             states = "\n".join(_describe_state(*port) for port in _all_ports(survey))
-            text = f"no active RDMA port, while {fold(with_ports)} has some: all are left to TCP"
+            text = f"no active RDMA port, while {fold(with_ports)} has some: all nodes use TCP"
             findings.append(judge(name, text, evidence=states, fix=fix))
         elif without:
-            fix = f"mend {fold(without)}, then set {fabric} in the inventory"
-            why = f"which stay unused because {fold(without)} has none: {port_list}"
+            fix = f"repair {fold(without)}, then set {fabric} in the inventory"
+            why = f"unused because {fold(without)} has none: {port_list}"
             findings.append(judge(name, f"has active RDMA ports, {why}", fix=fix))
         elif unsurveyed:
-            text = f"has active RDMA ports; whether {fold(unsurveyed)} has any is not known"
+            text = f"has active RDMA ports; those of {fold(unsurveyed)} are unknown"
             findings.append(skipped(name, text))
         else:
             fix = f"set {fabric} in the inventory{_plugin_hint(survey)}"
@@ -107,7 +107,7 @@ def _reason_unneeded(inventory: Inventory, ports: Sequence[str], with_ports: Seq
     """Return the reason if a node needs no RDMA, else an empty string."""
     cpu = inventory.accelerator == "cpu"
     if ports and cpu:
-        return "processors talk over TCP (Gloo), which uses no RDMA"
+        return "CPUs communicate over TCP (Gloo), which uses no RDMA"
     if ports and len(inventory.nodes) < 2:
         return "a single node needs no network"
     return "no active RDMA port" if cpu or not with_ports else ""
@@ -171,7 +171,7 @@ def _judge_names(node: Node, survey: Survey) -> Finding:
     if not missing:
         return passed(node, f"has {', '.join(names)}")
     fix = (
-        f"take `hca:` and NCCL_IB_HCA away from {node.name}, or load its driver: `sudo modprobe"
+        f"remove `hca:` and NCCL_IB_HCA from {node.name}, or load its driver: `sudo modprobe"
         " mlx5_ib`"
     )
     if survey.rdma:
@@ -206,13 +206,13 @@ def _link_rates(host: Host) -> str | Finding:
         return skipped(host, NOT_SURVEYED)
     node, ports = host.node, ports_in_use(host.node, host.survey)
     if not ports:
-        return skipped(node, "no RDMA device is there to judge; see `rdma-devices` and `hca-names`")
+        return skipped(node, "no RDMA device to check; see `rdma-devices` and `hca-names`")
     active = _active_ports(ports)
     # Ports that are not configured may be unused on purpose.
     if not active or (len(active) < len(ports) and _named_devices(node)):
         fix = (
-            f"look at `ibstat` on {node.name}: Polling means no cable or no switch, INIT that no"
-            " subnet manager runs"
+            f"run `ibstat` on {node.name}: Polling means no cable or switch, INIT means no subnet"
+            " manager"
         )
         states = ", ".join(_describe_state(*port) for port in ports if port not in active)
         return failed(node, f"no RDMA link: {states}", fix=fix)
@@ -221,7 +221,7 @@ def _link_rates(host: Host) -> str | Finding:
 
 
 def _other_rates(host: Host, rates: str, common: str, others: str) -> Finding:
-    fix = f"look at `rdma link` and `ibstat` on {host.name}: cable, switch port, `hca:` of the"
+    fix = f"check `rdma link` and `ibstat` on {host.name}: cable, switch port, `hca:` in the"
     text = f"{rates}, while {others} has {common}{_describe_down_ports(host)}"
     return warned(host, text, fix=f"{fix} inventory")
 
@@ -231,7 +231,7 @@ def _usual_rates(host: Host, rates: str) -> Finding:
         expected = host.evidence.expectations.nic(device.model)
         if expected and expected.rate and 0 < port.rate < expected.rate:
             slow = f"{device.name} is a {expected.model}, which can do {expected.rate:g} Gbit/s"
-            fix = "look at the cable and the switch port: `ibstat` or `sudo ethtool` on"
+            fix = "check the cable and the switch port: `ibstat` or `sudo ethtool` on"
             return warned(
                 host, f"{rates}: {slow}{_describe_down_ports(host)}", fix=f"{fix} {host.name}"
             )
@@ -251,7 +251,7 @@ def _gid_index(host: Host) -> int | Finding:
     used = _active_ports(ports_in_use(host.node, host.survey))
     ports = [(device, port) for device, port in used if port.link_layer == "Ethernet"]
     if not ports:
-        return skipped(host, "no active RoCE port is there to judge")
+        return skipped(host, "no active RoCE port to check")
     configured = host.node.env.get("NCCL_IB_GID_INDEX", "")
     if re.fullmatch(r"\d+", configured):
         return _judge_gid_index(host.name, ports, int(configured)) or int(configured)
@@ -262,8 +262,10 @@ def _gid_index(host: Host) -> int | Finding:
                 host,
                 f"{_port_name(device, port)} has no RoCE v2 GID",
                 evidence=_format_gids(port.gids),
-                fix=f"give {netdev} of {host.name} an address: `sudo ip addr add ADDRESS/PREFIX dev"
-                f" {netdev}`",
+                fix=(
+                    f"assign an address to {netdev} of {host.name}: `sudo ip addr add"
+                    f" ADDRESS/PREFIX dev {netdev}`"
+                ),
             )
     return _best_gid_index(ports[0][1])
 
@@ -281,7 +283,7 @@ def _judge_gid_index(name: str, ports: Sequence[_Port], index: int) -> Finding |
                 gid.netdev
             )
         best = _best_gid_index(port)
-        fix = "take NCCL_IB_GID_INDEX out of `env:`"
+        fix = "remove NCCL_IB_GID_INDEX from `env:`"
         return failed(
             name,
             f"NCCL_IB_GID_INDEX={index}, but GID {index} of {_port_name(device, port)} {problem}",
@@ -296,7 +298,7 @@ def _other_gid(host: Host, index: int, common: int, others: str) -> Finding:
         host,
         f"its RoCE v2 GID has index {index}, while {others} has {common}",
         fix=(
-            "leave NCCL_IB_GID_INDEX out of `env:`: NCCL 2.21 and newer choose for each port; with"
+            "remove NCCL_IB_GID_INDEX from `env:`: NCCL 2.21 and newer choose for each port; with"
             f" an older one, give {host.name} its own: `env: {{NCCL_IB_GID_INDEX: {index}}}`"
         ),
     )
@@ -327,7 +329,7 @@ def _judge_gpudirect(host: Host) -> Finding:
     if expected is not None and not expected.gpudirect:
         return skipped(node, f"{expected.model} has no GPUDirect RDMA, and none is expected")
     if survey is None or not survey.modules:
-        return skipped(node, "which kernel modules are loaded is not known")
+        return skipped(node, "the list of kernel modules is unknown")
     loaded = next((name for name in _PEER_MODULES if name in survey.modules), None)
     if loaded is not None:
         return passed(node, f"`{loaded}` is loaded")
@@ -337,12 +339,12 @@ def _judge_gpudirect(host: Host) -> Finding:
     version = re.match(r"(\d+)\.(\d+)", survey.kernel)
     if version is not None and (int(version[1]), int(version[2])) >= (5, 12):
         judge = warned
-        text += "; the kernel may do it by DMA-BUF, which only `vlaunch check-nccl` can prove"
+        text += "; the kernel may use DMA-BUF instead, which only `vlaunch check-nccl` can verify"
     return judge(node, text, evidence=survey.kernel, fix=fix)
 
 
 def _skip_gpudirect(inventory: Inventory) -> str:
-    amd = "ROCm brings its own; `vlaunch check-nccl` proves it"
+    amd = "ROCm has its own module; `vlaunch check-nccl` verifies it"
     return (
         skip_without_rdma(inventory)
         or skip_on_cpu(inventory)
@@ -353,18 +355,17 @@ def _skip_gpudirect(inventory: Inventory) -> str:
 CHECKS = (
     Check(
         id="rdma-devices",
-        what="RDMA devices are there",
-        why="without them NCCL silently falls back to TCP",
+        what="RDMA devices exist",
+        why="without them, NCCL silently falls back to TCP",
         judge=per_host(_judge_devices),
         skip_reason=skip_without_rdma,
         group="rdma",
     ),
     Check(
         id="rdma-unused",
-        what="no RDMA is left unused",
+        what="all active RDMA ports are used",
         why=(
-            "with `fabric: ethernet` the containers get no RDMA device, and NCCL uses TCP without a"
-            " word"
+            "with `fabric: ethernet` the containers get no RDMA device, and NCCL silently uses TCP"
         ),
         judge=_judge_unused,
         group="rdma",
@@ -374,10 +375,9 @@ CHECKS = (
     ),
     Check(
         id="hca-names",
-        what="the RDMA devices that the inventory names are there",
+        what="the RDMA devices in the inventory exist",
         why=(
-            "names of the head's devices, copied to a node that calls them otherwise, let NCCL fall"
-            " back to TCP"
+            "device names of the head that do not exist on another node make NCCL fall back to TCP"
         ),
         judge=per_survey(_judge_names),
         group="rdma",
@@ -385,8 +385,8 @@ CHECKS = (
     ),
     Check(
         id="rdma-link",
-        what="the RDMA links are up, at one rate",
-        why="NCCL skips a port that is not ACTIVE, and the slowest port sets the pace",
+        what="the RDMA links are up and equally fast",
+        why="NCCL skips a port that is not ACTIVE, and the slowest port limits all others",
         judge=uniform_value(_link_rates, _other_rates, _usual_rates),
         group="rdma",
         skip_reason=skip_without_rdma,
@@ -394,11 +394,8 @@ CHECKS = (
     ),
     Check(
         id="gid-index",
-        what="the RoCE GID that NCCL will use is v2, and has the same index everywhere",
-        why=(
-            "a GID of RoCE v1, or an empty one, cannot be routed: the connection never comes about,"
-            " or falls back to TCP"
-        ),
+        what="NCCL will use a RoCE v2 GID of the same index",
+        why="RoCE v1 and empty GIDs cannot be routed: connections fail or fall back to TCP",
         judge=uniform_value(
             _gid_index, _other_gid, lambda host, index: passed(host, f"GID index {index}, RoCE v2")
         ),
@@ -408,8 +405,8 @@ CHECKS = (
     ),
     Check(
         id="gpudirect",
-        what="network cards can reach GPU memory",
-        why="without GPUDirect RDMA every byte between nodes goes through the host's memory",
+        what="network cards can access GPU memory",
+        why="without GPUDirect RDMA, every byte between nodes goes through the host's memory",
         judge=per_host(_judge_gpudirect),
         group="rdma",
         skip_reason=_skip_gpudirect,

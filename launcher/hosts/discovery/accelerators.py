@@ -19,13 +19,12 @@ _BUSY_MIB = 1024
 _GPUS: dict[Accelerator, tuple[str, str]] = {
     "nvidia": (
         "NVIDIA GPU",
-        "mend the driver there (`nvidia-smi`), leave the host out, or use the processors with"
-        " `--accelerator cpu`",
+        "repair its driver (test: `nvidia-smi`), omit the host, or use CPUs with `--accelerator"
+        " cpu`",
     ),
     "amd": (
         "AMD GPU",
-        "mend the driver there (`ls /sys/class/kfd`), leave the host out, or use `--accelerator"
-        " cpu`",
+        "repair its driver (test: `ls /sys/class/kfd`), omit the host, or use `--accelerator cpu`",
     ),
 }
 
@@ -112,7 +111,7 @@ def _excluded_gpus(host: ScannedHost, options: InitOptions) -> dict[int, str]:
 def _exclusion_reason(host: ScannedHost, gpu: Gpu, options: InitOptions) -> str:
     for grant in host.facts.gpu_allocations:
         if grant.cluster != options.cluster and grant.includes(gpu.index, gpu.uuid):
-            return f"cluster {grant.cluster} has it"
+            return f"used by cluster {grant.cluster}"
     state = next(
         (state for state in host.survey.gpus if state.index == gpu.index), GpuState(index=0)
     )
@@ -128,4 +127,6 @@ def _exclusion_reason(host: ScannedHost, gpu: Gpu, options: InitOptions) -> str:
     ]
     if sum(process.memory for process in others) < _BUSY_MIB:
         return ""
-    return f"in use by {', '.join(sorted({process.user or 'somebody' for process in others}))}"
+    return (
+        f"in use by {', '.join(sorted({process.user or 'an unknown user' for process in others}))}"
+    )

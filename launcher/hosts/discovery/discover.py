@@ -72,7 +72,7 @@ def discover(hosts: Sequence[ScannedHost], options: InitOptions) -> Discovery:
         ssh=options.ssh,
         summary=host_descriptions.describe_hosts(hosts, kind),
         network=(*network.why, *fabric.why),
-        docker=(f"{fold(sudo_hosts)}: the login may not talk to Docker itself",)
+        docker=(f"{fold(sudo_hosts)}: the SSH user may not use Docker directly",)
         if sudo_hosts
         else (),
         gpus=accelerator.why,
@@ -99,11 +99,11 @@ def _inequality_warnings(
         counts = ", ".join(f"{node.name} {node.gpus}" for node in nodes)
         yield (
             f"the hosts have different numbers of GPUs ({counts}): tensor parallel groups must fit"
-            " the smallest"
+            " the smallest host"
         )
     models = sorted({gpu.name for host in hosts for gpu in host.facts.gpus or ()})
     if kind == "nvidia" and len(models) > 1:
-        yield f"the hosts have different GPUs ({', '.join(models)}): the slowest sets the pace"
+        yield f"the hosts have different GPUs ({', '.join(models)}): the slowest limits all others"
 
 
 def choose_names(hosts: Sequence[ScannedHost]) -> list[str]:
@@ -135,7 +135,7 @@ def _is_address(host: str) -> bool:
 def _cpu_fabric(hosts: Sequence[ScannedHost]) -> rdma.FabricChoice:
     has_rdma = any(host.survey.rdma for host in hosts)
     suffix = ", which uses no RDMA device" if has_rdma else ""
-    return rdma.plain_ethernet(hosts, [f"ethernet: the processors talk over TCP (Gloo){suffix}"])
+    return rdma.plain_ethernet(hosts, [f"ethernet: CPUs communicate over TCP (Gloo){suffix}"])
 
 
 def _choose_object_store(hosts: Sequence[ScannedHost], kind: Accelerator) -> Choice | None:
@@ -145,7 +145,7 @@ def _choose_object_store(hosts: Sequence[ScannedHost], kind: Accelerator) -> Cho
         return None
     size = max(_MIN_OBJECT_STORE, min(_GIB, memory // 8)) // _MIB
     # https://docs.ray.io/en/latest/ray-core/scheduling/memory-management.html
-    why = "Ray would keep 30 % of the memory for itself, which the model needs here"
+    why = "Ray would take 30 % of the memory, which the model needs"
     return Choice(value=f"{size // 1024}GiB" if size % 1024 == 0 else f"{size}MiB", why=(why,))
 
 
@@ -171,8 +171,8 @@ def _choose_roce_gid(nodes: Sequence[DiscoveredNode]) -> tuple[dict[str, Choice]
     """Return the GID index if equal on all nodes, else the reason; nodes then set theirs."""
     without_gid = [node.name for node in nodes if node.gid is None]
     if without_gid:
-        why = "no index is RoCE v2 over IPv4 on all devices there"
-        return {}, (f"{GID} is left to NCCL on {fold(without_gid)}: {why}",)
+        why = "no index is RoCE v2 over IPv4 on all devices"
+        return {}, (f"{GID} is chosen by NCCL on {fold(without_gid)}: {why}",)
     if len({node.gid for node in nodes}) > 1:
         return {}, (f"{GID}: RoCE v2 over IPv4 has another index on some hosts",)
     why = "RoCE v2 over IPv4 in the GID table of every device (`show_gids`)"
@@ -190,7 +190,7 @@ def _cpu_environment(hosts: Sequence[ScannedHost], counts: Sequence[int]) -> dic
     why = "GiB per slot: a quarter of its memory at most; vLLM would take nearly all of it"
     env = {"VLLM_CPU_KVCACHE_SPACE": Choice(value=str(cache_gib), why=(why,))}
     if max(counts) == 1:
-        why = "one slot a host: its threads may run on all processors"
+        why = "one slot per host: its threads can use all CPUs"
         env["VLLM_CPU_OMP_THREADS_BIND"] = Choice(value="nobind", why=(why,))
     return env
 
@@ -200,12 +200,12 @@ def _choose_engine_args(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     if kind == "cpu":
         args: dict[str, Any] = {"dtype": "float32"}
-        why = "every processor can compute in float32"
+        why = "every CPU supports float32"
         if len(hosts) > 1:
             args["compilation_config"] = {"mode": 2, "backend": "eager"}
-            why += "; pipeline stages on processors need this compilation mode"
+            why += "; pipeline stages on CPUs need this compilation mode"
         return args, (why,)
     if not _has_unified_memory(hosts):
         return {}, ()
-    why = "the GPU shares the host's memory: vLLM's own share, 0.92, would make the host freeze"
+    why = "the GPU shares the host's memory: vLLM's default, 0.92, would make the host freeze"
     return {"gpu_memory_utilization": 0.7}, (why,)

@@ -29,9 +29,7 @@ def parse_hosts(arguments: Sequence[str], options: InitOptions, docker: Argv) ->
     """
     hosts = [login for argument in arguments for login in _expand_argument(argument)]
     if len(hosts) > ranges.MAX_NODES:
-        raise RequestError(
-            f"{len(hosts)} hosts are more than the {ranges.MAX_NODES} that one cluster may have"
-        )
+        raise RequestError(f"{len(hosts)} hosts exceed the limit of {ranges.MAX_NODES} per cluster")
     counts = Counter(host for host, _ in hosts)
     document = {
         "cluster": options.cluster,
@@ -56,7 +54,7 @@ def parse_hosts(arguments: Sequence[str], options: InitOptions, docker: Argv) ->
     except InventoryError as error:
         lines = [line.split(": ", 1)[1] for line in error.mistakes]
         raise RequestError(
-            "these hosts or options cannot be used",
+            "these hosts or options are invalid",
             evidence=lines,
             hint="see `vlaunch init --help`",
         ) from None

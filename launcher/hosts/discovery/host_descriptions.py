@@ -77,10 +77,10 @@ def health_warnings(hosts: Sequence[ScannedHost]) -> list[str]:
 def _docker_problem(host: ScannedHost) -> str:
     facts, command = host.facts, " ".join(host.docker)
     if facts.podman:
-        return f"`{command}` is Podman here, not Docker"
+        return f"`{command}` is Podman, not Docker"
     if "docker" in facts.timed_out_parts:
         return f"`{command} version` did not answer within {DEADLINE} s"
-    last_line = (facts.part_errors.get("docker", "").strip() or "it is not there").splitlines()[-1]
+    last_line = (facts.part_errors.get("docker", "").strip() or "no message").splitlines()[-1]
     return f"Docker does not answer: {untrusted.excerpt(last_line)}"
 
 

@@ -67,8 +67,8 @@ def _paragraphs(discovery: Discovery) -> tuple[Iterable[str], ...]:
 
 def _header_lines(discovery: Discovery) -> Iterator[str]:
     yield (
-        "# Written by `vlaunch init`: what was found, what was chosen, and why. `vlaunch check`"
-        " judges the hosts;"
+        "# Written by `vlaunch init` with its choices and the reasons. `vlaunch check` checks the"
+        " hosts;"
     )
     yield "# inventory/example.yaml explains every key."
     yield "#"
@@ -84,7 +84,7 @@ def _network_lines(discovery: Discovery, interface: str, hca: tuple[str, ...]) -
     yield f"  interface: {format_scalar(interface)}"
     if hca:
         yield f"  hca: {_format_list(hca)}"
-    yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` proves it"
+    yield "  require: auto     # what this hardware can do; `vlaunch check-nccl` verifies it"
 
 
 def _env_lines(discovery: Discovery) -> Iterator[str]:

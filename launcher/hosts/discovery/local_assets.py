@@ -60,7 +60,7 @@ def parse_local_assets(text: str) -> LocalAssets:
     images, end, _ = images.partition(f"{_MARK} end")
     if not marker or not end:
         raise UnreadableAnswer(
-            "the answer about images and models is incomplete",
+            "the list of images and models is incomplete",
             evidence=untrusted.excerpt(text, last=True),
         )
     homes: dict[str, Home] = {}

@@ -175,8 +175,8 @@ def _warnings(
     without_devices = [host.name for host in hosts if not host.facts.infiniband]
     if without_devices:
         yield (
-            f"{fold(without_devices)}: RDMA ports are ACTIVE, but /dev/infiniband is not there:"
-            " `sudo modprobe ib_uverbs`"
+            f"{fold(without_devices)}: RDMA ports are ACTIVE, but /dev/infiniband is missing: `sudo"
+            " modprobe ib_uverbs`"
         )
     with_infiniband = [
         host.name
@@ -186,8 +186,8 @@ def _warnings(
     if fabric == "roce" and with_infiniband:
         without = [host.name for host in hosts if host.name not in with_infiniband]
         yield (
-            f"{fold(without)}: no ACTIVE InfiniBand port, which {fold(with_infiniband)} has: RoCE"
-            " is all that they share"
+            f"{fold(without)}: no ACTIVE InfiniBand port, which {fold(with_infiniband)} has: all"
+            " hosts share only RoCE"
         )
     rates = {_port_rate(pairs) for pairs in selected}
     if len(rates) > 1 or len({len(pairs) for pairs in selected}) > 1:
@@ -197,7 +197,7 @@ def _warnings(
         ]
         yield (
             f"the hosts have different numbers or rates of RDMA ports ({'; '.join(counts)}): the"
-            " slowest sets the pace"
+            " slowest limits all others"
         )
 
 
@@ -226,7 +226,7 @@ def _exclusion_reason(
     host: ScannedHost, device: RdmaDevice, port: RdmaPort, fabric: Fabric, fabric_rate: float
 ) -> str:
     if _SOFTWARE.match(device.name):
-        return "RDMA made of software, over the same network as TCP"
+        return "software RDMA, over the same network as TCP"
     if port.state != "ACTIVE":
         return f"its port is {port.state}"
     if _LAYERS.get(port.link_layer) != fabric:
@@ -245,7 +245,7 @@ def _no_common_fabric(hosts: Sequence[ScannedHost]) -> FabricChoice:
     ]
     if not any(hardware):
         has_software = any(host.survey.rdma for host in hosts)
-        suffix = " but those made of software (rxe, siw)" if has_software else ""
+        suffix = " except software ones (rxe, siw)" if has_software else ""
         return plain_ethernet(hosts, [f"ethernet: no host has an RDMA device{suffix}"])
     active = [[pair for pair in pairs if pair[1].state == "ACTIVE"] for pairs in hardware]
     if all(any(_is_efa(*pair) for pair in pairs) for pairs in active):
@@ -254,13 +254,13 @@ def _no_common_fabric(hosts: Sequence[ScannedHost]) -> FabricChoice:
             " does not have"
         )
         fix = (
-            "the network is left to TCP; with an image that has aws-ofi-nccl, set `network:"
-            " {fabric: infiniband}`, which hands out the devices"
+            "the cluster will use TCP; with an image that has aws-ofi-nccl, set `network:"
+            " {fabric: infiniband}`, which exposes the devices"
         )
         return plain_ethernet(hosts, [f"ethernet: {text}"], [f"{text}: {fix}"])
     with_ports = [host.name for host, pairs in zip(hosts, active, strict=True) if pairs]
     without = [host.name for host in hosts if host.name not in with_ports]
-    text = "the hosts' RDMA ports are not of one fabric"
+    text = "the hosts have RDMA ports of different fabrics"
     if without:
         owners = f", which {fold(with_ports)} has" if with_ports else ""
         text = f"no ACTIVE RDMA port on {fold(without)}{owners}"
@@ -270,7 +270,9 @@ def _no_common_fabric(hosts: Sequence[ScannedHost]) -> FabricChoice:
         for host in hosts
         for device, port in _all_ports(host)
     )
-    consequence = "the network is left to TCP, which is many times slower; see `ibv_devinfo` there"
+    consequence = (
+        "the cluster will use TCP, which is many times slower; run `ibv_devinfo` on the hosts"
+    )
     return plain_ethernet(hosts, [f"ethernet: {text}", *states], [f"{text}: {consequence}"])
 
 

@@ -37,7 +37,7 @@ def choose_image(hosts: Sequence[ScannedHost], kind: Accelerator, requested: str
     best = _best_image(hosts, kind)
     if requested in (None, best.value):
         return best
-    return Choice(value=requested or "", why=("as asked",))
+    return Choice(value=requested or "", why=("as requested",))
 
 
 def _best_image(hosts: Sequence[ScannedHost], kind: Accelerator) -> Choice:
@@ -93,7 +93,7 @@ def choose_hf_home(hosts: Sequence[ScannedHost], requested: str | None) -> Choic
     elif chosen == HF_HOME:
         reason = f"the default{'' if with_models else ': no cache with models is on all hosts'}"
     else:
-        reason = "as asked"
+        reason = "as requested"
     free = {}
     for host in hosts:
         if chosen in homes[host.name]:
@@ -136,7 +136,10 @@ def choose_state_dir(hosts: Sequence[ScannedHost]) -> tuple[Choice | None, tuple
     kinds = {name: cache.kind for name, cache in caches.items() if cache and cache.remote}
     if not kinds:
         return None, ()
-    text = f"the login's home lies on {' and '.join(sorted(set(kinds.values())))}, over the network"
+    text = (
+        f"the SSH user's home is on {' and '.join(sorted(set(kinds.values())))}, a network file"
+        " system"
+    )
     disks = [{disk.path: disk.free for disk in host.assets.disks} for host in hosts]
     free = {
         path: min(own_disks[path] for own_disks in disks)
@@ -144,15 +147,18 @@ def choose_state_dir(hosts: Sequence[ScannedHost]) -> tuple[Choice | None, tuple
         if all(path in own_disks for own_disks in disks)
     }
     if not free:
-        user = hosts[0].facts.user or "LOGIN"
-        fix = f"`sudo install -d -o {user} /var/lib/vlaunch` there, then `state_dir:` names it"
-        none = f"{fold(list(kinds))}: {text}, and no disk of all hosts' own is the login's to write"
+        user = hosts[0].facts.user or "USER"
+        fix = (
+            f"`sudo install -d -o {user} /var/lib/vlaunch` on the hosts, then set `state_dir:` to"
+            " it"
+        )
+        none = f"{fold(list(kinds))}: {text}, and no local disk common to all hosts is writable"
         return None, (f"{none}: {fix}",)
     path = max(free, key=lambda path: free[path])
     why = (
-        f"{text}{host_suffix(list(kinds), hosts)}, where containers' root may not write",
-        f"{path} is on a disk of each host's own: {format_bytes(free[path])} free",
-        "what engines compile lies there, too, in `cache` (`cache_dir:`)",
+        f"{text}{host_suffix(list(kinds), hosts)}, where root of the containers cannot write",
+        f"{path} is on a local disk of each host: {format_bytes(free[path])} free",
+        "the compile cache is there too, in `cache` (`cache_dir:`)",
     )
     return Choice(value=f"{path.rstrip('/')}/vlaunch", why=why), ()
 

@@ -33,7 +33,7 @@ _SOFTWARE_INTERFACES = (
 # Interfaces stacked on a card, with its speed, or their own without a card.
 _STACKED = re.compile(r"(?:v?m?br|vlan|macvlan|ipvlan).*|.+\.\d+")
 _BOND = re.compile(r"bond|team")
-_SINGLE_ADDRESS = "one address and no network around it"
+_SINGLE_ADDRESS = "a single address without a network"
 
 
 class Merit(NamedTuple):
@@ -185,9 +185,9 @@ def _unfit_reason(nic: Nic, address: ipaddress.IPv4Interface) -> str:
     if not nic.up:
         return "the link is down"
     if address.is_link_local:
-        return "link-local, an address that may change at every start"
+        return "link-local, so its address may change at every boot"
     if address.is_unspecified or address.is_multicast or address.network.prefixlen == 0:
-        return "no address of a host"
+        return "not a host address"
     return _SINGLE_ADDRESS if address.network.prefixlen == 32 else ""
 
 
@@ -208,11 +208,11 @@ def _routed_addresses(
     while not all(candidate.network.subnet_of(network) for candidate in addresses):
         network = network.supernet()
     text = (
-        "the hosts share no subnet: each has an address of its own (/32) on the default route, and"
-        " a router between them"
+        "the hosts share no subnet: each has its own address (/32) on the default route, with a"
+        " router in between"
     )
     warning = (
-        "the hosts' addresses are in no common subnet (/32): `vlaunch check` tries whether they"
+        "the hosts' addresses are in no common subnet (/32): `vlaunch check` tests whether they"
         " reach each other"
     )
     return SharedNetwork(
@@ -249,7 +249,7 @@ def _rejection_reason(addresses: Sequence[HostAddress], chosen: Sequence[HostAdd
         return f"only on {fold([address.host for address in addresses])}"
     duplicate = _duplicate_ip(addresses)
     if duplicate is not None:
-        return f"{duplicate} is on more than one host, so it is not one network"
+        return f"{duplicate} is on more than one host, so these are different networks"
     merit = _common_merit(addresses)
     slower = f"slower ({merit.speed / 1000:g} Gbit/s)" if merit.speed else "of unknown speed"
     drawbacks = (
@@ -270,7 +270,7 @@ def _mtu_warnings(addresses: Iterable[HostAddress]) -> tuple[str, ...]:
     if len(sizes) == 1:
         return ()
     listing = "; ".join(f"{mtu} on {fold(names)}" for mtu, names in sorted(sizes.items()))
-    return (f"the MTU differs ({listing}): large packets may be dropped without a word",)
+    return (f"the MTU differs ({listing}): large packets may be dropped silently",)
 
 
 def _no_network_error(
@@ -285,14 +285,14 @@ def _no_network_error(
         for candidate in candidates
     )
     return RequestError(
-        "the hosts share no network, so they cannot be one cluster",
+        "the hosts share no network",
         evidence=[
             f"{host.name}: "
             + (", ".join(listings.get(host.name, ())) or "no IPv4 address besides loopback")
             for host in hosts
         ],
         hint=(
-            "give the hosts addresses in one subnet (`ip -br addr` shows what they have), or write"
+            "give the hosts addresses in one subnet (`ip -br addr` shows their addresses), or write"
             " the inventory by hand"
         ),
     )

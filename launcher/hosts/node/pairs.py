@@ -349,9 +349,9 @@ class PortProber:
             return connection
         result["ports"][str(self.port)] = "error"
         result["errors"][str(self.port)] = (
-            "something else answers there"
+            "another program answers"
             if connection.is_foreign
-            else "connected, but the probe there did not answer"
+            else "connected, but the probe did not answer"
         )
         return None
 

@@ -95,7 +95,7 @@ CASES = (
     Case(
         id="hostname",
         red={"gpu01": "warn"},
-        text="its name `gpu01` resolves to nothing",
+        text="its name `gpu01` does not resolve",
         fix="/etc/hosts",
         survey={"gpu01": {"own_names": ()}},
     ),
@@ -115,13 +115,13 @@ CASES = (
         id="interface",
         red={"gpu02": "fail"},
         text="NCCL_SOCKET_IFNAME names `ens9`",
-        fix="take NCCL_SOCKET_IFNAME out of `env:`",
+        fix="remove NCCL_SOCKET_IFNAME from `env:`",
         own={"gpu02": ", env: {NCCL_SOCKET_IFNAME: =ens9}"},
     ),
     Case(
         id="interface",
         red={"gpu01": "fail", "gpu03": "fail"},
-        text="GLOO_SOCKET_IFNAME names `eth7`, which is not there",
+        text="GLOO_SOCKET_IFNAME names `eth7`, which does not exist",
         fix="set it to eth0",
         extra=ROCE + "\nenv: {GLOO_SOCKET_IFNAME: eth7}",
         survey={"gpu02": {"nics": (ETH0, replace(ETH0, name="eth7"))}},
@@ -163,7 +163,7 @@ UNKNOWN = (
     ),
     (
         Case(id="subnet", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}),
-        "is not known",
+        "is unknown",
     ),
     (
         Case(
@@ -183,11 +183,11 @@ UNKNOWN = (
             fix="",
             survey={"*": {"nics": (replace(ETH0, speed=None),)}},
         ),
-        "tells no speed",
+        "reports no speed",
     ),
     (
         Case(id="hostname", red={}, text="", fix="", survey={"gpu01": {"own_names": None}}),
-        "is not known",
+        "is unknown",
     ),
     (
         Case(id="hostname", red={}, text="", fix="", facts={"gpu01": {"addresses": None}}),

@@ -141,7 +141,7 @@ def test_a_node_that_was_not_reached_fails_once() -> None:
 
     assert {id_: nodes for id_, nodes in red.items() if nodes} == {"ssh": ["gpu02"]}
     assert [finding.status for finding in address.findings] == ["pass", "skip", "pass"]
-    assert address.findings[1].text == "it was not reached: see `ssh`"
+    assert address.findings[1].text == "unreachable: see `ssh`"
 
 
 def test_a_single_node_has_no_peers() -> None:
@@ -150,7 +150,7 @@ def test_a_single_node_has_no_peers() -> None:
     evidence = replace(HEALTHY.build_evidence(), inventory=inventory(count=1), facts=alone)
     results = {result.check.id: result for result in run_checks(evidence)}
 
-    assert results["high-port"].findings[0].text == "a single node has nobody to reach"
+    assert results["high-port"].findings[0].text == "a single node has no peers"
     assert results["mtu"].status == "pass"
 
 
@@ -166,7 +166,7 @@ def test_a_check_that_needs_another_is_not_judged_without_it() -> None:
     (result,) = run_checks(observed, ids=["gpu-runtime"])
 
     assert [finding.status for finding in result.findings] == ["pass", "pass", "skip"]
-    assert result.findings[2].text == "it failed `docker`, without which this cannot be judged"
+    assert result.findings[2].text == "it failed `docker`, which this check requires"
 
 
 def test_the_essential_checks_are_part_of_the_catalogue() -> None:

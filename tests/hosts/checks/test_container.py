@@ -30,7 +30,7 @@ CASES = (
     Case(
         id="memlock",
         red={"gpu03": "fail"},
-        text="may lock 8192 KiB of memory only",
+        text="can lock only 8192 KiB of memory",
         fix="LimitMEMLOCK=infinity",
         inside={"gpu03": {"memlock_unlimited": False, "memlock": 8 << 20}},
     ),
@@ -67,7 +67,7 @@ CASES = (
 UNKNOWN = (
     (
         Case(id="memlock", red={}, text="", fix="", inside={"gpu01": {"memlock_unlimited": False}}),
-        "is not known",
+        "is unknown",
     ),
     (
         Case(
@@ -145,7 +145,7 @@ def test_an_odd_image_is_compared_with_the_majority(load: Load) -> None:
     assert (finding.node, finding.status, finding.text) == (
         "gpu01",
         "fail",
-        f"{NAME} is another image than on gpu[02-03]",
+        f"{NAME} differs from the image on gpu[02-03]",
     )
     assert "gpu01: sha256:bbbb" in finding.evidence
     assert f"vlaunch image copy {NAME} --from gpu02" in finding.fix
@@ -156,7 +156,7 @@ def test_an_image_that_is_missing_says_how_to_get_it(load: Load) -> None:
     """Also without a registry."""
     (finding,) = judged(load(), gpu01="a", gpu02=None)
 
-    assert (finding.node, finding.text) == ("gpu02", f"image {NAME} is not there")
+    assert (finding.node, finding.text) == ("gpu02", f"image {NAME} is missing")
     assert f"docker pull {NAME}" in finding.fix
     assert f"vlaunch image copy {NAME}" in finding.fix
 
@@ -196,7 +196,7 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
         (
             Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 802\n"),
             "fail",
-            "CUDA is not ready (802, system not yet initialized): Fabric Manager does not run",
+            "CUDA is not ready (802, system not yet initialized): Fabric Manager is not running",
         ),
         (
             Answer(node="gpu01", code=0, out="GPU 0: A\nGPU 1: B\ncuInit 999\n"),
@@ -211,12 +211,12 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
                 err="OSError: libcuda.so.1: cannot open shared object file",
             ),
             "warn",
-            "2 GPUs in a container, but no CUDA driver library to try them with",
+            "2 GPUs in a container, but no CUDA driver library to test them with",
         ),
         (
             Answer(node="gpu01", code=124, out="GPU 0: A\nGPU 1: B\n"),
             "fail",
-            "the GPUs could not be tried",
+            "the GPUs could not be tested",
         ),
         (
             Answer(node="gpu01", code=0, out="GPU 0: A\n"),
@@ -230,7 +230,7 @@ def test_exact_versions_are_required(out: str, code: int, status: str, load: Loa
                 err='could not select device driver "" with capabilities: [[gpu]]',
             ),
             "fail",
-            "Docker cannot hand out GPUs",
+            "Docker cannot expose GPUs to containers",
         ),
         (
             Answer(node="gpu01", code=125, err="Unknown"),

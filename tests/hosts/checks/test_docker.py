@@ -45,7 +45,7 @@ CASES = (
     Case(
         id="privileged",
         red=dict.fromkeys(NODES, "warn"),
-        text="`privileged: true` gives its container every device",
+        text="`privileged: true` gives the containers every device",
         fix="`cap_add:`",
         extra=f"{ROCE}\nprivileged: true",
     ),
@@ -63,11 +63,11 @@ UNKNOWN = (
         Case(
             id="docker-storage", red={}, text="", fix="", survey={"gpu01": {"docker_storage": ""}}
         ),
-        "did not say",
+        "reported no storage driver",
     ),
     (
         Case(id="cgroup-driver", red={}, text="", fix="", survey={"gpu01": {"docker_cgroup": ""}}),
-        "did not name",
+        "reported no cgroup driver",
     ),
 )
 

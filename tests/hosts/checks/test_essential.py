@@ -39,17 +39,17 @@ def test_checks_have_unique_ids_and_full_descriptions() -> None:
     [
         (
             "permission denied while trying to connect",
-            "`ops` may not talk to Docker",
+            "`ops` may not use Docker",
             "docker: [sudo, -n, docker]",
         ),
         (
             "sudo: a password is required",
-            "`docker` may not be run by `ops` without a password",
+            "`ops` needs a password to run `docker`",
             "/etc/sudoers.d/vlaunch",
         ),
         (
             "sudo: a terminal is required to read the password",
-            "`docker` may not be run by `ops` without a password",
+            "`ops` needs a password to run `docker`",
             "NOPASSWD",
         ),
         (
@@ -135,7 +135,7 @@ def test_gpu_ids_of_a_node_must_exist(load: Load, good: Good) -> None:
     finding = first("accelerator", load, good(), gpus="[1, 5]")
 
     assert (finding.status, finding.text) == ("fail", "2 GPUs visible, 1, 5 declared")
-    assert "set others under `gpus:` for gpu01" in finding.fix
+    assert "set other GPUs under `gpus:` for gpu01" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_gpu_ids_of_a_node_must_exist(load: Load, good: Good) -> None:
     [
         (
             GpuAllocation(container="vlaunch-a-n", cluster="a", count=1),
-            "GPU 0 is given to cluster a, too",
+            "GPU 0 is also assigned to cluster a",
             "[1]",
         ),
         (
             GpuAllocation(container="vlaunch-a-n", cluster="a", count=-1),
-            "GPU 0 is given to cluster a, too",
-            "end the other one, or use fewer: 0 of gpu01 are free",
+            "GPU 0 is also assigned to cluster a",
+            "stop the other cluster, or use fewer GPUs: 0 of gpu01 are free",
         ),
         (GpuAllocation(container="vlaunch-a-n", cluster="a", ids=("GPU-1",)), "", ""),
         (GpuAllocation(container="vlaunch-c-n", cluster="c", count=2), "", ""),
@@ -262,7 +262,7 @@ def test_the_declared_address_must_be_on_an_interface(load: Load, good: Good) ->
 
     assert (finding.status, finding.text, finding.evidence) == (
         "fail",
-        "no interface carries 10.0.0.11",
+        "no interface has 10.0.0.11",
         "eth0 10.9.9.9",
     )
     assert "set `ip:` of gpu01" in finding.fix
@@ -366,8 +366,8 @@ def test_every_failure_has_a_fix_and_no_full_stop(load: Load, good: Good) -> Non
     ("changed", "status", "text"),
     [
         ({}, "pass", ""),
-        ({"podman": True}, "fail", "`docker` is Podman here, not Docker"),
-        ({"security": ("seccomp", "rootless")}, "fail", "Docker runs rootless here"),
+        ({"podman": True}, "fail", "`docker` is Podman, not Docker"),
+        ({"security": ("seccomp", "rootless")}, "fail", "Docker runs rootless"),
         ({"docker_version": None}, "skip", "Docker did not answer"),
     ],
 )
@@ -402,6 +402,6 @@ def test_selinux_must_let_containers_read_what_they_mount(
 
     assert finding.status == status
     if status == "fail":
-        assert finding.text == "SELinux keeps containers from /data/hf"
+        assert finding.text == "SELinux blocks containers from /data/hf"
         assert finding.evidence == "/data/hf: default_t"
         assert "`sudo chcon -Rt container_file_t /data/hf`" in finding.fix

@@ -55,7 +55,7 @@ CASES = (
         id="gpu-model",
         red={"gpu02": "fail"},
         text="2 × NVIDIA A100-SXM4-80GB, while gpu[01,03] has NVIDIA H100 80GB HBM3",
-        fix="leave gpu02 out",
+        fix="remove gpu02 from",
         facts={"gpu02": {"gpus": (A100, A100)}},
     ),
     Case(
@@ -79,7 +79,7 @@ CASES = (
         id="fabric-manager",
         red={"gpu01": "fail"},
         text="Fabric Manager is inactive",
-        fix="its version must be the driver's",
+        fix="its version must match the driver",
         survey={
             "*": {"nvlink": NvlinkFabric(switches=6, service="active")},
             "gpu01": {"nvlink": NvlinkFabric(switches=6, service="inactive")},
@@ -104,14 +104,14 @@ CASES = (
     Case(
         id="gpu-errors",
         red={"gpu01": "warn"},
-        text="reported Xid 31 since the node booted, which applications bring about",
+        text="reported Xid 31 since the node booted, usually caused by an application",
         fix="grep Xid",
         survey={"gpu01": {"xid": ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1896, name=python3",)}},
     ),
     Case(
         id="gpu-errors",
         red={"gpu01": "warn"},
-        text="reported Xid 31, 43 since the node booted, which applications bring about",
+        text="reported Xid 31, 43 since the node booted, usually caused by an application",
         fix="grep Xid",
         survey={"gpu01": {"xid": tuple((H100 / "xid.txt").read_text().splitlines())}},
     ),
@@ -142,7 +142,7 @@ CASES = (
     Case(
         id="driver",
         red={"gpu01": "fail"},
-        text="driver 515.1 is older than 520, the first that knows H100",
+        text="driver 515.1 is older than 520, the first that supports H100",
         fix="install driver 520 or newer on gpu01",
         facts={
             "gpu01": {"gpus": (replace(GPU, driver="515.1"),) * 2},
@@ -152,7 +152,7 @@ CASES = (
     Case(
         id="imex",
         red={"gpu02": "warn"},
-        text="there is no IMEX channel",
+        text="no IMEX channel",
         fix="nvidia-imex",
         extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts=PRESENT,
@@ -181,7 +181,7 @@ CASES = (
     Case(
         id="imex",
         red=dict.fromkeys(NODES, "warn"),
-        text="its IMEX channel is not given to the container",
+        text="the container does not have its IMEX channel",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
         facts=PRESENT,
         survey=CHANNEL,
@@ -190,7 +190,7 @@ CASES = (
     Case(
         id="imex",
         red={"gpu02": "warn"},
-        text="Docker 29.2 does not read NVIDIA_IMEX_CHANNELS",
+        text="Docker 29.2 ignores NVIDIA_IMEX_CHANNELS",
         fix="add `devices: [/dev/nvidia-caps-imex-channels/channel0]`",
         extra=f"{ROCE}\nenv: {{NVIDIA_IMEX_CHANNELS: 0}}",
         facts={**PRESENT, "gpu02": {**PRESENT["*"], "docker_version": "29.2.0"}},
@@ -206,11 +206,11 @@ UNKNOWN = (
     ),
     (
         Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"xid": None}}),
-        "kernel's log may not be read",
+        "no permission to read the kernel log",
     ),
     (
         Case(id="gpu-errors", red={}, text="", fix="", survey={"gpu01": {"gpus": ()}}),
-        "told nothing of memory errors",
+        "did not report memory errors",
     ),
     (
         Case(
@@ -300,8 +300,8 @@ def test_a_missing_image_is_judged_by_its_tag() -> None:
             id="driver",
             red=dict.fromkeys(NODES, "fail"),
             text=(
-                "driver 535.10 is too old for CUDA 13, which the image's tag tells and which"
-                " needs 580"
+                "driver 535.10 is too old for CUDA 13, which the image's tag names and which needs"
+                " 580"
             ),
             fix="or set `image: vllm/vllm-openai:v0.32.0-cu129`",
             facts={"*": {"images": {}, "gpus": (replace(GPU, driver="535.10"),) * 2}},
@@ -333,8 +333,12 @@ def test_tags_tell_a_cuda_version_or_nothing(image: str, cuda: str) -> None:
 @pytest.mark.parametrize(
     ("image", "images", "reason"),
     [
-        ("vllm/vllm-openai:latest", {}, "the image is not here yet, so its CUDA is not known"),
-        (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not say its CUDA"),
+        (
+            "vllm/vllm-openai:latest",
+            {},
+            ("the image is not on this node yet, so its CUDA version is unknown"),
+        ),
+        (IMAGE, {IMAGE: replace(CUDA12, env={})}, "the image does not state its CUDA version"),
     ],
 )
 def test_a_driver_without_a_requirement_does_not_pass(

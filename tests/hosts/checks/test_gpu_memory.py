@@ -19,13 +19,13 @@ CONTAINER = container("vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="g
 BUSY = Case(
     id="gpu-memory",
     red={"gpu02": "fail"},
-    text="70000 MiB of GPU memory held by ada (1 process)",
+    text="70000 MiB of GPU memory in use by ada (1 process)",
     fix="`sudo kill 77` on gpu02",
     facts={"gpu02": {"gpu_processes": (ADA,)}},
 )
 CONTAINED = replace(
     BUSY,
-    text="held by root (1 process)",
+    text="in use by root (1 process)",
     fix="`docker stop feedfeedfeed` on gpu02",
     facts={"gpu02": {"gpu_processes": (replace(OURS, container="feed" * 16),)}},
 )
@@ -35,7 +35,7 @@ CASES = (
     Case(
         id="gpu-memory",
         red={"gpu02": "warn"},
-        text="by whom is not known (GPU 0: 5000 MiB)",
+        text="by unknown processes (GPU 0: 5000 MiB)",
         fix="`nvidia-smi` on gpu02",
         facts={"gpu02": {"gpus": (replace(GPU, memory_used=5000), GPU), "gpu_processes": None}},
     ),
@@ -53,7 +53,7 @@ def test_an_unknown_list_of_processes_is_skipped() -> None:
     case = Case(id="gpu-memory", red={}, text="", fix="", facts={"gpu01": {"gpu_processes": None}})
 
     assert findings(case)[0].status == "skip"
-    assert "did not tell which" in findings(case)[0].text
+    assert "did not report which" in findings(case)[0].text
 
 
 def test_the_clusters_own_containers_are_no_strangers() -> None:
@@ -63,7 +63,7 @@ def test_the_clusters_own_containers_are_no_strangers() -> None:
 
     assert (judged[1].status, judged[1].text) == (
         "pass",
-        "70000 MiB held, by this cluster's own containers",
+        "70000 MiB in use by this cluster's own containers",
     )
 
 
@@ -83,7 +83,7 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
 
     assert (judged[1].status, judged[1].text) == (
         "fail",
-        "70000 MiB of GPU memory held by root (1 process)",
+        "70000 MiB of GPU memory in use by root (1 process)",
     )
 
 
@@ -99,8 +99,8 @@ def test_gpus_that_the_node_does_not_use_are_not_judged() -> None:
 DRAWN = replace(
     BUSY,
     red={"gpu02": "warn"},
-    text="a display holds GPU memory (GPU 1: 2000 MiB)",
-    fix="end the desktop",
+    text="a display uses GPU memory (GPU 1: 2000 MiB)",
+    fix="stop the desktop",
     facts={
         "gpu02": {
             "gpus": (GPU, replace(GPU, index=1, uuid="GPU-1", memory_used=72000)),
@@ -144,11 +144,11 @@ def test_a_server_needs_what_others_leave(count: int, share: float, status: str)
     assert finding.status == status
     if status == "fail":
         assert finding.text == (
-            "GPU 1 (80 GiB) has memory held by ada (1 process),"
-            f" and the server claims {share:.0%} of it"
+            f"GPU 1 (80 GiB) has memory in use by ada (1 process), and the server needs {share:.0%}"
+            " of it"
         )
         assert finding.evidence == "ada: pid 77 python3, 70000 MiB"
-        assert finding.fix.startswith("end it: `sudo kill 77` on gpu02, or claim less")
+        assert finding.fix.startswith("stop it: `sudo kill 77` on gpu02, or reserve less")
 
 
 def test_a_node_without_a_process_list_does_not_block() -> None:

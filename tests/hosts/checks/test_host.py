@@ -46,7 +46,7 @@ CASES = (
     Case(
         id="sudo",
         red={"gpu02": "fail"},
-        text="`sudo -n docker` may not be run by `ops` without a password",
+        text="`ops` needs a password to run `sudo -n docker`",
         fix="NOPASSWD",
         extra="docker: [sudo, -n, docker]\n" + ROCE,
         facts={
@@ -80,7 +80,7 @@ CASES = (
     Case(
         id="time-sync",
         red={"gpu03": "warn"},
-        text="nothing keeps its clock",
+        text="no time daemon synchronizes its clock",
         fix="set-ntp true` on gpu03",
         survey={"gpu03": {"synced": False}},
     ),
@@ -95,7 +95,7 @@ CASES = (
     Case(
         id="next-boot",
         red={"gpu01": "warn"},
-        text="the next boot, 6.11.0-9, has no nvidia module",
+        text="the next kernel, 6.11.0-9, has no nvidia module",
         fix="dkms autoinstall -k 6.11.0-9",
         survey={"gpu01": {"next_kernel_has_driver": False, "next_kernel": "6.11.0-9"}},
     ),
@@ -119,7 +119,7 @@ CASES = (
         id="shm",
         red={"gpu02": "fail"},
         text="the container's /dev/shm, half of the memory, has 1.0 GiB",
-        fix="object_store: 512MiB}` in the inventory, or make it larger: give `shm:` a size",
+        fix="object_store: 512MiB}` in the inventory, or enlarge /dev/shm: set a size for `shm:`",
         survey={"gpu02": {"memory": 2 << 30}},
         extra=ROCE + "\nray: {object_store: 2GiB}",
     ),
@@ -140,14 +140,14 @@ CASES = (
     Case(
         id="disk",
         red={"gpu02": "fail"},
-        text="29.0 GiB free under Docker's own directory, 30 GiB needed to pull the image",
+        text="29.0 GiB free in Docker's data directory, 30 GiB needed to pull the image",
         fix="`docker image prune -a`",
         facts={"gpu02": {"docker_disk_free": 29 * GIB, "images": {}}},
     ),
     Case(
         id="disk",
         red={"gpu03": "fail"},
-        text="4.0 GiB free under Docker's own directory, 5 GiB needed",
+        text="4.0 GiB free in Docker's data directory, 5 GiB needed",
         fix="`data-root`",
         facts={"gpu03": {"docker_disk_free": 4 * GIB}},
     ),
@@ -163,7 +163,7 @@ CASES = (
     Case(
         id="cache-dir",
         red={"gpu02": "warn"},
-        text="would lie on nfs4, a file system over the network",
+        text="would be on nfs4, a network file system",
         fix="set `cache_dir:` of gpu02",
         facts={"gpu02": {"compile_cache": CompileCache(kind="nfs4", size=GIB)}},
     ),
@@ -179,11 +179,11 @@ UNKNOWN = (
             extra="docker: [sudo, -n, docker]\n" + ROCE,
             facts={"gpu02": {"docker_version": None, "timed_out_parts": frozenset({"docker"})}},
         ),
-        "sudo was not done in time",
+        "sudo timed out",
     ),
     (
         Case(id="time-skew", red={}, text="", fix="", survey={"gpu01": {"skew": None}}),
-        "its clock was not read",
+        "its clock could not be read",
     ),
     (
         Case(id="time-sync", red={}, text="", fix="", survey={"gpu01": {"synced": None}}),
@@ -198,7 +198,7 @@ UNKNOWN = (
             survey={"gpu01": {"remove_ipc": None}},
             extra=HOSTS,
         ),
-        "is not known",
+        "is unknown",
     ),
     (
         Case(
@@ -208,15 +208,15 @@ UNKNOWN = (
             fix="",
             survey={"gpu01": {"next_kernel_has_driver": None}},
         ),
-        "is not known",
+        "is unknown",
     ),
     (
         Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"shm": None}}, extra=HOSTS),
-        "size of /dev/shm is not known",
+        "size of /dev/shm is unknown",
     ),
     (
         Case(id="shm", red={}, text="", fix="", survey={"gpu01": {"memory": None}}),
-        "memory is not known",
+        "memory is unknown",
     ),
 )
 
@@ -263,7 +263,7 @@ def test_containers_with_memory_of_their_own_have_nothing_to_lose_at_logout(
     judged = findings(Case(id="remove-ipc", red={}, text="", fix="", survey={"*": survey}))
 
     assert {(finding.status, finding.text) for finding in judged} == {
-        ("pass", "the containers have shared memory of their own")
+        ("pass", "the containers have their own shared memory")
     }
 
 
@@ -291,25 +291,35 @@ def test_an_object_store_that_fits_is_reported_with_its_sizes() -> None:
         id="shm", red={}, text="", fix="", extra=ROCE + "\nshm: 8GiB\nray: {object_store: 4GiB}"
     )
 
-    assert findings(case)[0].text == "/dev/shm of 8.0 GiB holds Ray's object store of 4.0 GiB"
+    assert findings(case)[0].text == "/dev/shm of 8.0 GiB fits Ray's object store of 4.0 GiB"
 
 
 @pytest.mark.parametrize(
     ("changed", "files", "text"),
     [
-        ({}, BIG, "the image is here, more than 1 TiB free under /data; the model is here"),
+        (
+            {},
+            BIG,
+            (
+                "the image is on this node, more than 1 TiB free under /data; the model is on this"
+                " node"
+            ),
+        ),
         (
             {"images": {}},
             None,
             (
                 "room for the image (30 GiB), more than 1 TiB free under /data; the model's size is"
-                " not known"
+                " unknown"
             ),
         ),
         (
             {"disk_free": 6 * GIB},
             None,
-            "the image is here, more than 5 GiB free under /data; the model's size is not known",
+            (
+                "the image is on this node, more than 5 GiB free under /data; the model's size is"
+                " unknown"
+            ),
         ),
     ],
 )
@@ -336,7 +346,7 @@ def test_a_pass_claims_only_verified_facts(
     [
         (CompileCache(kind="xfs"), "pass", "xfs, nothing compiled yet"),
         (CompileCache(kind="xfs", size=5 * GIB // 2), "pass", "xfs, 2.5 GiB compiled"),
-        (None, "skip", "the file system of `cache_dir` is not known"),
+        (None, "skip", "the file system of `cache_dir` is unknown"),
     ],
 )
 def test_the_compile_cache_is_reported_with_its_size(
@@ -371,8 +381,8 @@ def test_a_node_that_runs_the_cluster_pulls_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"disk_free": None}, "`df` gave no answer"),
-        ({"docker_disk_free": None, "images": {}}, "Docker's own directory is not"),
+        ({"disk_free": None}, "`df` did not answer"),
+        ({"docker_disk_free": None, "images": {}}, "Docker's data directory is"),
     ],
 )
 def test_unknown_free_space_is_skipped(changed: dict[str, object], reason: str) -> None:
@@ -416,16 +426,16 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
         return finding.status, finding.text, finding.fix
 
     fix = "run `vlaunch up`, which renews them and restarts nothing"
-    assert check(authority + own, 31) == ("pass", "until 2032-02-28", "")
+    assert check(authority + own, 31) == ("pass", "valid until 2032-02-28", "")
     for days in (30, 0, -9):
-        assert check(authority + own, days) == ("warn", "the first ends on 2032-02-28", fix)
-    assert check("", 31)[:2] == ("skip", "there are none: the cluster is not up")
+        assert check(authority + own, days) == ("warn", "the first one expires on 2032-02-28", fix)
+    assert check("", 31)[:2] == ("skip", "no certificates: the cluster is not up")
 
 
 @pytest.mark.parametrize(
     ("state", "status", "text"),
     [
-        (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "can be written to"),
+        (StateDir(writable=True, read_only=False, free=64 << 20), "pass", "is writable"),
         (
             StateDir(writable=True, read_only=False, free=1 << 20),
             "fail",
@@ -439,9 +449,9 @@ def test_certificates_get_a_warning_a_month_before_they_expire(load: Load, good:
         (
             StateDir(writable=False, read_only=False, free=1 << 40),
             "fail",
-            "/srv/v/c cannot be written to by `ops`",
+            "`ops` cannot write to /srv/v/c",
         ),
-        (None, "skip", "could not be looked at"),
+        (None, "skip", "could not be checked"),
     ],
 )
 def test_the_state_directory_must_take_what_is_written(

@@ -48,8 +48,8 @@ CASES = (
     Case(
         id="model",
         red=dict.fromkeys(NODES, "fail"),
-        text="HF_HUB_OFFLINE forbids",
-        fix="take HF_HUB_OFFLINE out",
+        text="HF_HUB_OFFLINE prevents",
+        fix="remove HF_HUB_OFFLINE",
         extra=ROCE + "\nenv: {HF_HUB_OFFLINE: 1}",
         files=dict.fromkeys(NODES),
     ),
@@ -64,7 +64,7 @@ CASES = (
     Case(
         id="hf-token",
         red={"": "fail"},
-        text="does not accept the token",
+        text="rejects the token",
         fix="settings/tokens",
         evidence={"hub": HubAccess(status="unauthorized")},
     ),
@@ -78,7 +78,7 @@ CASES = (
     Case(
         id="hf-token",
         red={"": "fail"},
-        text="knows no org/model",
+        text="org/model does not exist",
         fix="correct the model",
         evidence={"hub": HubAccess(status="not found")},
     ),
@@ -88,11 +88,11 @@ CASES = (
 UNKNOWN = (
     (
         Case(id="model", red={}, text="", fix="", files=dict.fromkeys(NODES)),
-        "each downloads it when it is served first",
+        "`vlaunch serve` downloads it to each node",
     ),
     (Case(id="model", red={}, text="", fix="", evidence={"model": ""}), "no model is named"),
-    (Case(id="model", red={}, text="", fix="", evidence={"files": {}}), "could not be asked"),
-    (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": None}), "was not asked"),
+    (Case(id="model", red={}, text="", fix="", evidence={"files": {}}), "could not be checked"),
+    (Case(id="hf-token", red={}, text="", fix="", evidence={"hub": None}), "was not queried"),
     (
         Case(id="hf-token", red={}, text="", fix="", evidence={"hub": HubAccess(status="offline")}),
         "cannot reach Hugging Face",

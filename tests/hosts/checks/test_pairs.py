@@ -10,7 +10,7 @@ CASES = (
     Case(
         id="ports-reachable",
         red={"gpu01": "fail"},
-        text="gpu02 → gpu01: TCP 6379, 10002 timed out, so that something drops it",
+        text="gpu02 → gpu01: TCP 6379, 10002 timed out: something drops it",
         fix="-s 10.0.0.12 -j ACCEPT",
         port_probes={
             ("gpu02", "gpu01"): {
@@ -44,7 +44,7 @@ CASES = (
         id="high-port",
         red={"gpu03": "fail"},
         text="TCP 43210 timed out",
-        fix="look also at what gpu03 may send",
+        fix="check also the outgoing rules of gpu03",
         port_probes={
             ("gpu03", name): {"ports": {6379: "open", 43210: "timed out"}}
             for name in ("gpu01", "gpu02")
@@ -54,13 +54,13 @@ CASES = (
         id="mtu-path",
         red={"gpu02": "fail"},
         text="gpu01 → gpu02: packets of more than 1000 bytes are lost; 1500 should pass",
-        fix="mtu 1000`; try it with `ping -M do -s 972 10.0.0.12`",
+        fix="mtu 1000`; test it with `ping -M do -s 972 10.0.0.12`",
         port_probes={("gpu01", "gpu02"): {"largest": 1000, "bulk": False}},
     ),
     Case(
         id="mtu-path",
         red={"gpu02": "fail"},
-        text="a megabyte does not come through",
+        text="1 MB does not arrive",
         fix="`sudo ip link set eth0 mtu 1400`",
         port_probes={("gpu01", "gpu02"): {"bulk": False}},
     ),
@@ -70,11 +70,11 @@ CASES = (
 UNKNOWN = (
     (
         Case(id="ports-reachable", red={}, text="", fix="", evidence={"port_probes": None}),
-        "nobody knocked",
+        "no connection was tested",
     ),
     (
         Case(id="high-port", red={}, text="", fix="", evidence={"port_probes": ()}),
-        "no high port was tried",
+        "no high port was tested",
     ),
     (
         Case(
@@ -88,7 +88,7 @@ UNKNOWN = (
                 ("gpu03", "gpu01"): {"largest": None},
             },
         ),
-        "no datagram came through",
+        "no datagram arrived",
     ),
 )
 

@@ -119,7 +119,7 @@ def test_ports_of_the_clusters_own_containers_are_no_conflict(
 
     assert (finding.status, finding.text) == (
         "pass",
-        "the ports are the cluster's own: its containers run",
+        "in use by this cluster's own containers",
     )
 
 

@@ -131,7 +131,7 @@ CASES = (
         id="gid-index",
         red={"gpu03": "warn"},
         text="has index 5, while gpu[01-02] has 3",
-        fix="leave NCCL_IB_GID_INDEX out",
+        fix="remove NCCL_IB_GID_INDEX",
         survey={
             "gpu03": {
                 "rdma": (
@@ -143,7 +143,7 @@ CASES = (
     Case(
         id="gpudirect",
         red={"gpu02": "warn"},
-        text="`nvidia_peermem` is not loaded; the kernel may do it by DMA-BUF",
+        text="`nvidia_peermem` is not loaded; the kernel may use DMA-BUF",
         fix="`sudo modprobe nvidia_peermem` on gpu02",
         survey={"gpu02": {"modules": ("nvidia",)}},
     ),
@@ -166,7 +166,7 @@ UNKNOWN = (
         Case(id="gpudirect", red={}, text="", fix="", facts={"*": {"gpus": (GB10, GB10)}}),
         "GB10 has no GPUDirect RDMA",
     ),
-    (Case(id="gpudirect", red={}, text="", fix="", survey={"*": {"modules": ()}}), "is not known"),
+    (Case(id="gpudirect", red={}, text="", fix="", survey={"*": {"modules": ()}}), "is unknown"),
 )
 
 
@@ -186,10 +186,10 @@ def test_a_lost_port_is_reported_with_its_effect_on_the_others() -> None:
     )
 
     assert [(finding.status, finding.text) for finding in judged[:2]] == [
-        ("warn", "has active RDMA ports, which stay unused because gpu02 has none: mlx5_0:1"),
-        ("warn", "no active RDMA port, while gpu[01,03] has some: all are left to TCP"),
+        ("warn", "has active RDMA ports, unused because gpu02 has none: mlx5_0:1"),
+        ("warn", "no active RDMA port, while gpu[01,03] has some: all nodes use TCP"),
     ]
-    assert judged[0].fix == "mend gpu02, then set `network: {fabric: roce}` in the inventory"
+    assert judged[0].fix == "repair gpu02, then set `network: {fabric: roce}` in the inventory"
     assert judged[1].evidence == "mlx5_0:1 is DOWN (Polling)"
 
 

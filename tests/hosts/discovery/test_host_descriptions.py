@@ -48,10 +48,10 @@ def test_differences_are_folded() -> None:
 @pytest.mark.parametrize(
     ("facts", "text"),
     [
-        ({"podman": True}, "`docker` is Podman here, not Docker"),
+        ({"podman": True}, "`docker` is Podman, not Docker"),
         ({"timed_out_parts": frozenset({"docker"})}, "`docker version` did not answer within"),
         ({"part_errors": {"docker": "first line\npermission denied"}}, "answer: permission denied"),
-        ({}, "Docker does not answer: it is not there"),
+        ({}, "Docker does not answer: no message"),
     ],
 )
 def test_why_docker_does_not_answer(facts: dict[str, Any], text: str) -> None:

@@ -45,11 +45,9 @@ def test_a_disk_is_preferred_to_a_network_home() -> None:
     text = format_inventory(evidence)
 
     assert loads(text, Path("inventory.yaml")).head.state_dir == "/raid/vlaunch"
-    assert (
-        "# the login's home lies on nfs4, over the network, where containers' root may not" in text
-    )
-    assert "# /raid is on a disk of each host's own: 500 GiB free" in text
-    assert "# what engines compile lies there, too, in `cache` (`cache_dir:`)" in text
+    assert "# the SSH user's home is on nfs4, a network file system, where root of the" in text
+    assert "# /raid is on a local disk of each host: 500 GiB free" in text
+    assert "# the compile cache is there too, in `cache` (`cache_dir:`)" in text
     assert evidence.warnings == ()
 
 
@@ -59,7 +57,7 @@ def test_where_no_disk_is_the_logins_that_is_warned_of() -> None:
 
     assert evidence.state_dir is None
     assert evidence.warnings == (
-        "gpu[01-02]: the login's home lies on nfs4, over the network, and no disk of all hosts' own"
-        " is the login's to write: `sudo install -d -o ops /var/lib/vlaunch` there, then"
-        " `state_dir:` names it",
+        "gpu[01-02]: the SSH user's home is on nfs4, a network file system, and no local disk"
+        " common to all hosts is writable: `sudo install -d -o ops /var/lib/vlaunch` on the"
+        " hosts, then set `state_dir:` to it",
     )

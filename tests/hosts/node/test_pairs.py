@@ -190,7 +190,7 @@ def test_a_foreign_listener_at_the_high_port_is_recognised() -> None:
         report = probes("a", a)["b"]
 
     assert (report.ports[HIGH], report.bulk, report.largest) == ("error", None, None)
-    assert report.errors[HIGH] == "something else answers there"
+    assert report.errors[HIGH] == "another program answers"
 
 
 def test_a_listener_that_says_nothing_is_no_peer() -> None:
