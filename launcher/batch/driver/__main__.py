@@ -74,7 +74,7 @@ def lock_work(work: str) -> Any:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                     return file
                 # the locked file is not the one that the next driver will open
-                reason = "its folder was removed meanwhile"
+                reason = "its folder has been removed"
             except (BlockingIOError, FileNotFoundError) as error:
                 reason = str(error)
             except OSError:
@@ -82,14 +82,14 @@ def lock_work(work: str) -> Any:
                 raise
         except OSError as error:
             hint = (
-                "see that `hf_home` is on a filesystem with locks, that the head's container may"
-                " write there, and has space"
+                "check that `hf_home` is on a filesystem with locks and free space, and"
+                " that the head's container may write there"
             )
-            raise jobs.Refused(f"{path} cannot be locked", str(error), hint) from error
+            raise jobs.Refused(f"cannot lock {path}", str(error), hint) from error
         file.close()
         if time.monotonic() >= deadline:
             raise jobs.Refused(
-                f"another driver works in {work}",
+                f"another driver is using {work}",
                 reason,
                 "wait for it, or stop it with `vlaunch stop`",
             )
@@ -108,8 +108,8 @@ def run_job(job: jobs.Job, progress: Tracker) -> int:
         pending = run.count_pending()
         if pending:
             raise jobs.Failed(
-                f"{pending} rows never came back",
-                hint="run the job again: it goes on with those rows",
+                f"{pending} rows were never answered",
+                hint="run the job again: it continues with those rows",
             )
         summary.write_summary(job, run.manifest, run.ledger, progress, "done")
     except StopRequested:
@@ -136,7 +136,7 @@ class BatchRun:
 
     def open(self) -> None:
         """Survey the input and read the ledger."""
-        self.progress.set("reading", "looking at the input")
+        self.progress.set("reading", "checking the input")
         self.manifest = survey.survey_input(self.job, self.progress.say)
         self.ledger = ledger.recover(self.job, self.manifest, self.job.retry_errors)
         self.progress.begin(self.manifest.rows, self.ledger.done, self.ledger.errors)
@@ -172,7 +172,7 @@ class BatchRun:
         try:
             summary.write_summary(self.job, self.manifest, self.ledger, progress, state)
         except OSError as problem:  # usually a full disk, which is already reported
-            sys.stderr.write(f"summary.json cannot be written: {problem}\n")
+            sys.stderr.write(f"cannot write summary.json: {problem}\n")
         return STOPPED_STATUS if state == "stopped" else 1
 
 

@@ -87,8 +87,8 @@ class Budget:
         self.note(now, rows, counts)
         if self.idle > self.restarts:
             hint = (
-                "see why it dies below; raise `limits.restarts` only if it would have worked in"
-                " the end"
+                "fix the cause below; raise `limits.restarts` only if more restarts"
+                " would have helped"
             )
             return Failed(
                 f"replicas were restarted {self.idle} times and no row was finished in between",
@@ -98,7 +98,7 @@ class Budget:
             return self.judge_start(now, counts)
         if now - max(self.up, self.moved) > self.stall:
             hint = (
-                "run the job again: it goes on with the rows that are left; raise `limits.stall` if"
+                "run the job again: it continues with the remaining rows; raise `limits.stall` if"
                 " rows take this long"
             )
             died = f", and replicas were restarted {self.idle} times" if self.idle else ""
@@ -122,16 +122,16 @@ class Budget:
         if counts.ready + counts.placed < self.least:
             self.placed = None
             if now - self.started > QUEUE_TIMEOUT:
-                hint = "see what `ray status` says is free; the same command waits again"
+                hint = "check free resources with `ray status`; the same command waits again"
                 return Failed(
-                    f"there was no room for a replica within {QUEUE_TIMEOUT / 86400:.0f} days",
+                    f"no resources were free for a replica within {QUEUE_TIMEOUT / 86400:.0f} days",
                     hint=hint,
                 )
             return None
         if self.placed is None:
             self.placed = now
         if now - self.placed > LOAD_TIMEOUT:
-            hint = "see whether the model loads at all with `vlaunch serve`"
+            hint = "check that the model loads with `vlaunch serve`"
             return Failed(f"no replica was ready within {LOAD_TIMEOUT / 60:.0f} minutes", hint=hint)
         return None
 
@@ -330,7 +330,7 @@ def describe_shortage(
     text = f"waiting for {demand} for {requester}; {have}"
     short = [name for name, amount in wants.items() if total.get(name, 0) < amount]
     if short:
-        return f"{text}; the cluster has fewer {' and '.join(short)} in all than one replica needs"
+        return f"{text}; all nodes together have fewer {' and '.join(short)} than one replica needs"
     names = "; ".join(dict.fromkeys(holders))
     return f"{text}; held by {names}" if names else text
 

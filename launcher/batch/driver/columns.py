@@ -81,7 +81,7 @@ def converter(column: str, target_kind: str, declared: bool) -> Callable[[Any], 
                 else KIND_LABELS[kind_of(value)]
             )
             before = "is declared as" if declared else "the rows before it"
-            remedy = "" if declared else f"; say `keep: {{{column}: text}}`"
+            remedy = "" if declared else f"; set `keep: {{{column}: text}}`"
             raise ValueError(
                 f"column {column} holds {actual}, {before} {KIND_LABELS[target_kind]}{remedy}"
             ) from error

@@ -178,7 +178,7 @@ def refuse_new_columns(rows: list[Row], names: set[str]) -> None:
     """Raise ValueError if a row has an own column that is not in `names`."""
     for row in rows:
         if extra := row.keys() - names - INTERNAL_COLUMNS:
-            raise ValueError(f"column {min(extra)} is new: the rows of the first file lack it")
+            raise ValueError(f"column {min(extra)} is new: the first file has no such column")
 
 
 def vector_field(name: str, row: Row) -> Any:

@@ -55,16 +55,16 @@ FAILURE_PATTERNS = (
         pattern=rf"(?i){patterns.DISK_FULL}|Errno 28\b|Disk quota exceeded",
         message="the disk is full",
         hint=(
-            "free space (`df -h`), or write elsewhere with `write.path`; then run the job again: it"
-            " goes on"
+            "free space (`df -h`), or write elsewhere with `write.path`; then run the job"
+            " again: it continues"
         ),
     ),
     FailurePattern(
         pattern=rf"(?i){patterns.GATED}|401 Client Error.*huggingface",
-        message="the model is gated, and this cluster may not download it",
+        message="the model is gated, and this cluster has no access to it",
         hint=(
-            "accept its licence with your account, and put that account's HF_TOKEN into the"
-            " inventory's secrets"
+            "accept its license with your account, then set that account's"
+            " HF_TOKEN in the inventory's secrets"
         ),
     ),
     FailurePattern(
@@ -72,12 +72,12 @@ FAILURE_PATTERNS = (
             rf"(?i){patterns.NO_REPOSITORY}|{patterns.NO_MODEL}|{patterns.NOT_CACHED}"
             r"|can't load (?:the )?(?:configuration|model)"
         ),
-        message="the model is not there: not on this node, and not to be downloaded",
-        hint="check `model`: a name that the cluster can download, or a path that every node has",
+        message="the model is neither on this node nor available for download",
+        hint="set `model` to a name that the cluster can download, or a path on every node",
     ),
     FailurePattern(
         pattern=rf"(?i){patterns.KV_CACHE_SHORT}",
-        message="the model fits, but there is no room left for its key-value cache",
+        message="the model fits, but no GPU memory is left for its KV cache",
         hint=(
             "lower `engine.args.max_model_len`, raise `engine.args.gpu_memory_utilization`, or set"
             " `engine.tp` higher"
@@ -88,8 +88,8 @@ FAILURE_PATTERNS = (
         pattern=rf"(?i){patterns.GPU_MEMORY_IN_USE}",
         message="less GPU memory is free than the engine's share of it",
         hint=(
-            "lower `engine.args.gpu_memory_utilization`, or see what holds memory: `vlaunch exec"
-            " --host -- nvidia-smi`"
+            "lower `engine.args.gpu_memory_utilization`, or find the processes that use memory:"
+            " `vlaunch exec --host -- nvidia-smi`"
         ),
         modes=VLLM_MODES,
     ),
@@ -104,7 +104,7 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=rf"(?im){patterns.NO_COMPILER}",
-        message="this image has no compiler for what vLLM compiles while it starts",
+        message="this image lacks the compiler that vLLM needs at startup",
         hint=(
             "use an image with g++ (and nvcc, on GPUs), or compile nothing:"
             " `engine.args.enforce_eager: true`"
@@ -113,7 +113,7 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=rf"(?i){patterns.CONTEXT_TOO_LONG}",
-        message="the context is longer than the model takes",
+        message="the context is longer than the model supports",
         hint="lower `engine.args.max_model_len`",
         modes=VLLM_MODES,
     ),
@@ -136,13 +136,13 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=HOST_MEMORY,
-        message="a node ran out of host memory, and Ray ended a replica",
+        message="a node ran out of host memory, and Ray killed a replica",
         hint="lower `engine.replicas` or `engine.batch_size`, or use nodes with more memory",
         modes=("engine",),
     ),
     FailurePattern(
         pattern=HOST_MEMORY,
-        message="a node ran out of host memory, and Ray ended a rank",
+        message="a node ran out of host memory, and Ray killed a rank",
         hint=(
             "lower `data_parallel.size` or `data_parallel.round_rows`, or use nodes with more"
             " memory"
@@ -151,7 +151,7 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=HOST_MEMORY,
-        message="a node ran out of host memory, and Ray ended a replica",
+        message="a node ran out of host memory, and Ray killed a replica",
         hint="raise `predict.num_cpus` (fewer replicas on a node), or lower `predict.batch_size`",
         modes=("predict",),
     ),
@@ -166,7 +166,7 @@ FAILURE_PATTERNS = (
             r"TypeError: (\S+ (?:got an unexpected keyword|takes no arguments|missing \d+"
             r" required).*)"
         ),
-        message="the class cannot be made: {0}",
+        message="the class cannot be created: {0}",
         hint="compare `predict.args` with the arguments of its `__init__`",
         modes=("predict",),
     ),
@@ -182,8 +182,8 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=r"validation errors? for (\w+)",
-        message="vLLM refuses these engine arguments (`{0}`)",
-        hint="change `engine.args` as the lines above say",
+        message="vLLM rejected these engine arguments (`{0}`)",
+        hint="change `engine.args` as the lines above describe",
         modes=VLLM_MODES,
     ),
     FailurePattern(
@@ -200,13 +200,13 @@ FAILURE_PATTERNS = (
             rf"{patterns.GCS_UNREACHABLE}|Could not find any running Ray"
             r"|GCS (?:server )?(?:has )?(?:died|is down)"
         ),
-        message="the head's Ray cannot be reached",
-        hint="see `vlaunch status`, then run the job again: it goes on where it stopped",
+        message="cannot reach Ray on the head",
+        hint="see `vlaunch status`, then run the job again: it continues where it stopped",
     ),
     FailurePattern(
         pattern=rf"(?i){patterns.ENGINE_KILLED}|{NO_ERROR_LOGGED}",
-        message="an engine was killed while it started, most likely for lack of host memory",
-        hint="see whether the kernel did it: `vlaunch exec --host -- dmesg | tail`",
+        message="an engine was killed during startup, most likely for lack of host memory",
+        hint="check whether the kernel killed it: `vlaunch exec --host -- dmesg | tail`",
         modes=VLLM_MODES,
     ),
 )
@@ -248,8 +248,8 @@ def describe_unknown(problem: BaseException, text: str) -> Failed:
     message = exception.text if exception else next(iter(raised), last_line)
     where = " on ".join(filter(None, (exception.process, exception.address))) if exception else ""
     hint = (
-        "the whole traceback is in the job's log; run the job again once the cause is gone: it goes"
-        " on where it stopped"
+        "the full traceback is in the job's log; fix the cause, then run the job again:"
+        " it continues where it stopped"
     )
     shown = "\n".join(line[:400] for line in lines[-LINES:])
     return Failed(f"{message[:300]} ({where})" if where else message[:300], shown, hint)

@@ -31,9 +31,9 @@ def sampling_params(sampling: Mapping[str, Any]) -> SamplingParams:
         params = SamplingParams(**plain, structured_outputs=structured_params)
     except Exception as problem:
         raise Failed(
-            "vLLM refuses these sampling parameters",
+            "vLLM rejected these sampling parameters",
             error_reason(problem),
-            "change `sampling` as that says",
+            "change `sampling` as the message describes",
         ) from problem
     # Otherwise vLLM returns every row at every token.
     params.output_kind = RequestOutputKind.FINAL_ONLY
@@ -51,7 +51,7 @@ def answer_columns(output: Any) -> dict[str, Any]:
     first = output.outputs[0]
     finish_reason = str(first.finish_reason or "")
     if finish_reason in ("abort", "error"):
-        raise NoAnswer(f"vLLM ended this request: {finish_reason}")
+        raise NoAnswer(f"vLLM aborted this request: {finish_reason}")
     return {
         "answer": first.text,
         "finish_reason": finish_reason,

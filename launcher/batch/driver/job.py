@@ -238,13 +238,13 @@ def read_job(work: str) -> Job:
                 content.get("version") if isinstance(content, dict) else type(content).__name__
             )
             raise Refused(
-                f"{path} is of version {version}, this driver understands {VERSION}",
+                f"{path} is of version {version}, but this driver supports {VERSION}",
                 hint="run `vlaunch batch` again",
             )
         return parse_job({**content, "work": os.path.abspath(work)})
     except OSError as error:
         raise Refused(
-            f"{path} cannot be read", str(error), "run `vlaunch batch` again: it writes this file"
+            f"cannot read {path}", str(error), "run `vlaunch batch` again: it writes this file"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         evidence = f"{type(error).__name__}: {error}"

@@ -125,7 +125,7 @@ class Ledger:
             if self.accounted.overlaps(first, last) or not 0 <= first <= last < self.rows:
                 where = f"{mask_secrets(self.out.address)}: {entry.part}"
                 raise Refused(
-                    f"{where} has rows that are counted elsewhere",
+                    f"{where} has rows that are already counted elsewhere",
                     f"rows {first} to {last}",
                     RESTART_HINT,
                 )
@@ -158,8 +158,8 @@ def recover(job: Job, manifest: Manifest, retry_errors: bool = False) -> Ledger:
         return load_ledger(output_dir, manifest, retry_errors)
     except OSError as error:
         hint = (
-            "see that it is a folder, that the head's container may write there, and that there is"
-            " space"
+            "check that it is a folder, that the head's container may write there, and that"
+            " it has free space"
         )
         raise Refused(
             f"{mask_secrets(output_dir.address)} cannot be written", brief_error(error), hint
@@ -208,7 +208,7 @@ def refuse_unlisted_files(output_dir: Location, present: Iterable[str], listed: 
     )
     if unknown:
         raise Refused(
-            f"{mask_secrets(output_dir.address)} has files that the ledger does not know",
+            f"{mask_secrets(output_dir.address)} has files that are not in the ledger",
             "\n".join(unknown[:10]),
             f"move them away, or {RESTART_HINT}",
         )
@@ -252,7 +252,7 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
         input_fingerprint = content["input"]
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
-            f"{shown}/ledger/job.json is not this program's",
+            f"{shown}/ledger/job.json was not written by vlaunch",
             str(error),
             "name another folder to write to",
         ) from error
@@ -264,11 +264,11 @@ def check_mark(job: Job, origin: str, mark: Location, shown: str) -> None:
     if different := identity_changes(identity, job.identity):
         hint = f"undo the change, or {RESTART_HINT}"
         raise Refused(
-            f"{shown} was begun by this job with other settings", "\n".join(different), hint
+            f"{shown} was started by this job with other settings", "\n".join(different), hint
         )
     if input_fingerprint != origin:
         hint = f"put the input back as it was, or {RESTART_HINT}"
-        raise Refused(f"{shown} was begun by this job with another input", hint=hint)
+        raise Refused(f"{shown} was started by this job with another input", hint=hint)
 
 
 def refuse_foreign_files(output_dir: Location, shown: str) -> None:
@@ -276,7 +276,7 @@ def refuse_foreign_files(output_dir: Location, shown: str) -> None:
     if names := foreign_files(output_dir):
         evidence = "\n".join(names[:10] + (["…"] if len(names) > 10 else []))
         raise Refused(
-            f"{shown} is not empty, and not this job's",
+            f"{shown} is not empty and was not written by this job",
             evidence,
             "name another folder to write to, or empty it",
         )
@@ -331,10 +331,10 @@ def parse_entry(name: str, payload: dict[str, Any]) -> LedgerEntry:
         or not part
         or part[1] != name[5:-5]
     ):
-        raise ValueError(f"it speaks of {payload['part']}")
+        raise ValueError(f"it describes {payload['part']}")
     rows = tuple((int(first), int(last)) for first, last in payload["rows"])
     if count_numbers(rows) != payload["count"]:
-        raise ValueError("its count is not that of its rows")
+        raise ValueError("its row count does not match its rows")
     return LedgerEntry(
         number=int(part[1]),
         part=payload["part"],
@@ -368,7 +368,7 @@ def erase_output(job: Job) -> None:
     except (ValueError, TypeError) as error:
         where = f"{mask_secrets(output_dir.address)}/ledger/job.json"
         raise Refused(
-            f"{where} is not this program's",
+            f"{where} was not written by vlaunch",
             str(error),
             "name another folder to write to, or empty it",
         ) from error

@@ -38,7 +38,7 @@ def embedding_columns(output: Any) -> dict[str, Any]:
 def check_output(output: Any) -> None:
     """Raise NoAnswer with vLLM's reason for aborting a request, if it did."""
     if output.error is not None:
-        raise NoAnswer(f"vLLM ended this request: {output.error.message}")
+        raise NoAnswer(f"vLLM aborted this request: {output.error.message}")
 
 
 class Scorer:

@@ -67,7 +67,7 @@ def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
         return crash
     if code := re.search(r"exit code (-?\d+)", text):
         return f"exit status {code[1]}"
-    return "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)"
+    return "its process was killed (SIGKILL: out of memory, or by an operator)"
 
 
 def points_to_log(text: str) -> bool:

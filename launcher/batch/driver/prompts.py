@@ -41,7 +41,7 @@ class Prompter:
         if prompt is None:
             raise Refused(
                 "the job has no prompt",
-                hint="say under `prompt` which column or template makes one",
+                hint="set a column or a template under `prompt`",
             )
         self.column = prompt.column
         self.chat_args = dict(prompt.chat_args)
@@ -116,7 +116,7 @@ class Prompter:
             return str(tokenizer.apply_chat_template(messages, **options))
         except Exception as error:  # a model's template may raise anything
             raise PromptError(
-                f"the model's chat template refuses it: {describe_error(error)}"
+                f"the model's chat template rejects it: {describe_error(error)}"
             ) from error
 
 
@@ -131,7 +131,7 @@ class Template:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
             raise Refused(
-                f"{where} is not a template",
+                f"{where} is not a valid template",
                 f"{f'line {line}: ' if line else ''}{describe_error(error)}",
             ) from error
 
@@ -144,16 +144,16 @@ class Template:
             for part in self.compiled.generate({"row": columns, **columns}):
                 length += len(part)
                 if length > LARGEST:
-                    raise PromptError(f"the template makes more than {LARGEST:,} characters of it")
+                    raise PromptError(f"the template produces more than {LARGEST:,} characters")
                 parts.append(part)
         except jinja2.UndefinedError as error:
             raise PromptError(undefined_reason(str(error))) from error
         except PromptError:
             raise
         except RecursionError as error:
-            raise PromptError("the template calls itself without end") from error
+            raise PromptError("the template calls itself endlessly") from error
         except MemoryError as error:
-            raise PromptError("the template needs more memory than there is") from error
+            raise PromptError("the template needs more memory than is available") from error
         except Exception as error:  # a filter may raise anything
             raise PromptError(f"the template fails on this row: {describe_error(error)}") from error
         return "".join(parts)
@@ -166,7 +166,7 @@ def undefined_reason(error: str) -> str:
         return f"the template names `{undefined[1]}`, which this row lacks"
     inner = re.fullmatch(r"'(.+) object' has no attribute '(.+)'", error)
     return (
-        f"the template asks {inner[1]} for `{inner[2]}`, which it lacks"
+        f"the template reads `{inner[2]}` from {inner[1]}, which does not have it"
         if inner
         else f"the template fails on this row: {error}"
     )

@@ -96,14 +96,14 @@ class RankPool:
         self.progress.set(
             "waiting", f"{text}: waiting for {gpus} free accelerator{'s' * (gpus > 1)} for each"
         )
-        hint = "`vlaunch jobs` shows what holds accelerators"
+        hint = "`vlaunch jobs` shows what uses accelerators"
         for slot, actor in zip(self.slots, self.actors, strict=True):
             ref = actor.hello.remote()
             self.put(slot.rank, ref, doing="has not started", limit=QUEUE_TIMEOUT, hint=hint)
         while self.busy:
             self.processes.update((rank, process) for rank, _, process in self.finished())
         self.progress.set("loading", text)
-        hint = "a larger `limits.stall` gives it longer"
+        hint = "raise `limits.stall` to wait longer"
         for slot, setting in zip(self.slots, settings, strict=True):
             ref = self.actors[slot.rank].load.remote(setting)
             self.put(slot.rank, ref, doing="has not loaded the model", limit=stall, hint=hint)
@@ -149,10 +149,7 @@ class RankPool:
         parallel = self.job.data_parallel
         assert parallel is not None  # noqa: S101 - the mode says so
         doing = f"has not answered {len(rows)} row{'s' * (len(rows) != 1)}"
-        hint = (
-            "a larger `data_parallel.timeout` or a smaller `data_parallel.round_rows` gives each"
-            " round longer"
-        )
+        hint = "raise `data_parallel.timeout`, or lower `data_parallel.round_rows`"
         self.put(
             rank,
             self.actors[rank].answer.remote(rows),
@@ -235,7 +232,7 @@ class RankPool:
             cause_text, hint = failure.message, failure.hint
         else:
             cause_text = reasons[rank]
-            hint = "run the job again once the cause is gone: it goes on where it stopped"
+            hint = "fix the cause, then run the job again: it continues where it stopped"
         notes = [f"Ray: {text}"[:400]] if gone else []
         raised = cause.find_exception(lines) if not gone and points_to_log(text) else None
         if failure and not gone:
@@ -311,11 +308,11 @@ class RankPool:
                     self.progress.warn(line)
             except Exception as problem:  # a dead node has no processes
                 self.progress.warn(
-                    f"a node was not looked at for what its rank left behind:"
+                    f"could not check a node for processes that its rank left behind:"
                     f" {describe_exception(problem)}"
                 )
         if pending:
-            self.progress.warn("a node has not said whether its rank's processes are gone")
+            self.progress.warn("a node did not report whether its rank's processes are gone")
 
 
 def finished_refs(tasks: Sequence[RankTask]) -> list[Any]:

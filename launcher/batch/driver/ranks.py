@@ -66,15 +66,15 @@ def run(
     if job.preprocess is not None:
         raise Refused(
             "mode `data-parallel` has no `preprocess` stage",
-            hint="run it as a job of its own (`mode: predict`), and read what that one wrote",
+            hint="run it as a separate job (`mode: predict`), and read its output",
         )
     Prompter(job)  # reject an invalid template before any rank starts
     slots = rank_slots(parallel, job.engine.tp * job.engine.pp)
     moe = count_experts(read_configuration(job)) > 0
     if parallel.expert_parallel and not moe:
         progress.warn(
-            "expert parallelism was asked for, but the model has no experts: each rank has all"
-            " of it"
+            "expert parallelism was requested, but the model has no experts: each rank has"
+            " the full model"
         )
     together = moe and parallel.size > 1
     size = slice_rows(count_rows(pending), parallel)
@@ -132,10 +132,10 @@ def read_configuration(job: Job) -> Mapping[str, Any]:
             config, _ = PretrainedConfig.get_config_dict(name, revision=args.get("revision"))
     except Exception as problem:
         raise Refused(
-            f"the configuration of {name} cannot be read: it says whether the ranks must run"
-            " together",
+            f"cannot read the configuration of {name}, which determines whether ranks"
+            " must run together",
             f"{type(problem).__name__}: {problem}",
-            "`vlaunch check` tells which nodes have the model",
+            "`vlaunch check` shows which nodes have the model",
         ) from problem
     overrides = args.get("hf_overrides")
     return {**config, **overrides} if isinstance(overrides, Mapping) else config
@@ -322,7 +322,7 @@ def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
     numbers = [row for row, _ in part.pending]
     if [answer.row for answer in answers] != numbers:
         raise Failed(
-            f"rank {rank} was asked for {len(numbers)} rows and answered others",
+            f"rank {rank} was given {len(numbers)} rows and answered others",
             f"asked: {numbers[:5]}…",
         )
     part.answers = {answer.row: answer for answer in answers}

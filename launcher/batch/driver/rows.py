@@ -58,7 +58,7 @@ def read_split(
         if number == split.last:
             return
     if remaining and remaining[-1][1] > number:
-        raise changed_error(file, f"it holds {split.last - number} rows less")
+        raise changed_error(file, f"it holds {split.last - number} fewer rows")
 
 
 def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
@@ -70,7 +70,7 @@ def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
         if info is None:
             raise Failed(
                 f"{shown} is gone",
-                hint="put it back and run `vlaunch batch` again, which goes on where it stopped",
+                hint="put it back and run `vlaunch batch` again, which continues where it stopped",
             )
         if info.bytes != file.bytes or (info.mark != file.mark and file.mark):
             raise changed_error(file, f"{file.bytes} bytes then, {info.bytes} now")
@@ -81,17 +81,15 @@ def open_rows(job: Job, file: File, split: Split) -> Iterator[InputRow]:
         ) from error
     except (OSError, EOFError) as error:
         hint = (
-            "see that the head's container can read it, then run `vlaunch batch` again, which goes"
-            " on where it stopped"
+            "check that the head's container can read it, then run `vlaunch batch` again,"
+            " which continues where it stopped"
         )
         raise Failed(f"{shown} cannot be read", brief_error(error), hint) from error
 
 
 def changed_error(file: File, evidence: str) -> Failed:
     hint = "put the file back as it was, or start over with `--discard-results`"
-    return Failed(
-        f"{mask_secrets(file.path)} is not what it was when the job began", evidence, hint
-    )
+    return Failed(f"{mask_secrets(file.path)} has changed since the job started", evidence, hint)
 
 
 class Packer:
@@ -224,7 +222,7 @@ def parse_json(line: bytes | lines.LongLine, limit: int) -> dict[str, Any]:
 
 
 def refuse_constant(constant: str) -> Any:
-    raise BadRow(f"not JSON: it has no word {constant}")
+    raise BadRow(f"not JSON: {constant} is not allowed")
 
 
 def parse_integer(digits: str) -> int:

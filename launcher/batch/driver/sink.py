@@ -201,7 +201,7 @@ class Sink:
         raise Failed(
             f"{self.ledger.errors} rows have failed, and `limits.errors` is {limit}",
             f"reasons are in {folder}",
-            "see why they fail; then raise `limits.errors`, or run again with `--retry-errors`",
+            "fix their cause, or raise `limits.errors`, or run again with `--retry-errors`",
         )
 
     @contextmanager
@@ -228,10 +228,10 @@ class Sink:
 
 def explain_error(error: OSError, folder: str) -> Failed:
     """Return the failure that explains a filesystem's error."""
-    again = "then run `vlaunch batch` again, which goes on where it stopped"
+    again = "then run `vlaunch batch` again, which continues where it stopped"
     if error.errno in DISK_FULL or "No space left" in str(error) or "quota" in str(error).lower():
         return Failed(
-            f"no space is left for answers in {folder}",
+            f"no space left for answers in {folder}",
             brief_error(error),
             f"free some there (`df -h {folder}`), {again}",
         )
@@ -241,14 +241,14 @@ def explain_error(error: OSError, folder: str) -> Failed:
         or "ACCESS_DENIED" in str(error)
     ):
         return Failed(
-            f"{folder} may not be written",
+            f"permission denied: cannot write {folder}",
             brief_error(error),
             f"allow the head's container to write there, {again}",
         )
     return Failed(
         f"{folder} cannot be written",
         brief_error(error),
-        f"see that it is there and may be written, {again}",
+        f"check that it exists and is writable, {again}",
     )
 
 

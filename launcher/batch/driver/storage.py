@@ -136,8 +136,8 @@ def open_location(where: str) -> Location:
         )
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
         hint = (
-            "see that the image has the library for it and that the job's secrets and"
-            " environment fit"
+            "check that the image has the library for it, and check"
+            " the job's secrets and environment"
         )
         raise Refused(
             f"{mask_secrets(where)} cannot be opened", brief_error(error), hint
@@ -183,12 +183,12 @@ def list_files(where: str) -> list[StoredFile]:
         raise Refused(
             f"{mask_secrets(where)} cannot be listed",
             brief_error(error),
-            "see that the path is right and may be read",
+            "check that the path is correct and readable",
         ) from error
     if not stored:
         raise Refused(
             f"{mask_secrets(where)}: no such file",
-            hint="see that the path is right, and that the head's container sees it",
+            hint="check that the path is correct and mounted into the head's container",
         )
     return sorted(stored, key=lambda file: file.path)
 

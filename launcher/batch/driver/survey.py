@@ -32,7 +32,7 @@ def survey_input(job: Job, say: Callable[[str], None]) -> Manifest:
         Refused: no such file, not of this format, or the input or the job changed since the earlier
             run.
     """
-    say("looking for the input")
+    say("listing the input")
     listed = list_inputs(job)
     location = open_location(os.path.join(job.work, "manifest.json"))
     if location.exists():
@@ -72,14 +72,14 @@ def load_confirmed(job: Job, location: Location, listed: list[StoredFile]) -> Ma
     if manifest.digest != job.digest:
         different = "\n".join(identity_changes(identity, job.identity))
         raise Refused(
-            "the job is not the one that was begun",
+            "the job differs from the one that was started",
             different,
             "undo the change, or start over with `--discard-results`",
         )
     if changed_files := file_differences(manifest.files, listed):
         hint = "put the files back as they were, or start over with `--discard-results`"
         raise Refused(
-            "the input is not what it was when the job began", "\n".join(changed_files[:20]), hint
+            "the input has changed since the job started", "\n".join(changed_files[:20]), hint
         )
     return manifest
 
@@ -161,7 +161,7 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
         if begin[:4] == b"PAR1":
             raise Refused(
                 f"{mask_secrets(file.path)} is a Parquet file",
-                hint=f"say `format: parquet`, not `{job.read.format}`",
+                hint=f"set `format: parquet`, not `{job.read.format}`",
             )
         if job.read.format == "csv":
             return cut_csv(job, location, file, begin)
@@ -171,7 +171,7 @@ def cut_file(job: Job, file: File) -> tuple[File, Iterator[Cut]]:
 
 
 def unreadable_error(job: Job, file: File, error: Exception) -> Refused:
-    hint = "see that the file is whole and may be read, and that `format` is what it is"
+    hint = "check that the file is complete and readable, and that `format` is correct"
     return Refused(
         f"{mask_secrets(file.path)} cannot be read as {job.read.format}", brief_error(error), hint
     )
@@ -181,7 +181,7 @@ def refuse_read_errors(file: File, cuts: Iterator[Cut]) -> Iterator[Cut]:
     try:
         yield from cuts
     except (OSError, ValueError) as error:
-        hint = "see that the file is whole and may be read"
+        hint = "check that the file is complete and readable"
         raise Refused(
             f"{mask_secrets(file.path)} cannot be read", brief_error(error), hint
         ) from error

@@ -91,7 +91,7 @@ def read_records(parts: Iterator[bytes | LongLine], delimiter: str, limit: int) 
 
 def csv_reason(message: str, quotes: int) -> str:
     if "unexpected end of data" in message:
-        return "not CSV: a quote that begins in this row is never closed"
+        return "not CSV: a quote that starts in this row is never closed"
     if message.startswith("larger"):
         return f"the row is {message}"
     return f"not CSV: {message}" + (" (a quote in it is not closed)" if quotes % 2 else "")

@@ -114,7 +114,7 @@ def test_waiting_for_room_may_take_days() -> None:
     assert watched.judge(budget.QUEUE_TIMEOUT, 0, ReplicaCounts(waiting=1)) is None
     ended = watched.judge(budget.QUEUE_TIMEOUT + 1, 0, ReplicaCounts(waiting=1))
     assert ended is not None
-    assert ended.message == "there was no room for a replica within 7 days"
+    assert ended.message == "no resources were free for a replica within 7 days"
 
 
 def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
@@ -139,9 +139,8 @@ def test_an_impossible_demand_is_reported() -> None:
         {"GPU": 4.0, "CPU": 0.0}, 1, {"GPU": 2.0}, {"GPU": 2.0}, ["serve (1 GPU)"]
     )
     assert (
-        text
-        == "waiting for 4 GPU for one replica; 2 of 2 GPU free; the cluster has fewer GPU in all"
-        " than one replica needs"
+        text == "waiting for 4 GPU for one replica; 2 of 2 GPU free; all nodes together have fewer"
+        " GPU than one replica needs"
     )
 
 

@@ -19,12 +19,12 @@ def test_values_must_fit_their_columns(tmp_path: Path) -> None:
     )
     rows = of(tmp_path, "a.jsonl", data, keep={"score": None}, write={"format": "parquet"})
 
-    text = "column score holds text, the rows before it whole numbers; say `keep: {score: text}`"
+    text = "column score holds text, the rows before it whole numbers; set `keep: {score: text}`"
     assert errors(rows)[1100:] == [
         text,
         "",
         "",
-        "column score holds numbers, the rows before it whole numbers; say `keep: {score: text}`",
+        "column score holds numbers, the rows before it whole numbers; set `keep: {score: text}`",
     ]
     assert rows[1101]["_keep"] == {"score": None}
 

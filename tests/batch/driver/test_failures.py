@@ -42,7 +42,7 @@ from launcher.batch.driver.job import Failed
         (
             "engine",
             "HFValidationError: Repo id must be in the form 'repo_name'",
-            "the model is not there",
+            "the model is neither on this node",
             "check `model`",
         ),
         (
@@ -55,7 +55,7 @@ from launcher.batch.driver.job import Failed
             "engine",
             "RuntimeError: Engine core initialization failed. See root cause above."
             " Failed core proc(s): {'EngineCore': -9}",
-            "an engine was killed while it started",
+            "an engine was killed during startup",
             "dmesg",
         ),
         (
@@ -75,13 +75,13 @@ from launcher.batch.driver.job import Failed
         (
             "engine",
             "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found",
-            "no compiler",
+            "lacks the compiler",
             "enforce_eager",
         ),
         (
             "engine",
             "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
-            "no compiler",
+            "lacks the compiler",
             "enforce_eager",
         ),
         (
@@ -112,13 +112,13 @@ from launcher.batch.driver.job import Failed
         (
             "predict",
             "TypeError: C() takes no arguments",
-            "cannot be made: C() takes no arguments",
+            "cannot be created: C() takes no arguments",
             "predict.args",
         ),
         (
             "engine",
             "ValueError: No available memory for the cache blocks.",
-            "key-value cache",
+            "KV cache",
             "max_model_len",
         ),
     ],

@@ -50,7 +50,7 @@ def test_sampling_parameters_are_vllms() -> None:
 @pytest.mark.usefixtures("vllm")
 def test_sampling_parameters_that_vllm_refuses_fail_the_job() -> None:
     """They are wrong for every row."""
-    with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
+    with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
         generation.sampling_params({"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
@@ -78,7 +78,7 @@ def test_an_answer_has_its_text_its_end_and_its_tokens() -> None:
 @pytest.mark.parametrize("ended", ["abort", "error"])
 def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
     """It has text, but not all of it."""
-    with pytest.raises(NoAnswer, match=f"vLLM ended this request: {ended}"):
+    with pytest.raises(NoAnswer, match=f"vLLM aborted this request: {ended}"):
         generation.answer_columns(output(ended))
 
 
@@ -86,7 +86,7 @@ def test_a_request_that_vllm_gave_up_has_no_answer(ended: str) -> None:
     ("problem", "expected"),
     [
         (PromptError("the prompt is empty"), "the prompt is empty"),
-        (NoAnswer("vLLM ended this request: abort"), "vLLM ended this request: abort"),
+        (NoAnswer("vLLM aborted this request: abort"), "vLLM aborted this request: abort"),
         (VLLMValidationError("too many tokens"), "too many tokens"),
         (KeyError("t"), "KeyError: 't'"),
         (RuntimeError(), "RuntimeError"),

@@ -121,7 +121,7 @@ def test_a_minimal_job_has_every_default() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "cannot be read"),
+        (None, "cannot read"),
         ("{", "does not describe a job"),
         ("[]", "is of version list"),
         ('{"version": 2}', "is of version 2"),

@@ -111,7 +111,7 @@ def test_a_vector_travels_as_the_bytes_of_its_numbers(tmp_path: Path) -> None:
         "_cached": 0,
     }
     assert [(row["_error"], row["_raw"]) for row in result[1:]] == [
-        ("vLLM ended this request: no room", "!"),
+        ("vLLM aborted this request: no room", "!"),
         ("the model has a vector for each token, not one for the text", "many"),
         ("the prompt is column `text`, which this row lacks", '{"none": 1}'),
     ]
@@ -135,7 +135,7 @@ def test_a_score_is_of_two_texts(tmp_path: Path) -> None:
     assert (result[0]["score"], result[0]["prompt_tokens"]) == (2.0, 6)
     assert [row["_error"] for row in result[1:]] == [
         "ValueError: the prompt is too long",
-        "vLLM ended this request: no room",
+        "vLLM aborted this request: no room",
         "one of the two texts is empty",
         "the template names `b`, which this row lacks",
     ]

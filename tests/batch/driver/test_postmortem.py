@@ -63,7 +63,7 @@ def gone(detail: str = KILLED) -> Died:
         (
             gone(),
             ["all is well"],
-            "its process was killed (SIGKILL: by the kernel for want of memory, or by somebody)",
+            "its process was killed (SIGKILL: out of memory, or by an operator)",
         ),
         (
             gone(),

@@ -70,7 +70,7 @@ def test_chats_are_messages(tmp_path: Path) -> None:
     ("template", "reason"),
     [
         ("{{ titel }}", "the template names `titel`, which this row lacks"),
-        ("{{ a.nope }}", "asks dict for `nope`, which it lacks"),
+        ("{{ a.nope }}", "reads `nope` from dict, which does not have it"),
         ("{{ text.__class__ }}", "SecurityError"),
         ("{{ text.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ ''['__class__'] }}", "SecurityError|lacks"),
@@ -83,7 +83,7 @@ def test_chats_are_messages(tmp_path: Path) -> None:
                 "{% for i in range(99999) %}{% for j in range(99999) %}{{ text * 100 }}{% endfor"
                 " %}{% endfor %}"
             ),
-            "makes more than",
+            "produces more than",
         ),
         ("{{ text * 1000000000 }}", "OverflowError"),
         ("{{ [text] * 1000000000 }}", "OverflowError"),
@@ -94,7 +94,7 @@ def test_chats_are_messages(tmp_path: Path) -> None:
         ("{{ text|indent(1000000000) }}", "OverflowError"),
         ("{{ text.ljust(1000000000) }}", "OverflowError"),
         ("{{ text.zfill(width) }}", "OverflowError"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself endlessly"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ text + 1 }}", "TypeError"),
         ("{% include 'x' %}", "TypeError|no loader"),
@@ -119,7 +119,9 @@ def test_a_row_is_never_a_template(tmp_path: Path) -> None:
 
 def test_a_broken_template_is_refused_with_its_line(tmp_path: Path) -> None:
     """Before any row; the message says which of the chat's."""
-    with pytest.raises(Refused, match=r"prompt\.chat\[0\]\.content is not a template") as raised:
+    with pytest.raises(
+        Refused, match=r"prompt\.chat\[0\]\.content is not a valid template"
+    ) as raised:
         prompter(tmp_path, chat=[{"role": "user", "content": "a\n{{ b"}])
     assert raised.value.evidence.startswith("line 2: ")
 
@@ -143,6 +145,6 @@ def test_the_models_chat_template_receives_the_jobs_arguments(tmp_path: Path) ->
         == "hi [('add_generation_prompt', True), ('enable_thinking', False), ('tokenize', False)]"
     )
     with pytest.raises(
-        PromptError, match="the model's chat template refuses it: ValueError: System role"
+        PromptError, match="the model's chat template rejects it: ValueError: System role"
     ):
         result.chat(Tokenizer(), [{"role": "system", "content": "hi"}])

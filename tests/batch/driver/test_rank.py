@@ -288,7 +288,7 @@ def test_a_request_that_vllm_gave_up_is_an_error_row() -> None:
     """It has text, but not all of it."""
     (answer,) = create_rank().answer(rows("ab"))
 
-    assert (answer.error, answer.stage) == ("vLLM ended this request: abort", "inference")
+    assert (answer.error, answer.stage) == ("vLLM aborted this request: abort", "inference")
 
 
 @pytest.mark.usefixtures("vllm")

@@ -130,7 +130,7 @@ def test_a_block_is_answered_row_by_row(tmp_path: Path) -> None:
     assert [(row["_error"], row["_stage"], row["_raw"]) for row in results[1:]] == [
         ("TooLong: the prompt is too long", "inference", "far too long"),
         ("the prompt is column `text`, which this row lacks", "prompt", '{"none": 1}'),
-        ("vLLM ended this request: abort", "inference", "abort"),
+        ("vLLM aborted this request: abort", "inference", "abort"),
     ]
     assert all("answer" not in row for row in results[1:])
 
@@ -171,7 +171,7 @@ def test_encoder_decoder_engines_receive_the_prompt_itself() -> None:
 
 def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_loads() -> None:
     """They are wrong for every row."""
-    with pytest.raises(Failed, match="refuses these sampling parameters") as raised:
+    with pytest.raises(Failed, match="rejected these sampling parameters") as raised:
         replica.Replica({"model": "not loaded"}, "generate", {"temperature": -1})
 
     assert "must be non-negative" in raised.value.evidence
@@ -183,7 +183,7 @@ def test_sampling_parameters_that_vllm_refuses_end_the_job_before_the_model_load
         (DIED, "NameError: name 'time' is not defined (Worker pid=431 on 10.0.0.1)"),
         (
             "nothing to see\n",
-            "an engine was killed while it started, most likely for lack of host memory",
+            "an engine was killed during startup, most likely for lack of host memory",
         ),
     ],
 )

@@ -269,9 +269,9 @@ def test_too_many_errors_end_the_job_after_a_commit(tmp_path: Path, source: Path
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.ENOSPC, "no space is left"),
-        (errno.EDQUOT, "no space is left"),
-        (errno.EACCES, "may not be"),
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "no space left"),
+        (errno.EACCES, "cannot write"),
         (errno.EIO, "cannot be"),
     ],
 )

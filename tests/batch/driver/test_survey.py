@@ -180,9 +180,9 @@ def test_a_later_run_reuses_the_manifest(tmp_path: Path) -> None:
 
     assert survey.survey_input(spec, messages.append) == survey.survey_input(spec, messages.append)
     assert [text.partition(":")[0] for text in messages] == [
-        "looking for the input",
+        "listing the input",
         "counting rows",
-        "looking for the input",
+        "listing the input",
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_changed_input_is_refused_with_the_difference(tmp_path: Path) -> None:
     os.utime(tmp_path / "in" / "c", ns=(5, 5))
     (tmp_path / "in" / "d").touch()
 
-    with pytest.raises(Refused, match="the input is not what it was") as raised:
+    with pytest.raises(Refused, match="the input has changed since") as raised:
         surveyed(spec)
     folder = tmp_path / "in"
     assert raised.value.evidence.splitlines() == [
@@ -226,7 +226,7 @@ def test_a_changed_job_is_refused_with_the_difference(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"n": 1}\n')
     surveyed(job(tmp_path, tmp_path / "a.jsonl"))
 
-    with pytest.raises(Refused, match="not the one that was begun") as raised:
+    with pytest.raises(Refused, match="differs from the one that was started") as raised:
         surveyed(
             job(
                 tmp_path,

@@ -48,7 +48,7 @@ def test_broken_csv_records_are_error_rows(tmp_path: Path) -> None:
     assert text[3].startswith("not CSV: ")
     assert text[4].startswith("not UTF-8: ")
     assert rows[5]["_data"] == {"a": "5", "b": "6"}
-    assert text[6] == "not CSV: a quote that begins in this row is never closed"
+    assert text[6] == "not CSV: a quote that starts in this row is never closed"
     assert len(rows) == 7
 
 
