@@ -337,7 +337,7 @@ def simple_order(order: Literal["go", "finish"]) -> str:
 
 def parse_event(node: str, line: str) -> ProgramEvent:
     """Parse a line of a program's output; raises UnreadableAnswer."""
-    return decode.parse_json(ProgramEvent, line, f"what {node} says of the copy")
+    return decode.parse_json(ProgramEvent, line, f"the status of the copy on {node}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,25 +350,25 @@ class _Result:
 def parse_models(answer: Answer) -> NodeModels:
     """Parse a node's models; raises UnreadableAnswer."""
     line = result_line(answer, "seen")
-    return decode.parse_json(NodeModels, line, f"what {answer.node} says of its models")
+    return decode.parse_json(NodeModels, line, f"the list of models on {answer.node}")
 
 
 def parse_resolved(answer: Answer) -> Resolved:
     """Parse a resolved revision; raises UnreadableAnswer."""
     line = result_line(answer, "resolved")
-    return decode.parse_json(Resolved, line, f"what {answer.node} heard of the model")
+    return decode.parse_json(Resolved, line, f"the hub's reply to {answer.node}")
 
 
 def parse_exported(answer: Answer) -> Exported:
     """Parse an exported image; raises UnreadableAnswer."""
     line = result_line(answer, "exported")
-    return decode.parse_json(Exported, line, f"what {answer.node} says of the image")
+    return decode.parse_json(Exported, line, f"the description of the image on {answer.node}")
 
 
 def parse_removed(answer: Answer) -> int:
     """Parse the number of freed bytes; raises UnreadableAnswer."""
     line = result_line(answer, "removed")
-    return decode.parse_json(_Result, line, f"what {answer.node} says of its model").bytes
+    return decode.parse_json(_Result, line, f"the reply of {answer.node}").bytes
 
 
 def failure_reason(error: UnreadableAnswer) -> str:
@@ -385,7 +385,7 @@ def result_line(answer: Answer, event: str) -> str:
         result = decode.parse_json(_Result, line, f"the answer of {answer.node}")
     except UnreadableAnswer:
         raise UnreadableAnswer(
-            f"{answer.node} cannot say what it has", evidence=answer.tail or "(it said nothing)"
+            f"{answer.node} sent no valid reply", evidence=answer.tail or "(no output)"
         ) from None
     if result.event != event:
         raise UnreadableAnswer(f"{answer.node} cannot do it: {result.why or result.event}")

@@ -85,13 +85,13 @@ class _Coordinator:
             yield from self._receive_messages()
             if self._clock() > deadline:
                 late = [name for name, member in self._members.items() if not member.listening]
-                problem = f"the program did not begin within {START_TIMEOUT:.0f}s"
+                problem = f"the program did not start within {START_TIMEOUT:.0f}s"
                 raise NodeError(fold(late), problem)
         if errors := self._errors():
             raise combine_errors(errors)
         for name, member in self._members.items():
             if member.shared:
-                text = f"sees the same folder as {member.shared}, which gets the files"
+                text = f"shares its folder with {member.shared}, which gets the files"
                 yield Event(kind="note", stage=_STAGE, node=name, text=text)
             member.stored_at_start = member.stored
         self._began = self._moved_at = self._clock()
@@ -119,7 +119,7 @@ class _Coordinator:
 
     def finish(self) -> Iterator[Event]:
         """Have the members install the files."""
-        text = "writing the files to the disks, and putting them in their places"
+        text = "writing the files to disk and moving them into place"
         yield Event(kind="wait", stage=_STAGE, text=text, state="running")
         self._compare_digests()
         for member in self._members.values():
@@ -159,14 +159,16 @@ class _Coordinator:
             silent = self._clock() - member.last_message_at
             expected = member.alive and member.listening and not member.finished
             if expected and silent > SILENCE_TIMEOUT:
-                yield from self._drop_member(name, f"it has said nothing for {silent:.0f}s")
+                yield from self._drop_member(name, f"no message from it for {silent:.0f}s")
 
     def _handle_message(self, name: str, member: MemberProgress, message: Any) -> Iterator[Event]:
         member.last_message_at = self._clock()
         if isinstance(message, Answer):
             if not member.finished and member.alive:
                 why = message.tail or "\n".join(member.error_lines[-3:])
-                yield from self._drop_member(name, why or f"its program ended with {message.code}")
+                yield from self._drop_member(
+                    name, why or f"its program exited with code {message.code}"
+                )
             return
         if message.error:
             member.error_lines.append(untrusted.single_line(message.text))
@@ -204,14 +206,14 @@ class _Coordinator:
             yield from self._handle_wrong_chunk(name, event.who, event.number)
 
     def _handle_wrong_chunk(self, name: str, sender: str, number: int) -> Iterator[Event]:
-        text = f"got wrong bytes from {sender}, and asks again"
+        text = f"got corrupt data from {sender}; requesting it again"
         if sender in self._members:
             self._members[sender].program.say(chain.recheck_order(number))
         yield Event(kind="warning", stage=_STAGE, node=name, text=text, state="warn")
 
     def _drop_member(self, name: str, why: str) -> Iterator[Event]:
         member = self._members[name]
-        member.failed = why or "its program ended"
+        member.failed = why or "its program exited"
         member.program.end()
         if name == self._source:
             raise self._error(name)
@@ -272,15 +274,15 @@ class _Coordinator:
         raise VlaunchError(
             f"no byte has moved for {STALL_TIMEOUT:.0f}s",
             evidence=progress,
-            hint="see whether the nodes reach each other at the copy's port: `vlaunch check --only"
-            " ports-reachable`; the same command goes on from there",
+            hint="check the copy's port: `vlaunch check --only ports-reachable`; then run the"
+            " same command again: it continues the copy",
         )
 
     def _error(self, name: str) -> NodeError:
         member = self._members[name]
-        hint = "the same command goes on from there"
+        hint = "run the same command again: it continues the copy"
         if member.disk_full:
-            hint = "see what could go there: `vlaunch model list`, `vlaunch image list`"
+            hint = "find what to remove: `vlaunch model list`, `vlaunch image list`"
         return NodeError(name, "cannot take part in the copy", evidence=member.failed, hint=hint)
 
     def _report_progress(self, due: bool) -> Iterator[Event]:

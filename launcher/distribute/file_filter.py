@@ -46,11 +46,11 @@ def select_files(model: str, resolved: Resolved, file_filter: FileFilter) -> tup
         raise RequestError(
             f"{model} has no weights in safetensors",
             evidence=weights[:5],
-            hint="files of other forms may run code when they are loaded; if you trust them:"
-            f" `vlaunch model pull {model} --all-files`, or name them with `--include`",
+            hint=f"if you trust this model, run `vlaunch model pull {model} --all-files`, or"
+            " select files with `--include`: other formats may run code when loaded",
         )
     if not chosen:
-        raise RequestError(f"no file of {model} is left", evidence=names[:5])
+        raise RequestError(f"the filters exclude every file of {model}", evidence=names[:5])
     for name, size, digest in chosen:
         _check_file(model, name, size, digest)
     return chosen
@@ -73,9 +73,11 @@ def _check_file(model: str, name: str, size: int, digest: str) -> None:
     try:
         safe_name(name)
     except UnsafeName as error:
-        raise RequestError(f"{model} has a file with a bad name", evidence=str(error)) from None
+        raise RequestError(
+            f"{model} has a file with an invalid name", evidence=str(error)
+        ) from None
     if size < 0 or len(digest) not in (40, 64) or set(digest) - set("0123456789abcdef"):
-        raise RequestError(f"the hub does not say what {name} of {model} is")
+        raise RequestError(f"the hub gives no valid size and digest of {name} in {model}")
 
 
 def nodes_with_files(

@@ -54,7 +54,7 @@ def list_(call: CommandContext, nodes: tuple[str, ...]) -> int:
     if call.as_json:
         click.echo(dump_json(_as_json(call.inventory.cluster, stores, remarks)))
     elif not any(store.images for store in stores.values()) and not remarks:
-        say("there is no image on these nodes")
+        say("these nodes have no images")
     else:
         show(render_images(stores, remarks))
     return 1 if remarks else 0
@@ -116,15 +116,15 @@ def _cells(name: str, images: Sequence[tuple[str, Image]]) -> tuple[str, ...]:
 def _describe_differences(rows: Sequence[tuple[str, str]]) -> list[str]:
     names = [name for name, _ in rows if name != _NONE]
     return [
-        f"{name} is not the same image everywhere; `vlaunch image copy {name} --from NODE` mends it"
+        f"{name} differs between nodes; to fix it, run `vlaunch image copy {name} --from NODE`"
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
 
 
 def _describe_unfinished(stores: Mapping[str, ImageStore]) -> list[str]:
     return [
-        f"{node}: {format_size(store.unfinished)} of unfinished copies in {store.folder}; the same"
-        " command continues them"
+        f"{node}: {format_size(store.unfinished)} of incomplete copies in {store.folder}; run the"
+        " same command again to continue"
         for node, store in stores.items()
         if store.unfinished
     ]

@@ -80,7 +80,7 @@ def copy(
     that fails does not stop the others. After an interruption, the same command continues the copy.
     """
     if source and here:
-        raise click.UsageError("--from names a node, --here is this machine: use one of them")
+        raise click.UsageError("--from and --here exclude each other")
     name = image or call.inventory.image
     target_nodes = select_nodes(call.inventory, targets)
     source_nodes = () if here else select_nodes(call.inventory, [source] if source else [])
@@ -157,8 +157,8 @@ def pull_image(session: Session, node: Node, name: str) -> None:
             node.name,
             f"cannot pull {name}",
             evidence=answer.tail,
-            hint="try another node: `--node NAME`; or copy it from this machine: `vlaunch image"
-            f" copy {name} --here`",
+            hint="try another node with `--node NAME`, or copy it from this machine: `vlaunch"
+            f" image copy {name} --here`",
         )
     session.step("pull", "pulled", node=node.name, seconds=answer.seconds)
 
@@ -219,7 +219,7 @@ def _print_plan(plan: ImagePlan) -> None:
         click.echo(f"  {name} would get {missing}, from {before}")
         before = name
     for name in plan.unnamed:
-        click.echo(f"  {name} has it under another name, and would get this one, too")
+        click.echo(f"  {name} has it under another name, and would get this name, too")
     if complete := [name for name in plan.complete_nodes if name != plan.source]:
         click.echo(f"  {fold(complete)} has it already")
 
@@ -297,7 +297,7 @@ class _ImageCopy:
         for name in plan.receivers:
             self._received[name] = result.members[name].received
             if name not in result.failed:
-                text = f"{format_size(self._received[name])} received, and given to Docker"
+                text = f"{format_size(self._received[name])} received and loaded into Docker"
                 self._session.step("copy", text, node=name, seconds=result.seconds)
 
     def _export_image(self) -> Exported:
@@ -338,7 +338,9 @@ class _ImageCopy:
         for name, store in query_stores(self._session, nodes, scratch=self._scratch).items():
             image = store.find_image(self._plan.name)
             if image is None or image.identity != self._plan.image.identity:
-                self._failed[name] = "Docker took it, and has another image or none of this name"
+                self._failed[name] = (
+                    "Docker loaded it, but has another image or none under this name"
+                )
 
     def _run_program(self, name: str, request: Mapping[str, Any], timeout: float) -> Answer:
         """Run a node's program, and return its answer."""

@@ -19,7 +19,7 @@ from launcher.distribute.node.files import CopyManifest, ManifestFile
 from launcher.tools.docker import Image
 
 _MARGIN: Final = 1.02  # space required per byte
-_LIST_HINT: Final = "see what is where: `vlaunch image list`"
+_LIST_HINT: Final = "list the images: `vlaunch image list`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ def plan_image(
     _check_ready(stores, [source, *receivers])
     if "@" in name and receivers:
         raise RequestError(
-            f"{name} is named by its digest, and an image that is copied between nodes has none"
-            " there: Docker knows digests of what came from a registry alone",
-            hint="name it by a tag; the nodes' images are compared with each other all the same",
+            f"{name} is named by its digest, but Docker keeps digests only of images from a"
+            " registry, not of copied ones",
+            hint="use a tag: vlaunch compares the nodes' images in any case",
         )
     twins = {node: _find_same_image(stores[node], image) for node in receivers}
     unnamed = {node: twin.id for node, twin in twins.items() if twin is not None}
@@ -125,16 +125,16 @@ def _choose_source(
     if not images:
         _check_ready(stores, [node for node, store in stores.items() if store.docker_error])
         raise RequestError(
-            f"no node has {name} ({fold(list(stores))} were asked)",
-            hint=f"have one fetch it: `vlaunch image pull {name}`, or bring it from this machine:"
-            f" `vlaunch image copy {name} --here`",
+            f"no node has {name} (checked: {fold(list(stores))})",
+            hint=f"pull it: `vlaunch image pull {name}`, or copy it from this machine: `vlaunch"
+            f" image copy {name} --here`",
         )
     first = next(iter(images))
     if others := [node for node in images if images[node].identity != images[first].identity]:
         raise RequestError(
-            f"{name} is not the same image on {fold([first, *others])}",
+            f"{name} differs between {fold([first, *others])}",
             evidence=[f"{n}: {short_id(i)}, {format_size(i.size)}" for n, i in images.items()],
-            hint=f"say whose it shall be: `vlaunch image copy {name} --from {first}`",
+            hint=f"choose the source: `vlaunch image copy {name} --from {first}`",
         )
     return first
 
@@ -156,9 +156,9 @@ def _check_ready(stores: Mapping[str, ImageStore], nodes: Sequence[str]) -> None
             errors.append(
                 NodeError(
                     node,
-                    "an image is copied by Python 3.8 or newer",
+                    "copying an image needs Python 3.8 or newer",
                     evidence=f"python3 on the node: {version}",
-                    hint="install it, or bring the image yourself: `docker save IMAGE | ssh"
+                    hint="install it, or copy the image yourself: `docker save IMAGE | ssh"
                     f" {node} docker load`",
                 )
             )
@@ -218,19 +218,19 @@ def check_targets(plan: ImagePlan, copy_plan: CopyPlan, stores: Mapping[str, Ima
         )
     ]
     if errors:
-        raise combine_errors(errors, "has too little room for the image")
+        raise combine_errors(errors, "has too little disk space for the image")
 
 
 def _check_space(node: str, store: ImageStore, *, scratch: int, docker: int) -> list[NodeError]:
     if store.same_disk:
         enough = scratch + docker <= store.free
-        text = f"{format_size(scratch + docker)} are needed, {format_size(store.free)} are free"
+        text = f"{format_size(scratch + docker)} needed, {format_size(store.free)} free"
     else:
         enough = scratch <= store.scratch_free and docker <= store.free
         text = (
-            f"{format_size(max(0, scratch))} are needed in {store.top.rpartition('/')[0]},"
-            f" {format_size(store.scratch_free)} are free;"
-            f" {format_size(docker)} where Docker keeps images, {format_size(store.free)} are free"
+            f"{format_size(max(0, scratch))} needed in {store.top.rpartition('/')[0]},"
+            f" {format_size(store.scratch_free)} free; {format_size(docker)} needed where Docker"
+            f" stores images, {format_size(store.free)} free"
         )
     if enough:
         return []
@@ -238,4 +238,4 @@ def _check_space(node: str, store: ImageStore, *, scratch: int, docker: int) -> 
         "remove images that no container uses: `vlaunch exec --host -- docker image prune -a -f`;"
         " or stage the copy on another disk: `--scratch FOLDER`"
     )
-    return [NodeError(node, f"has too little room for the image: {text}", hint=hint)]
+    return [NodeError(node, f"has too little disk space for the image: {text}", hint=hint)]

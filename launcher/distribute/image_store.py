@@ -91,7 +91,7 @@ def parse_store(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -
     parts = parse_parts(text)
     if "end" not in parts:
         raise UnreadableAnswer(
-            f"what {node} says of its images is incomplete",
+            f"the list of images on {node} is incomplete",
             evidence=untrusted.excerpt(text, last=True),
         )
     try:
@@ -99,7 +99,7 @@ def parse_store(text: str, *, cluster: str, node: str, scratch: str = SCRATCH) -
         return _build_store(parts, top, cluster, node)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnreadableAnswer(
-            f"what {node} says of its images cannot be read ({error!r:.200})",
+            f"the list of images on {node} cannot be read ({error!r:.200})",
             evidence=untrusted.excerpt(text, last=True),
         ) from None
 
@@ -131,10 +131,10 @@ def _build_store(parts: Parts, top: str, cluster: str, node: str) -> ImageStore:
 
 def _docker_error(text: str) -> str:
     """Return Docker's message, without the `null` that it prints when it reaches no server."""
-    return "\n".join(line for line in text.splitlines() if line != "null") or "it said nothing"
+    return "\n".join(line for line in text.splitlines() if line != "null") or "no output"
 
 
 def _parse_number(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text.strip()):
-        raise ValueError(f"{text[:50]!r} is no number")
+        raise ValueError(f"{text[:50]!r} is not a number")
     return int(text)

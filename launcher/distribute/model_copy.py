@@ -196,7 +196,7 @@ def copy_model(
     for node in updated:
         member = result.members[node]
         if not member.shared:
-            text = f"{format_size(member.received)} received, every byte compared"
+            text = f"{format_size(member.received)} received and verified"
             session.step("copy", text, node=node, seconds=member.seconds)
     received = {node: result.members[node].received for node in updated}
     max_received = max(received.values(), default=0)
@@ -229,8 +229,8 @@ class _LocalModel:
             homes = {node.hf_home.rstrip("/") for node in inventory.nodes}
             if not as_ and len(homes) > 1:
                 raise RequestError(
-                    "the nodes' hf_home differ, so the folder has no one path",
-                    hint="name it: `--as PATH`",
+                    "the nodes have different hf_home settings, so the folder needs a path",
+                    hint="set it: `--as PATH`",
                 )
             target = as_ or f"{homes.pop()}/{path.name}"
             return cls(str(path), target, {"path": str(path)})
@@ -246,7 +246,7 @@ class _LocalModel:
     def scan(self) -> NodeModels:
         """Scan the model's files."""
         raw = scan.scan_models({**self.request, "files": True, "room": self.path})
-        store = decode.validate(NodeModels, raw, "what this machine has")
+        store = decode.validate(NodeModels, raw, "the list of models on this machine")
         models = tuple(replace(model, name=self.model) for model in store.models)
         return replace(store, models=models)
 

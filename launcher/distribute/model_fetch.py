@@ -52,8 +52,8 @@ def dry_run_notes(snapshot: ClusterSnapshot, model: str, nodes: Sequence[Node]) 
     if missing_nodes := _nodes_without_model(snapshot, model, nodes):
         complete = any(store.where == "there" for store in snapshot.models.values())
         subcommand = f"copy {model}" if complete or model.startswith("/") else f"pull {model}"
-        advice = f"`vlaunch model {subcommand} --dry-run` says how"
-        yield f"first, {fold(missing_nodes)} would be given {model}: {advice}"
+        advice = f"`vlaunch model {subcommand} --dry-run` shows how"
+        yield f"first, {fold(missing_nodes)} would get {model}: {advice}"
 
 
 def _check_gates(session: Session, plan: Plan) -> None:
@@ -61,7 +61,7 @@ def _check_gates(session: Session, plan: Plan) -> None:
     for stage in plan.stages:
         if stage.id == "preflight":
             gates = tuple(gate for gate in stage.gates if gate.id != "model")
-            title = "Look at the cluster, before the model is brought"
+            title = "Check the cluster before the copy of the model"
             reduced = replace(stage, title=title, gates=gates)
             session.apply(replace(plan, stages=(reduced,), notes=()))
 

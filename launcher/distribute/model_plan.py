@@ -158,16 +158,16 @@ def _choose_source(
             raise RequestError(
                 f"{source} does not have {_format_model(model, revision)}",
                 evidence=_describe_partial(copies.get(source)),
-                hint="see what is where: `vlaunch model list`",
+                hint="list the models: `vlaunch model list`",
             )
         return source
     if not complete:
         evidence = [f"{name}: {_describe_partial(copy)}" for name, copy in copies.items()]
         raise RequestError(
             f"no node has {_format_model(model, revision)}"
-            + (", or not all of it" if copies else f" ({fold(list(stores))} were asked)"),
+            + (" completely" if copies else f" (checked: {fold(list(stores))})"),
             evidence=evidence,
-            hint="see what is where: `vlaunch model list`; a folder of this machine is copied with"
+            hint="list the models: `vlaunch model list`; to copy a folder of this machine:"
             " `vlaunch model copy ./FOLDER`",
         )
     first = next(iter(complete))
@@ -178,12 +178,12 @@ def _choose_source(
     ]
     if others:
         raise RequestError(
-            f"{model} is not the same on {fold([first, *others])}",
+            f"{model} differs between {fold([first, *others])}",
             evidence=[
                 f"{name}: {copy.revision or f'{copy.count} files'}, {format_size(copy.size)}"
                 for name, (_, copy) in complete.items()
             ],
-            hint=f"say whose it shall be: `vlaunch model copy {model} --from {first}`",
+            hint=f"choose the source: `vlaunch model copy {model} --from {first}`",
         )
     return first
 
@@ -194,10 +194,10 @@ def _is_complete(model: StoredModel, revision: Revision) -> bool:
 
 def _describe_partial(copy: _Copy | None) -> str:
     if copy is None:
-        return "nothing of it is there"
+        return "none of its files"
     model, revision = copy
     return revision.why or (
-        f"an unfinished copy, {format_size(model.unfinished)} so far" if model.unfinished else ""
+        f"an incomplete copy, {format_size(model.unfinished)} so far" if model.unfinished else ""
     )
 
 
@@ -238,14 +238,14 @@ def check_space(stores: Mapping[str, NodeModels], missing: Mapping[str, int]) ->
     ]
     if full_nodes:
         raise RequestError(
-            f"{fold(full_nodes)} has too little room",
+            f"{fold(full_nodes)} has too little disk space",
             evidence=[
-                f"{name}: {format_size(missing[name])} are missing there,"
-                f" {format_size(stores[name].free)} free"
+                f"{name}: {format_size(missing[name])} missing, {format_size(stores[name].free)}"
+                " free"
                 for name in full_nodes
             ],
-            hint="see what could go: `vlaunch model list`, then `vlaunch model remove MODEL"
-            " --node NODE`; or name the others with `--to NODE`",
+            hint="free space: `vlaunch model list`, then `vlaunch model remove MODEL --node"
+            " NODE`; or copy only to other nodes with `--to NODE`",
         )
 
 

@@ -30,10 +30,10 @@ def check_path(inventory: Inventory, model: str) -> None:
     if any(model.startswith(f"{folder.rstrip('/')}/") for folder in folders):
         return
     raise RequestError(
-        f"{model} lies in no folder that the containers of {inventory.cluster} see",
-        evidence=f"they see {', '.join(sorted(folders))}",
-        hint=f"add it to {inventory.path.name}: `mounts: [{{source: FOLDER, target: FOLDER}}]`, or"
-        " name a path below one of these",
+        f"{model} is outside every path mounted into the containers of {inventory.cluster}",
+        evidence=f"mounted: {', '.join(sorted(folders))}",
+        hint=f"add it to {inventory.path.name}: `mounts: [{{source: FOLDER, target: FOLDER}}]`,"
+        " or use a path below one of these",
     )
 
 
@@ -123,7 +123,7 @@ class NodePrograms:
         evidence = error.evidence or answer.tail
         hint = ""
         if answer.code == 127 and self.runtime(node).argv[:1] == ("python3",):
-            hint = "there is neither Python nor the cluster's image yet: run `vlaunch up`"
+            hint = "run `vlaunch up`: the node has neither Python nor the cluster's image yet"
         return NodeError(answer.node, text, evidence=evidence, hint=hint)
 
 
@@ -138,4 +138,4 @@ def warn_unreachable(session: Session) -> None:
     """Warn about unreachable nodes, whose models are unknown."""
     if session.missing:
         names = [node.name for node in session.inventory.nodes if node.name in session.missing]
-        session.warn("model", f"{fold(names)} cannot be reached: what is there is not known")
+        session.warn("model", f"{fold(names)} cannot be reached: models unknown")

@@ -35,17 +35,17 @@ _STALL_TIMEOUT = 300.0  # seconds without a byte; Hugging Face's client retries 
 _REPORT_INTERVAL = 10.0
 _MAIN = "main"
 _HINTS = {
-    "GatedRepoError": "ask for access on the model's page, and give a token that has it:"
-    " `secrets: {HF_TOKEN: {env: HF_TOKEN}}`",
-    "RepositoryNotFoundError": "is the name right? A private model needs a token:"
-    " `secrets: {HF_TOKEN: {env: HF_TOKEN}}`",
-    "RevisionNotFoundError": "see the model's branches and commits on its page",
-    "huggingface_hub": "the cluster's image brings it: run `vlaunch up`, or name a node that has"
-    " the image with `--node`",
+    "GatedRepoError": "request access on the model's page, and set a token that has it: `secrets:"
+    " {HF_TOKEN: {env: HF_TOKEN}}`",
+    "RepositoryNotFoundError": "check the name; a private model needs a token: `secrets:"
+    " {HF_TOKEN: {env: HF_TOKEN}}`",
+    "RevisionNotFoundError": "the model's page lists its branches and commits",
+    "huggingface_hub": "run `vlaunch up`: the cluster's image includes it; or choose a node that"
+    " has the image with `--node`",
 }
 _OFFLINE = (
-    "does that node reach the hub? Proxies and HF_ENDPOINT come from `env:` of the inventory; a"
-    " model that is downloaded elsewhere is brought with `vlaunch model copy`"
+    "check that the node reaches the hub (proxies and HF_ENDPOINT come from `env:` of the"
+    " inventory), or download the model elsewhere and run `vlaunch model copy`"
 )
 
 
@@ -92,7 +92,7 @@ def pull(
     instead. After an interruption, the same command continues with the incomplete files.
     """
     if name.startswith((".", "/", "~")):
-        raise click.UsageError("a folder is not downloaded: see `vlaunch model copy --help`")
+        raise click.UsageError("a folder cannot be downloaded: see `vlaunch model copy --help`")
     inventory = call.inventory
     target_nodes = select_nodes(inventory, targets)
     fetcher = select_nodes(inventory, [node])[0] if node else _default_node(inventory, target_nodes)
@@ -183,7 +183,7 @@ class _ModelPull:
     def _resolve_revision(self) -> Resolved:
         """Query the hub from the node that will download; raises NodeError."""
         node, programs = self._fetcher, self._programs
-        programs.session.wait("look", f"{node.name} asks the hub for {self._name}")
+        programs.session.wait("look", f"{node.name} is querying the hub for {self._name}")
         request = chain.resolve_request(
             self._name, revision=self._revision, env=node.env, token=self._token
         )
@@ -232,7 +232,7 @@ class _ModelPull:
                 if event is not None and event.have != received:
                     received, progress_at = event.have, now
                 if now - progress_at > _STALL_TIMEOUT:
-                    why = f"no byte has come for {_STALL_TIMEOUT:.0f}s"
+                    why = f"no data received for {_STALL_TIMEOUT:.0f}s"
                     raise _download_error(node.name, name, why)
                 if now - reported_at > _REPORT_INTERVAL:
                     reported_at = now

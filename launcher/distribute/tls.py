@@ -43,7 +43,7 @@ def _context(kind: int, certificate: str) -> ssl.SSLContext:
 def reason(error: OSError) -> str:
     """Describe why a connection failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not this run's: {error.verify_message}"
+        return f"its certificate is from another run: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         alert = error.reason or ""
         if any(fragment in alert for fragment in _REFUSAL_ALERTS):

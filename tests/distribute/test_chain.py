@@ -105,7 +105,7 @@ def test_an_event_of_a_node() -> None:
 
     assert (event.event, event.have, event.source, event.why) == ("progress", 5, "n0", "")
     for line in ("nonsense", '{"event": 5}', '{"have": 1}', '{"event": "x", "have": "much"}'):
-        with pytest.raises(UnreadableAnswer, match="what n1 says of the copy"):
+        with pytest.raises(UnreadableAnswer, match="the status of the copy on n1"):
             chain.parse_event("n1", line)
 
 

@@ -59,16 +59,16 @@ def test_a_model_without_safetensors_is_not_guessed_about() -> None:
 
 def test_no_file_is_left() -> None:
     """The request is rejected."""
-    with pytest.raises(RequestError, match="no file of org/model is left"):
+    with pytest.raises(RequestError, match="the filters exclude every file of org/model"):
         names(FileFilter(include=("*.gguf",)))
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("../x.safetensors", 1, SAFE), "bad name"),
-        (("x.safetensors", 1, "nothing"), "does not say what"),
-        (("x.safetensors", -1, SAFE), "does not say what"),
+        (("../x.safetensors", 1, SAFE), "invalid name"),
+        (("x.safetensors", 1, "nothing"), "no valid size and digest"),
+        (("x.safetensors", -1, SAFE), "no valid size and digest"),
     ],
 )
 def test_a_hub_that_lies_is_not_believed(row: tuple[str, int, str], message: str) -> None:

@@ -155,8 +155,8 @@ def test_what_is_where(nodes: Nodes) -> None:
     where = [(row[0], row[-1]) for row in rows if row[-1].startswith("gpu")]
     assert [cells for cells in where if cells[0] == NAME] == [(NAME, "gpu[01-02]")]
     assert [cells for cells in where if cells[0] == "x:1"] == [("x:1", "gpu01"), ("x:1", "gpu02")]
-    assert "x:1 is not the same image everywhere" in ran.out
-    assert "gpu02: 3 MiB of unfinished copies" in ran.out
+    assert "x:1 differs between nodes" in ran.out
+    assert "gpu02: 3 MiB of incomplete copies" in ran.out
     payload = json.loads(nodes.cluster.run("image", "list", "--json").out)
     assert payload["nodes"]["gpu01"]["images"][0]["layers"] == DIFFS
     assert payload["nodes"]["gpu01"]["store"] == "classic"

@@ -97,7 +97,7 @@ def test_nothing_is_anywhere(nodes: Cluster) -> None:
     """The output is a message."""
     ran = nodes.run("model", "list")
 
-    assert (ran.code, ran.err) == (0, "there is no model on these nodes\n")
+    assert (ran.code, ran.err) == (0, "these nodes have no models\n")
 
 
 def test_an_unreachable_node_s_models_are_unknown(nodes: Cluster, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
         (("./none",), "no such folder on this machine"),
         (("org/m",), "no node has org/m"),
         (("org/m", "--here"), "not in this machine's Hugging Face cache"),
-        (("/elsewhere/m",), "lies in no folder that the containers of c see"),
+        (("/elsewhere/m",), "is outside every path mounted into the containers of c"),
         (("org/m", "--from", "gpu3"), "no node `gpu3`"),
         (("org/m", "--from", "gpu01", "--here"), "--from names a node"),
         (("org/m", "--as", "/x"), "--as goes with a folder of this machine"),
@@ -236,7 +236,7 @@ def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
     ran = nodes.run("model", "copy", "org/m")
 
     assert ran.code == 2
-    assert "org/m is not the same on gpu[01-02]" in ran.err
+    assert "org/m differs between gpu[01-02]" in ran.err
 
 
 def test_removing(nodes: Cluster, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_dry_run_names_the_nodes(nodes: Cluster, parts: list[MemberSpec]) -> N
     ran = serve(nodes, "--fetch", "--dry-run")
 
     assert (ran.code, parts, nodes.held) == (0, [], nodes.held[:1])
-    assert "gpu02 would be given org/m: `vlaunch model copy org/m --dry-run` says how" in ran.out
+    assert "gpu02 would get org/m: `vlaunch model copy org/m --dry-run` shows how" in ran.out
 
 
 def test_a_half_finished_copy_is_refused(
@@ -143,7 +143,7 @@ def test_a_half_finished_copy_is_refused(
     ran = serve(nodes)
 
     assert ran.code == 1
-    assert "gpu02: the copy of org/m is not finished there" in ran.err
+    assert "gpu02: its copy of org/m is incomplete" in ran.err
     assert "`vlaunch model copy org/m`, or add `--fetch`" in ran.err
     assert serve(nodes, "--fetch").code == 0
     assert parts

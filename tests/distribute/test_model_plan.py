@@ -132,7 +132,7 @@ def test_nobody_has_it() -> None:
     with pytest.raises(RequestError) as caught:
         plan_copy(NAME, {"a": node_models(), "b": node_models(part)})
 
-    assert "no node has org/model, or not all of it" in caught.value.message
+    assert "no node has org/model completely" in caught.value.message
     assert caught.value.evidence == "b: model-2.safetensors missing"
     with pytest.raises(RequestError, match="a does not have org/model in revision v2"):
         plan_copy(NAME, {"a": node_models(hub())}, source="a", revision="v2")
@@ -142,7 +142,7 @@ def test_nodes_that_differ_are_not_guessed_about() -> None:
     """The user must name the source."""
     newer = hub(revision(OTHER), refs={"main": OTHER})
     nodes = {"a": node_models(hub()), "b": node_models(newer)}
-    with pytest.raises(RequestError, match=r"is not the same on \[?a,? ?b") as caught:
+    with pytest.raises(RequestError, match=r"differs between \[?a,? ?b") as caught:
         plan_copy(NAME, nodes)
     assert "--from a" in caught.value.hint
     copying = plan_copy(NAME, nodes, source="b")
@@ -152,9 +152,9 @@ def test_nodes_that_differ_are_not_guessed_about() -> None:
 
 def test_too_little_space_is_detected_by_the_plan() -> None:
     """With some room to spare; what an interrupted copy has there already is no longer missing."""
-    with pytest.raises(RequestError, match="b has too little room") as caught:
+    with pytest.raises(RequestError, match="b has too little disk space") as caught:
         plan_copy(NAME, {"a": node_models(hub()), "b": node_models(free=5 * GB)})
-    assert caught.value.evidence.startswith("b: 4.7 GiB are missing there, 4.7 GiB free")
+    assert caught.value.evidence.startswith("b: 4.7 GiB missing, 4.7 GiB free")
     partial = hub(revision(files=(), links=(), why="x"), unfinished=GB)
 
     assert plan_copy(

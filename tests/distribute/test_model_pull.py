@@ -131,10 +131,10 @@ def test_what_a_node_has_is_not_downloaded(
 @pytest.mark.parametrize(
     ("why", "hint"),
     [
-        ("GatedRepoError: 401", "ask for access on the model's page"),
-        ("RepositoryNotFoundError: 404", "is the name right?"),
+        ("GatedRepoError: 401", "request access on the model's page"),
+        ("RepositoryNotFoundError: 404", "check the name;"),
         ("there is no huggingface_hub here", "run `vlaunch up`"),
-        ("ConnectError: refused", "does that node reach the hub?"),
+        ("ConnectError: refused", "check that the node reaches the hub"),
     ],
 )
 def test_what_a_hub_refuses(nodes: Cluster, hub: dict[str, Any], why: str, hint: str) -> None:
@@ -162,4 +162,4 @@ def test_too_little_space_is_detected_before_the_download(
     ran = nodes.run("model", "pull", "org/m")
 
     assert (ran.code, len(nodes.held)) == (2, 1)
-    assert "gpu[01-02] has too little room" in ran.err
+    assert "gpu[01-02] has too little disk space" in ran.err

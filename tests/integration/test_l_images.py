@@ -164,7 +164,7 @@ def test_a_disk_is_too_small(four: Practice) -> None:
     try:
         ran = four.vlaunch("image", "copy", NAME)
         assert ran.code == 1
-        assert "node3: has too little room for the image" in ran.said
+        assert "node3: has too little disk space for the image" in ran.said
         assert four.docker("node2", "images", "--quiet", NAME) == ""
         again(four, "--to", "node2", "--to", "node4")
         same(four, "node2", "node4")

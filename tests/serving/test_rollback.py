@@ -31,7 +31,7 @@ def test_nothing_to_return_to_is_reported() -> None:
     with pytest.raises(RequestError) as caught:
         history.choose_previous(history.parse_history(answer([history_entry("a")]))[0], "a", "")
 
-    assert "none is written down" in none.value.evidence
+    assert "has no record" in none.value.evidence
     assert "org/a" in caught.value.evidence
 
 

@@ -25,7 +25,7 @@ def test_only_the_ports_of_this_server_matter(
     ran = cluster.run("serve", "--backend", "mp", "--model", "org/m", "--port", "8001", "--no-wait")
 
     assert ran.code == code, ran.err
-    assert ("port 8001 (vLLM API) is taken" in ran.err) == (code == 1)
+    assert ("port 8001 (vLLM API) is already in use" in ran.err) == (code == 1)
     assert "6379" not in ran.err
 
 

@@ -237,7 +237,7 @@ def test_a_port_that_makes_room_is_free() -> None:
 
     assert judge_gate(plan_start(snapshot, request(), replace_other=True), "room") == []
     (finding,) = judge_gate(plan_start(snapshot, request(port=8001), replace_other=True), "room")
-    assert "port 8001 (vLLM API) is taken" in finding.text
+    assert "port 8001 (vLLM API) is already in use" in finding.text
 
 
 @pytest.mark.parametrize(

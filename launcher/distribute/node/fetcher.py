@@ -30,7 +30,7 @@ class WrongBytes(OSError):
     """Chunk `number` does not match its digest."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"chunk {number} has other bytes than were announced")
+        super().__init__(f"chunk {number} does not match its checksum")
         self.number = number
 
 
@@ -174,7 +174,7 @@ class Streams:
             if kind == wire.ALIVE:
                 continue
             if number >= store.manifest.chunk_count or number % self._streams != stream:
-                raise wire.ProtocolError("it sends what was not asked for")
+                raise wire.ProtocolError("it sent data that was not requested")
             remaining -= 1
             view = buffer[: store.manifest.locate_chunk(number)[2]]
             if kind == wire.BYTES:

@@ -44,7 +44,7 @@ def safe_name(name: str) -> str:
     parts = name.split("/")
     bad = any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
     if bad or "\0" in name or parts[0] == STATE:
-        raise UnsafeName(f"the name {name[:200]!r} leads out of its folder, or is none")
+        raise UnsafeName(f"the name {name[:200]!r} is invalid, or leads out of its folder")
     return name
 
 
@@ -55,7 +55,7 @@ def safe_path(root: str, name: str) -> str:
         return path
     real, parent = os.path.realpath(root), os.path.realpath(os.path.dirname(path))
     if parent != real and not parent.startswith(real.rstrip("/") + "/"):
-        raise UnsafeName(f"{path} lies outside {root}: a folder on the way is a link")
+        raise UnsafeName(f"{path} is outside {root}: a folder on the way is a link")
     return path
 
 

@@ -87,7 +87,7 @@ def _hub(request: dict[str, Any]) -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise HubError(f"there is no huggingface_hub here: {error}") from None
+        raise HubError(f"huggingface_hub is not installed here: {error}") from None
     try:
         yield huggingface_hub
     # the client has dozens of exceptions, and passes on those of its HTTP library

@@ -35,7 +35,7 @@ def create_private_folder(folder: str, top: str) -> None:
     os.makedirs(top, mode=0o700, exist_ok=True)
     status = os.lstat(top)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise UnsafeName(f"{top} is no folder of this login alone: another user made it")
+        raise UnsafeName(f"{top} is not private to this user: another user created it")
     os.makedirs(folder, exist_ok=True)
 
 
@@ -67,7 +67,7 @@ def export_image(request: dict[str, Any]) -> dict[str, Any]:
     create_private_folder(root, request["top"])
     disk = os.statvfs(root)
     if request["need"] > disk.f_bavail * disk.f_frsize:
-        text = f"{request['need']} bytes are needed, {disk.f_bavail * disk.f_frsize} are free"
+        text = f"{request['need']} bytes needed, {disk.f_bavail * disk.f_frsize} free"
         raise OSError(errno.ENOSPC, text, root)
     _save_image(request["save"], root)
     exported = {"of": request["of"], "files": _list_files(root), "layers": _list_layers(root)}
@@ -88,7 +88,7 @@ def _save_image(argv: list[str], root: str) -> None:
                 with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK) as tar:
                     _unpack(tar, root)
             except tarfile.TarError as error:
-                problem = f"it printed no image, or a part of one: {error}"
+                problem = f"it printed no complete image: {error}"
             while stream.read(_BLOCK):  # padding: Docker must not see a closed pipe
                 pass
         if process.returncode or problem:

@@ -234,7 +234,7 @@ class _NodeCopy:
         if not self._store.recheck_chunk(number):
             index = self._store.manifest.locate_chunk(number)[0]
             name = self._store.manifest.files[index].name
-            text = f"{name} has other bytes on the disk than were written or read before"
+            text = f"{name} changed on disk during the copy"
             raise SourceAltered(text)
 
     def _finish_copy(self) -> None:
@@ -306,7 +306,7 @@ class FolderBusyError(OSError):
     """Another copy writes to the folder, or, with `shared`, another node of the same copy."""
 
     def __init__(self, node: str, *, shared: bool) -> None:
-        super().__init__(f"another copy writes there just now, from {node}")
+        super().__init__(f"another copy, from {node}, is writing there")
         self.node, self.shared = node, shared
 
 

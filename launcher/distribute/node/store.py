@@ -250,7 +250,7 @@ class FileHandle:
 
 
 def discard_parts(root: str) -> int:
-    """Remove the parts of an unfinished copy, and return the freed bytes."""
+    """Remove the parts of an incomplete copy, and return the freed bytes."""
     state = os.path.join(root, STATE)
     freed = 0
     for path in list(_leftover_paths(state)):

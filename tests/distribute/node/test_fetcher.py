@@ -130,7 +130,7 @@ def test_a_node_of_another_copy_is_skipped(
     assert awaited(node.store.is_complete)
     assert content(node) == data
     assert set(node.events("lost")) == {"other"}
-    assert "its certificate is not this run's" in node.log[0][1]["why"]
+    assert "its certificate is from another run" in node.log[0][1]["why"]
     assert other.store.sent == 0
 
 

@@ -75,7 +75,7 @@ def test_an_image_is_saved_once(request_: dict[str, Any], tmp_path: Path) -> Non
 
 def test_too_little_space(request_: dict[str, Any]) -> None:
     """The error comes before anything is written."""
-    with pytest.raises(OSError, match="bytes are needed"):
+    with pytest.raises(OSError, match="bytes needed"):
         images.export_image({**request_, "need": 2**60})
     assert list(Path(request_["root"]).iterdir()) == []
 
@@ -83,13 +83,13 @@ def test_too_little_space(request_: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no image"),
-        (b"Error response from daemon", "no image"),
-        (modern()[:3000], "no image|part of one"),
-        (tar_of({"other": b"x"}), "no image"),
-        (tar_of({"manifest.json": b"[]"}), "no image"),
-        (tar_of({"manifest.json": b"[" * 100_000}), "no image"),
-        (classic(twice=True), "no image"),
+        (b"", "no (complete )?image"),
+        (b"Error response from daemon", "no (complete )?image"),
+        (modern()[:3000], "no (complete )?image"),
+        (tar_of({"other": b"x"}), "no (complete )?image"),
+        (tar_of({"manifest.json": b"[]"}), "no (complete )?image"),
+        (tar_of({"manifest.json": b"[" * 100_000}), "no (complete )?image"),
+        (classic(twice=True), "no (complete )?image"),
         (tar_of({"../evil": b"x"}), "leads out of its folder"),
         (tar_of({}, {"l": "../../saved"}), "leads out of its folder"),
         (tar_of({".vlaunch/image.json": b"x"}), "leads out of its folder"),
@@ -116,7 +116,7 @@ def test_a_folder_of_another_user_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("open", "link"):
-        with pytest.raises(UnsafeName, match="no folder of this login alone"):
+        with pytest.raises(UnsafeName, match="is not private to this user"):
             images.create_private_folder(str(tmp_path / name / "x"), str(tmp_path / name))
 
 
