@@ -79,7 +79,7 @@ def write_files(folder: str, files: Mapping[str, bytes]) -> None:
             path.write_bytes(data)
     except OSError as error:
         raise VlaunchError(
-            f"{folder}: {error.strerror}", hint="name a folder that you can write: `-o DIR`"
+            f"{folder}: {error.strerror}", hint="use a writable folder: `-o DIR`"
         ) from None
     click.echo(f"wrote {', '.join(files)} to {folder}", err=True)
 
@@ -220,5 +220,5 @@ def _parse_api(inventory: Inventory, text: str) -> tuple[str, int]:
     if not colon:
         return node.name, inventory.ports.api
     if not number.isdigit() or not 0 < int(number) < 65536:
-        raise RequestError(f"`--api {text}`: `{number}` is no port", hint="write NODE:PORT")
+        raise RequestError(f"`--api {text}`: `{number}` is not a port", hint="write NODE:PORT")
     return node.name, int(number)

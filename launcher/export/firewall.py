@@ -114,7 +114,7 @@ def _closed_ports(inventory: Inventory) -> Iterator[PortRule]:
 def nft(filter: Filter) -> str:
     """Return a file for `nft -f`: one table of its own, replaced as a whole."""
     table = f"inet vlaunch_{re.sub(r'[^a-z0-9]', '_', filter.cluster)}"
-    usage = f"load it on every node: nft -f FILE; take it away: nft delete table {table}"
+    usage = f"load it on every node: nft -f FILE; remove it: nft delete table {table}"
     lines = [
         "#!/usr/sbin/nft -f",
         *_comment_lines(filter, usage),
@@ -153,7 +153,7 @@ def nft(filter: Filter) -> str:
 def iptables(filter: Filter) -> str:
     """Return a script for iptables and ip6tables: one chain, replaced as a whole."""
     chain = _chain_name(filter.cluster)
-    usage = f"run it as root on every node; take it away: ip(6)tables -D INPUT -j {chain}"
+    usage = f"run it as root on every node; remove it: ip(6)tables -D INPUT -j {chain}"
     lines = ["#!/bin/sh", *_comment_lines(filter, usage), "set -eu"]
     for tool, version in (("iptables", 4), ("ip6tables", 6)):
         nodes = [f"-A {chain} -s {ip} -j ACCEPT" for ip in filter.nodes] if version == 4 else []
@@ -181,7 +181,7 @@ def iptables(filter: Filter) -> str:
 
 def ufw(filter: Filter) -> str:
     """Return `ufw` commands; the first rule that matches counts, so open ports come first."""
-    usage = "run them as root on every node; take one away: `ufw delete` instead of `ufw`"
+    usage = "run them as root on every node; remove one: `ufw delete` instead of `ufw`"
     lines = [
         "#!/bin/sh",
         *_comment_lines(filter, usage),
@@ -210,10 +210,10 @@ def _comment_lines(filter: Filter, usage: str) -> list[str]:
     return [
         f"# Cluster {filter.cluster}, nodes {nodes}. The same on every node.",
         f"# {usage}",
-        "# Between the nodes everything is open, for ranks take ports that the kernel chooses.",
-        "# From elsewhere only SSH, and the endpoint if it is bound to more than loopback. Other",
-        "# services of the nodes are left as they are. Nodes are known by the inventory's `ip`:",
-        "# traffic between them that comes from other addresses is dropped.",
+        "# Traffic between the nodes is open: ranks use ports that the kernel chooses.",
+        "# From elsewhere: SSH only, and the endpoint unless it is bound to loopback. Other",
+        "# services of the nodes are not affected. Nodes are identified by the inventory's `ip`:",
+        "# traffic between them from other addresses is dropped.",
     ]
 
 

@@ -125,7 +125,7 @@ def _refuse(inventory: Inventory, request: ServeRequest, target: ExportTarget) -
     ]
     if mistakes:
         raise RequestError(
-            "this server cannot be written for Kubernetes",
+            "cannot export this server for Kubernetes",
             evidence=[problem for problem, _ in mistakes],
             hint="\n".join(dict.fromkeys(hint for _, hint in mistakes)),
         )
@@ -138,20 +138,20 @@ def _server_problems(
     named = target.rdma_resource is not None or inventory.privileged
     if inventory.fabric != "ethernet" and request.placement.networked and not named:
         yield (
-            f"`fabric: {inventory.fabric}`: a pod gets RDMA devices as a resource of its node; only"
-            " mounted, the device cgroup closes them, and NCCL silently takes TCP",
-            "name it: `--rdma-resource NAME` (such as rdma/ib, rdma/rdma_shared_device_a, rdma/hca;"
+            f"`fabric: {inventory.fabric}`: a pod needs RDMA devices as a resource of its node; if"
+            " only mounted, the device cgroup blocks them, and NCCL silently uses TCP",
+            "pass it: `--rdma-resource NAME` (such as rdma/ib, rdma/rdma_shared_device_a, rdma/hca;"
             " `kubectl describe node NODE` shows it), or `privileged: true` in the inventory",
         )
     if request.balancing != "internal":
         yield (
             f"{request.balancing} load balancing: each replica would need its own Service",
-            "leave out the --data-parallel-…-lb option, or export a server per node",
+            "omit the --data-parallel-…-lb option, or export a server per node",
         )
     if request.backend == "ray" and request.placement.dp > 1:
         yield (
-            "Ray places replicas by addresses, and pods have none before they run",
-            "leave them to vLLM itself: `--kind lws`",
+            "Ray places replicas by address, and pods have none before they start",
+            "use vLLM's own ranks: `--kind lws`",
         )
 
 
@@ -170,16 +170,16 @@ def _node_problems(
     workers = nodes[1:] if target.kind == "lws" else []
     if len({shares[node.name] for node in workers}) > 1:
         yield (
-            "the nodes behind the first one take different numbers of GPUs",
-            "name a split that is equal on them: `--tp N --pp N`",
+            "the nodes after the first use different numbers of GPUs",
+            "use a layout that is equal on them: `--tp N --pp N`",
         )
     keys = ("env", "interface", "hca") if target.host_network else ()
     different = [key for key in keys if len({str(getattr(node, key)) for node in workers}) > 1]
     if different:
         yield (
-            f"the nodes behind the first one differ in {', '.join(different)}, and their pods come"
+            f"the nodes after the first differ in {', '.join(different)}, and their pods come"
             " from one template",
-            "leave out --host-network: in the pod network interfaces are called alike",
+            "omit --host-network: in the pod network, interfaces have equal names",
         )
 
 
@@ -187,7 +187,7 @@ def list_omissions(group: PodGroup) -> list[str]:
     """Return the settings of the inventory that the manifests leave out."""
     inventory = group.original
     nodes = [node for node in inventory.nodes if node.name in group.shares]
-    lines = ["addresses and logins of nodes, `docker:`, `state_dir:`, `cache_dir:`"]
+    lines = ["addresses and SSH users of nodes, `docker:`, `state_dir:`, `cache_dir:`"]
     if not group.target.host_network and any(node.interface or node.hca for node in nodes):
         lines.append(
             f"`interface` and `hca`: pods use {POD_INTERFACE} and the devices of their resource"
@@ -198,7 +198,7 @@ def list_omissions(group: PodGroup) -> list[str]:
         lines.append(f"`env:` that differs between nodes: {', '.join(sorted(env))}")
     settings = (
         (any(node.gpu_ids for node in nodes), "`gpus:`: a device plugin chooses the GPUs"),
-        (inventory.ulimits, "`ulimits:`: a pod has none"),
+        (inventory.ulimits, "`ulimits:`: pods have none"),
         (inventory.devices and not inventory.privileged, "`devices:`: they need a device plugin"),
         (inventory.logging != Logging(), "`logging:`: the kubelet rotates logs"),
         (inventory.serve.bind not in _ANY, "`bind:`: the server listens on its pod's address"),

@@ -17,7 +17,7 @@ from launcher.export.group import RAY_HEAD, Object, PodGroup
 KIND = "RayJob"
 CONDITION = "jsonpath='{.status.jobStatus}'=RUNNING"
 NEEDS = "the KubeRay operator, 1.5.1 or newer: `kubectl get crd rayjobs.ray.io`"
-OMISSIONS = "`stuck:`: the operator probes Ray alone, and retries when `vllm serve` ends"
+OMISSIONS = "`stuck:`: the operator only probes Ray, and retries when `vllm serve` exits"
 WHY = {
     "submissionMode: HTTPMode": "the operator submits the job itself, without a pod of its own",
     "mode: token": "Ray asks for a token, which the operator creates",

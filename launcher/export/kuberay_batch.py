@@ -72,16 +72,16 @@ def job_manifests(group: PodGroup, batch: batch_plan.BatchRequest) -> Manifests:
 def _refuse(batch: batch_plan.BatchRequest) -> None:
     job, problems, hints = batch.job, [], []
     if job.mode == "data-parallel":
-        problems.append("data-parallel ranks are placed by addresses, which pods do not have yet")
-        hints.append("use replicas: leave out `data_parallel`")
+        problems.append("data-parallel ranks are placed by address, which pods do not have yet")
+        hints.append("use replicas: omit `data_parallel`")
     if job.to.where == "control":
         problems.append(f"answers to {job.to.shown}: pods cannot reach this machine")
         hints.append(
-            "name a folder that the pods mount (`nodes:/path`), or an object store (s3://…)"
+            "use a folder that the pods mount (`nodes:/path`), or an object store (s3://…)"
         )
     if problems:
         raise RequestError(
-            f"`{job.name}` cannot be written for Kubernetes",
+            f"`{job.name}` cannot be exported for Kubernetes",
             evidence=problems,
             hint="\n".join(hints),
         )
@@ -118,7 +118,7 @@ def _file_objects(group: PodGroup, batch: batch_plan.BatchRequest) -> tuple[Obje
         raise RequestError(
             f"the files of `{batch.job.name}` have {size:,} bytes, more than a ConfigMap takes"
             f" ({_MOST:,})",
-            hint="put the input where the pods see it: `nodes:/path`, or an object store (s3://…)",
+            hint="store the input where pods can read it: `nodes:/path`, or an object store (s3://…)",
         )
     keys = {path: f"file-{number}" for number, path in enumerate(files)}
     texts, binaries = dict[str, str](), dict[str, str]()
@@ -154,5 +154,5 @@ def _header(group: PodGroup, batch: batch_plan.BatchRequest) -> list[str]:
         *kubernetes.log_lines(group),
         "",
         *kubernetes.format_list("Not carried over:", groups.list_omissions(group)),
-        "- `vlaunch jobs`, `stop` and gathering: the job is Kubernetes' own",
+        "- `vlaunch jobs`, `stop` and gathering: Kubernetes runs the job",
     ]

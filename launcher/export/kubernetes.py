@@ -162,7 +162,7 @@ def list_requirements(group: PodGroup, *extra: str) -> list[str]:
     lines = [KINDS[target.kind].NEEDS, f"{format_node_count(group)}{gpus}{rdma}"]
     if target.host_network:
         names = ", ".join(node.name for node in group.nodes)
-        lines.append(f"nodes called {names} (`kubernetes.io/hostname`), for their own network")
+        lines.append(f"nodes named {names} (`kubernetes.io/hostname`), for their own network")
     lines += [f"the image {inventory.image}{ray}", _model_line(group), *extra]
     secret = ["- the secret, once:", f"    {_secret_line(group)}"] if group.secrets else []
     return [*format_list("The cluster must have:", lines), *secret]
@@ -176,7 +176,7 @@ def _model_line(group: PodGroup) -> str:
     )
     source = f"the claim {volume.claim}" if volume and volume.claim else "a folder of every node"
     contents = f"with {model}" if model.startswith("/") else f"a Hugging Face cache, for {model}"
-    access = "only read" if pods.reads_only(group) else "written where something is missing"
+    access = "only read" if pods.reads_only(group) else "written if files are missing"
     return f"{source}, mounted at {path}: {contents}; it is {access}"
 
 
@@ -224,7 +224,7 @@ def log_lines(group: PodGroup) -> list[str]:
     target = group.target
     label = f"{pods.INSTANCE}={target.name}"
     return [
-        "If it does not start (pods that Kubernetes refuses are named by events alone):",
-        f"  {target.kubectl} logs -l {label} --prefix --tail=-1 | vlaunch doctor --from -",
+        "If it does not start (only events name pods that Kubernetes rejects):",
+        f"  {target.kubectl} logs -l {label} --prefix --tail=-1 | vlaunch doctor --log -",
         f"  {target.kubectl} get events --sort-by=.lastTimestamp | grep {target.name}",
     ]

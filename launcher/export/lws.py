@@ -102,8 +102,8 @@ def _any_worker(processes: Sequence[ProcessSpec]) -> ProcessSpec:
         argv = [str(part * index) if isinstance(part, int) else part for part in parts]
         if tuple(argv) != process.argv:
             raise RequestError(
-                "the processes behind the first one differ in more than their number",
-                hint="name a split that is equal on all nodes: `--tp N --pp N --dp N`",
+                "the processes after the first differ in more than their number",
+                hint="use a layout that is equal on all nodes: `--tp N --pp N --dp N`",
             )
     counted = {1: LWS_INDEX}
     argv = [

@@ -97,7 +97,7 @@ def _exporter(
     """
     named = [f"--{name.replace('_', '-')}" for name, value in pods.items() if value]
     if export is None and named:
-        raise click.UsageError(f"{named[0]} goes with --export: it is about pods")
+        raise click.UsageError(f"{named[0]} requires --export: it configures pods")
     if export is not None and about_nodes:
         raise click.UsageError(
             "--export only prints: --discard-results, --retry-errors, --queue, --detach, --dry-run"

@@ -75,8 +75,8 @@ def _scrape_config(
 
 
 _JOB_COMMENTS = {
-    "vllm": "Rank 0 of each endpoint. Prometheus needs no key: vLLM 0.32 asks for it on its public"
-    " APIs, and /metrics is open.",
+    "vllm": "Rank 0 of each endpoint. Prometheus needs no key: vLLM 0.32 requires it only for its"
+    " public APIs, not for /metrics.",
     "vlaunch": "The agent on the head, of servers, ranks and nodes; its samples name their nodes.",
     "ray": "Ray, on every node.",
     "node": "node_exporter, on every node: start it yourself.",
@@ -91,8 +91,8 @@ def _header_lines(inventory: Inventory) -> Iterator[str]:
     yield f"Prometheus for cluster {inventory.cluster}."
     yield "Check it: promtool check config --syntax-only prometheus.yml"
     yield "Start it: prometheus --config.file=prometheus.yml"
-    yield f"It must reach TCP {numbers} of the nodes: it runs on one of them, or is let through."
-    yield "Grafana imports dashboards/*.json; alerts reach people by an Alertmanager of yours."
+    yield f"It must reach TCP {numbers} of the nodes: run it on one of them, or open the ports."
+    yield "Grafana imports dashboards/*.json; alerts need your own Alertmanager."
     if ipaddress.ip_address(inventory.serve.bind).is_loopback:
         yield "The endpoint listens on loopback: only a Prometheus on its node can scrape vLLM."
 

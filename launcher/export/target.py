@@ -53,9 +53,9 @@ def object_name(text: str) -> str:
     name = re.sub(r"[._]+", "-", text)
     if _LABEL.fullmatch(name) is None or len(name) > _LONGEST:
         raise RequestError(
-            f"`{text}` is no name for objects of Kubernetes",
+            f"`{text}` is not a valid name for Kubernetes objects",
             evidence=(
-                f"it should be at most {_LONGEST} lower-case letters, digits and `-`, beginning"
+                f"use at most {_LONGEST} lower-case letters, digits and `-`, beginning"
                 " with a letter (DNS-1035)"
             ),
             hint="choose one: `--name NAME`",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Shown in inventories and by `lab status`.
-PLAINLY = "the GPUs are stand-ins: vLLM's CPU build answers in their place"
+PLAINLY = "the GPUs are simulated: vLLM runs its CPU build"
 DRIVER = "580.95.05"
 CUDA = "13.0"
 

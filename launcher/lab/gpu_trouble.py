@@ -15,11 +15,11 @@ NO_TOOLKIT = "no-toolkit"
 
 # All but the last concern one GPU.
 KINDS = {
-    BUSY: "somebody else's process holds three quarters of the GPU's memory",
+    BUSY: "another user's process holds three quarters of the GPU's memory",
     DISPLAY: "a display is attached to the GPU",
     ECC: "the GPU has counted uncorrected memory errors",
     LOST: "the GPU has fallen off the bus",
-    NO_TOOLKIT: "the host lacks the NVIDIA container toolkit, so Docker hands out no GPU",
+    NO_TOOLKIT: "the host lacks the NVIDIA container toolkit, so Docker exposes no GPU",
 }
 
 
@@ -51,9 +51,7 @@ def parse_troubles(
     mistakes = [mistake for argument in arguments for mistake in _mistakes(argument, hosts, gpus)]
     if mistakes:
         raise RequestError(
-            "`--gpu-trouble` cannot be made"
-            if len(mistakes) > 1
-            else f"`--gpu-trouble`: {mistakes[0]}",
+            "invalid `--gpu-trouble`" if len(mistakes) > 1 else f"`--gpu-trouble`: {mistakes[0]}",
             evidence=mistakes if len(mistakes) > 1 else (),
             hint="write it like `--gpu-trouble node1:lost:3`; the kinds are " + ", ".join(KINDS),
         )
@@ -65,9 +63,9 @@ def _mistakes(argument: str, hosts: Sequence[str], gpus: int) -> Iterator[str]:
     if host not in hosts:
         yield f"{argument}: there is no host `{host}`, only {', '.join(hosts)}"
     if kind not in KINDS:
-        yield f"{argument}: `{kind}` is no kind of trouble"
+        yield f"{argument}: `{kind}` is an unknown kind"
     elif kind == NO_TOOLKIT and index:
-        yield f"{argument}: {kind} concerns the whole host and takes no index"
+        yield f"{argument}: {kind} applies to the entire host and takes no index"
     elif index and not (index.isascii() and index.isdigit() and int(index) < gpus):
         yield f"{argument}: there is no GPU {index}, only 0 to {gpus - 1}"
 

@@ -23,7 +23,7 @@ def etc_files(lab: Lab, host: Host) -> dict[str, str]:
             f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _ACCOUNTS.splitlines()
         ),
         "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
-        "resolv.conf": "# practice hosts reach each other only\n",
+        "resolv.conf": "# lab hosts reach each other only\n",
         "sudoers": _SUDOERS,
         "ssh/sshd_config": _SSHD,
         "docker/daemon.json": json.dumps(_docker(lab, host), indent=2) + "\n",
@@ -113,7 +113,7 @@ def inventory(lab: Lab) -> str:
     hca = ", ".join(devices.rdma_devices(lab)[: lab.gpus])
     rdma = f", fabric: {lab.rdma}, hca: [{hca}]" if lab.rdma else ""
     return f"""\
-# The practice cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
+# The lab cluster `{lab.name}`; written by `vlaunch lab up`, which overwrites it.
 cluster: lab
 image: {gpu_image.NAME if simulated else image.NAME}
 accelerator: {lab.accelerator.ljust(20)} # {slots}

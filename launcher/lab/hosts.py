@@ -228,7 +228,7 @@ def enter_argv(host: Host, *argv: str) -> tuple[str, ...]:
     pid = processes.init_pid(host)
     if pid is None:
         raise VlaunchError(
-            f"`{host.name}` of the practice cluster `{host.lab}` is off",
+            f"`{host.name}` of the lab cluster `{host.lab}` is not running",
             hint="run `vlaunch lab up`",
         )
     return (

@@ -103,7 +103,7 @@ def cache_key() -> str:
 
 def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     rootfs = building / "rootfs"
-    say("building the practice image: Debian packages")
+    say("building the lab image: Debian packages")
     machine.run(
         "mmdebstrap",
         "--variant=minbase",
@@ -113,7 +113,7 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
         timeout=900,
         what="building the Debian root file system",
     )
-    say("building the practice image: installing vLLM")
+    say("building the lab image: installing vLLM")
     (rootfs / "wheels").mkdir()
     _run_in_rootfs(rootfs, _setup_script(), wheels, VLLM)
     for path in DROP:
@@ -122,7 +122,7 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
             shutil.rmtree(unneeded)
         else:
             unneeded.unlink(missing_ok=True)
-    say("building the practice image: trying `vllm --version`")
+    say("building the lab image: testing `vllm --version`")
     version = _run_in_rootfs(
         rootfs,
         'vllm --version; if python3 -c "import ray" 2>/dev/null; then exit 9; fi',
@@ -130,9 +130,9 @@ def _build(building: Path, wheels: Path, archive: Path, say: Say) -> None:
     )
     if VLLM not in version:
         raise VlaunchError(
-            "`vllm --version` in the practice image gives an unexpected answer", evidence=version
+            "`vllm --version` in the lab image prints unexpected output", evidence=version
         )
-    say("building the practice image: packing it")
+    say("building the lab image: packing it")
     pack(rootfs, archive)
 
 
@@ -144,7 +144,7 @@ def _run_in_rootfs(rootfs: Path, script: str, wheels: Path, *arguments: str) -> 
         *("sh", "-euc", shell.program_text("practice_chroot"), "sh", str(rootfs), str(wheels)),
         *(script, *arguments),
         timeout=900,
-        what="setting up the practice image",
+        what="setting up the lab image",
     )
 
 
@@ -255,8 +255,8 @@ def ensure_wheels(cache: Path, say: Say) -> Path:
     if wheels.exists():
         return wheels
     say(
-        "downloading the wheels of the practice image: 0.5 GB, which takes a minute at 100 Mbit/s;"
-        " they are kept for the next time"
+        "downloading the wheels of the lab image: 0.5 GB, which takes a minute at 100 Mbit/s;"
+        " they are cached for the next time"
     )
     partial = cache / f"building-{os.getpid()}-wheels"
     partial.mkdir()

@@ -180,7 +180,7 @@ def make_lab(
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
         raise RequestError(
-            f"a practice cluster cannot be called `{name}`",
+            f"a lab cluster cannot be named `{name}`",
             hint="use lower-case letters, digits and `-`, at most 31 characters",
         )
     try:
@@ -192,7 +192,7 @@ def make_lab(
     capacity = network.num_addresses - FIRST_HOST - 1
     if not 1 <= nodes <= capacity:
         raise RequestError(
-            f"{nodes} hosts do not fit into {subnet}", hint=f"ask for 1 to {max(capacity, 0)} nodes"
+            f"{nodes} hosts do not fit into {subnet}", hint=f"use 1 to {max(capacity, 0)} nodes"
         )
     _check_gpus(gpus, accelerator, gpu_model, troubles)
     names = [f"node{number}" for number in range(1, nodes + 1)]
@@ -213,17 +213,17 @@ def _check_gpus(gpus: int, accelerator: str, model: str, troubles: Sequence[str]
     """Raise RequestError for an invalid combination of GPU options."""
     if accelerator != "nvidia" and troubles:
         raise RequestError(
-            "`--gpu-trouble` needs GPUs that `nvidia-smi` tells of, and these hosts have none",
+            "`--gpu-trouble` needs GPUs that `nvidia-smi` lists, and these hosts have none",
             hint="add `--accelerator nvidia`",
         )
     if accelerator not in _ACCELERATORS:
         if gpus < 0:
             raise RequestError("a host cannot have fewer than 0 slots")
     elif not 1 <= gpus <= len(BUSES):
-        raise RequestError(f"a host has 1 to {len(BUSES)} stand-in GPUs, not {gpus}")
+        raise RequestError(f"a host has 1 to {len(BUSES)} simulated GPUs, not {gpus}")
     elif accelerator == "nvidia" and model not in MODELS:
         raise RequestError(
-            f"there is no stand-in for the GPU `{model}`", hint=f"choose one of {', '.join(MODELS)}"
+            f"cannot simulate the GPU `{model}`", hint=f"choose one of {', '.join(MODELS)}"
         )
 
 

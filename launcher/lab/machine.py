@@ -57,7 +57,7 @@ def attempt(
     except FileNotFoundError:
         return subprocess.CompletedProcess(argv, 127, "", f"{argv[0]}: command not found")
     except subprocess.TimeoutExpired:
-        raise DeadlineError(f"`{' '.join(argv[:3])}` did not end within {timeout:.0f}s") from None
+        raise DeadlineError(f"`{' '.join(argv[:3])}` timed out after {timeout:.0f}s") from None
 
 
 def await_true(
@@ -71,7 +71,9 @@ def await_true(
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise DeadlineError(f"{what} did not happen within {timeout:.0f}s", evidence=evidence())
+            raise DeadlineError(
+                f"timed out after {timeout:.0f}s waiting for {what}", evidence=evidence()
+            )
         time.sleep(0.03)
 
 

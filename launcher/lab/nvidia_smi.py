@@ -118,7 +118,7 @@ def _parse_options(argv: Sequence[str]) -> dict[str, str]:
         elif name in ("--query-gpu", "--query-compute-apps", "--format", "--id"):
             options[name] = value if separator else next(arguments, "")
         else:
-            raise QueryError(f"nvidia-smi of a practice host does not know `{argument}`", 2)
+            raise QueryError(f"the simulated nvidia-smi does not support `{argument}`", 2)
     return options
 
 

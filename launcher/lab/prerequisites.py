@@ -122,11 +122,9 @@ def missing_error(
 def require_linux_root() -> None:
     """Raise RequestError unless this is Linux and the user is root."""
     if not sys.platform.startswith("linux"):
-        raise RequestError(
-            "a practice cluster needs Linux", hint="run it in a Linux virtual machine"
-        )
+        raise RequestError("a lab cluster needs Linux", hint="run it in a Linux virtual machine")
     if os.geteuid() != 0:
-        raise RequestError("a practice cluster needs root", hint=f"run `sudo {sys.argv[0]} lab …`")
+        raise RequestError("a lab cluster needs root", hint=f"run `sudo {sys.argv[0]} lab …`")
 
 
 def _has_package(name: str) -> bool:

@@ -23,7 +23,7 @@ def remove_lab(name: str, directory: Path, say: Say) -> None:
     _check_directory(name, directory)
     running = processes.lab_processes(name)
     if running:
-        say(f"ending {len(running)} processes")
+        say(f"stopping {len(running)} processes")
     while running:  # processes may start while their parent is being killed
         processes.kill_processes(running)
         running = processes.lab_processes(name)
@@ -106,11 +106,9 @@ def _check_directory(name: str, directory: Path) -> None:
         return
     lab = layout.load_lab(directory)
     if lab is None and not (directory / layout.RECORD).exists():
-        raise RequestError(
-            f"`{directory}` holds something that is no practice cluster; it is left alone"
-        )
+        raise RequestError(f"`{directory}` is not the folder of a lab cluster; it was not changed")
     if lab is not None and lab.name != name:
         raise RequestError(
-            f"`{directory}` holds the practice cluster `{lab.name}`, not `{name}`",
+            f"`{directory}` contains the lab cluster `{lab.name}`, not `{name}`",
             hint=f"run `vlaunch lab down --name {lab.name} --dir {directory}`",
         )

@@ -37,7 +37,7 @@ def start_lab(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
     layout.save_lab(lab)
     with lab_lock(lab.dir):
         archive = image.ensure(cache, say) if with_image else None
-        say(f"{lab.nodes} hosts on {lab.subnet}: starting what does not run")
+        say(f"{lab.nodes} hosts on {lab.subnet}: starting those that are stopped")
         network.ensure(lab)
         for host in lab.hosts:
             hosts.prepare(lab, host)
@@ -69,7 +69,7 @@ def check_directory(lab: Lab) -> None:
         )
     if lab.dir.is_dir() and any(lab.dir.iterdir()) and not (lab.dir / layout.RECORD).exists():
         raise RequestError(
-            f"`{lab.dir}` holds something that is no practice cluster",
+            f"`{lab.dir}` is not the folder of a lab cluster",
             hint="choose another `--dir`",
         )
     existing = layout.load_lab(lab.dir)
@@ -79,12 +79,12 @@ def check_directory(lab: Lab) -> None:
         old, new = (getattr(source, field) or "none" for source in (existing, lab))
         if old != new:
             raise RequestError(
-                f"the practice cluster in `{lab.dir}` has the {field} {old}, not {new}",
+                f"the lab cluster in `{lab.dir}` has the {field} {old}, not {new}",
                 hint=f"run `vlaunch lab down --name {existing.name} --dir {lab.dir}` first",
             )
     if existing.nodes > lab.nodes:
         raise RequestError(
-            f"the practice cluster `{lab.name}` has {existing.nodes} hosts, more than {lab.nodes}",
+            f"the lab cluster `{lab.name}` has {existing.nodes} hosts, more than {lab.nodes}",
             hint=f"run `vlaunch lab down --name {lab.name} --dir {lab.dir}` first",
         )
 

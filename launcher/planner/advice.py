@@ -26,7 +26,7 @@ from launcher.tools import vllm
 
 _MAX_ALTERNATIVES = 6
 _SEQUENCES, _BATCHED, _UTILIZATION = 128, 2048, 0.95
-_EVERYTHING = "one replica that takes everything: the longest contexts"
+_EVERYTHING = "one replica on all GPUs: the longest contexts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _flag_alternatives(question: PlanQuestion, plan: PlannedLayout) -> Iterator[
         (
             sizes_cache and utilization < _UTILIZATION,
             f"--gpu-memory-utilization {_UTILIZATION}",
-            "the rest of the memory, where nobody else needs it",
+            "the rest of the memory, if no other process needs it",
             replace(flags, utilization=_UTILIZATION),
         ),
         (
@@ -194,9 +194,9 @@ def _size_flags(layout: Layout) -> list[str]:
 
 def _describe_benefit(layout: Layout, current: Layout) -> str:
     if layout.coupled and layout.tp == 1:
-        return "throughput of many requests: KV is held once"
+        return "throughput of many requests: KV is stored once"
     if layout.gpus_per_replica < current.gpus_per_replica:
-        return "throughput: more replicas, less talk between GPUs"
+        return "throughput: more replicas, less traffic between GPUs"
     if layout.tp > current.tp:
         return "latency of a single request, and more KV for each replica"
     return "room for weights and KV: more GPUs for each replica"
@@ -214,7 +214,7 @@ def extra_node_tokens(
     if layout.gpus_per_unit <= gpus_per_node:
         per_replica, count = tokens // layout.replicas, gpus_per_node // layout.gpus_per_unit
         extra = per_replica * (layout.dp if layout.coupled else 1) * count
-        text = f"{'replicas' if count > 1 else 'a replica'} of this split"
+        text = f"{'replicas' if count > 1 else 'a replica'} of this layout"
         return Range(extra, extra, extra), text
     stages = max(1, gpus_per_node // layout.tp)
     hosts = (*question.cluster.hosts, replace(question.cluster.hosts[0], name="one more"))

@@ -65,8 +65,8 @@ def _unmodelled_reason(fields: ConfigFields, family: Family, architecture: Archi
     if family.latent and architecture.latent is None:
         missing += ["kv_lora_rank", "qk_rope_head_dim"]
     if missing:
-        return f"config.json does not say {', '.join(missing)}"
-    return "" if architecture.layers else "the kinds of its layers are not known"
+        return f"config.json lacks {', '.join(missing)}"
+    return "" if architecture.layers else "its layer types are unknown"
 
 
 def _parse_experts(fields: ConfigFields, family: Family) -> Experts | None:

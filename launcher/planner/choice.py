@@ -107,7 +107,7 @@ class Layout:
         """The layout as text."""
         sizes = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
         parts = [f"{name} {size}" for name, size in sizes if size > 1 or name == "TP"]
-        split = " × ".join(parts) + (", experts over all of them" if self.experts else "")
+        split = " × ".join(parts) + (", experts sharded over all of them" if self.experts else "")
         return f"{self.servers} servers, each {split}" if self.servers > 1 else split
 
 
@@ -139,7 +139,7 @@ def tp_objection(model: Architecture, tp: int, *, expert_parallel: bool = False)
     if fp8 and experts and not expert_parallel and experts.width // tp % 128 and tp > 1:
         return Reason(
             "fp8-blocks",
-            f"experts {experts.width} wide over TP {tp} are no multiple of a block of 128",
+            f"experts {experts.width} wide over TP {tp} are not a multiple of the block of 128",
         )
     return None
 
@@ -161,7 +161,7 @@ def candidate_layouts(model: Architecture, cluster: Cluster) -> Iterator[Layout]
             reasons=(Reason("uneven", text),),
         )
     if _copies_kv_cache(model, gpus):
-        text = "each GPU attends for itself, so that KV is not copied, and experts are shared"
+        text = "each GPU runs its own attention, without copies of KV, and experts are shared"
         reasons = (Reason("dp-attention", text),)
         yield Layout(tp=1, dp=gpus, experts=True, coupled=True, reasons=reasons)
     yield from _multi_node_layouts(model, cluster, widest)
@@ -176,7 +176,7 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
     objection = tp_objection(model, tp)
     lacks_nvlink = tp > 1 and cluster.link.nvlink is False and tp <= len(model.layers)
     if lacks_nvlink:
-        text = "no NVLink in a node: pipeline stages pass less over PCIe"
+        text = "no NVLink in a node: pipeline stages send less over PCIe"
         yield Layout(tp=1, pp=tp, reasons=(Reason("no-nvlink", text),))
     if objection is None:
         gpus = "one GPU" if tp == 1 else f"{tp} GPUs of a node"
@@ -324,7 +324,7 @@ def choose_layout(question: PlanQuestion, *, single_server: bool = False) -> Pla
             if plan.verdict == verdict:
                 return plan
     best = max(candidates, key=lambda p: (p.requests("likely"), p.estimate.poorest.kv.likely))
-    reason = Reason("closest", "no split fits; this one comes closest")
+    reason = Reason("closest", "no layout fits; this is the closest")
     return replace(best, layout=replace(best.layout, reasons=(reason,)))
 
 
@@ -349,7 +349,7 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
             Reason(
                 "states",
                 f"{plan.estimate.sequences:,} sequences need a block of recurrent state each,"
-                f" and there may be no more than {states:,}: add --max-num-seqs {states}",
+                f" and at most {states:,} are available: add --max-num-seqs {states}",
             )
         )
     if (kv_copies := count_kv_copies(model, layout.tp)) > 1:
@@ -360,7 +360,7 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
             )
         )
     if question.flags.drafts:
-        reasons.append(Reason("drafts", "what the draft model takes is not counted"))
+        reasons.append(Reason("drafts", "the draft model's memory is not counted"))
     counts = partition_layers(len(model.layers) or 1, layout.pp)
     if len(set(counts)) > 1:
         reasons.append(
@@ -372,14 +372,12 @@ def explain_layout(question: PlanQuestion, plan: PlannedLayout) -> tuple[Reason,
 def _replica_reasons(layout: Layout) -> list[Reason]:
     reasons = []
     if layout.dp > 1 and layout.coupled:
-        text = (
-            f"{layout.dp} replicas share experts, behind one endpoint; inside a node that is quick"
-        )
+        text = f"{layout.dp} replicas share experts, behind one endpoint; fast inside a node"
         reasons.append(Reason("shared-experts", text))
     elif layout.dp > 1:
         text = f"{layout.dp} replicas share the requests behind one endpoint"
         reasons.append(Reason("replicas", text))
     if layout.servers > 1:
-        text = "each server has its own endpoint: experts that are shared over nodes need RDMA"
+        text = "each server has its own endpoint: sharing experts between nodes needs RDMA"
         reasons.append(Reason("shared-experts", text))
     return reasons

@@ -66,9 +66,9 @@ class ConfigFields:
             self.wrong["num_hidden_layers"] = layers
         if self.wrong:
             raise RequestError(
-                "the model's config.json has fields that no model can have",
+                "invalid values in the model's config.json",
                 evidence=[f"{name}: {_shorten(value)}" for name, value in self.wrong.items()],
-                hint="take the file that lies beside the model's weights",
+                hint="use the file that is stored with the model's weights",
             )
 
 

@@ -116,7 +116,7 @@ def build_cache(model: Architecture, request: CacheRequest, stages: Sequence[int
     """
     if request.dtype not in _SIXTEENTHS and not request.dtype.startswith("fp8"):
         raise RequestError(
-            f"the KV cache dtype {request.dtype} is not known to the planner",
+            f"unknown KV cache dtype {request.dtype}",
             hint="use auto, bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2 or nvfp4",
         )
     specs = _unify_pages(_layer_caches(model, request), request)

@@ -65,7 +65,7 @@ _EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
 @click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
 @click.option(
-    "--offline",
+    "--no-nodes",
     is_flag=True,
     help="Take nodes and GPU counts from the inventory; contact no node. Needs --gpu.",
 )
@@ -97,7 +97,7 @@ def plan(
     gpu_memory_gib: float | None,
     gpus_per_node: int,
     nodes: int,
-    offline: bool,
+    no_nodes: bool,
     nvlink: bool | None,
     rdma: bool | None,
     link_gbps: float | None,
@@ -116,16 +116,16 @@ def plan(
     context_tokens = _parse_context(context)
     described = gpu is not None or gpu_memory_gib is not None
     local = plan_inputs.read_local_model(model, config, weights_bytes)
-    if described or offline:
+    if described or no_nodes:
         if local is None:
             raise RequestError(
-                f"the model {model} is not here" if model else "no model is named",
-                hint="name its folder with `--model`, or `--config FILE --weights-bytes N`; the"
-                " nodes are asked for it without `--gpu` and `--offline`",
+                f"model {model} is not on this machine" if model else "no model given",
+                hint="pass its folder as `--model`, or `--config FILE --weights-bytes N`;"
+                " without `--gpu` and `--no-nodes` the nodes are searched",
             )
         counts = (
             {node.name: node.gpus for node in call.inventory.nodes}
-            if offline
+            if no_nodes
             else {f"node{at:02}": gpus_per_node for at in range(1, nodes + 1)}
         )
         cluster = plan_inputs.describe_cluster(gpu, gpu_memory_gib, counts, link)
@@ -133,7 +133,7 @@ def plan(
         inputs = plan_inputs.PlanInputs(name=name, model=read, weight_bytes=size, cluster=cluster)
     else:
         inputs = _query_nodes(call, model, local, link)
-    flags = _read_flags(call, args, described=described and not offline)
+    flags = _read_flags(call, args, described=described and not no_nodes)
     context_tokens = context_tokens or flags.length or inputs.model.context or 4096
     question = PlanQuestion(
         model=inputs.model,
@@ -164,7 +164,7 @@ def _parse_context(text: str | None) -> int | None:
     tokens = parse_length(text)
     if tokens is None:
         raise click.UsageError(
-            f"--context {text}: no number of tokens, such as 32768, 32k (32,000) or 32K (32,768)"
+            f"--context {text}: not a number of tokens such as 32768, 32k (32,000) or 32K (32,768)"
         )
     return tokens
 
@@ -192,20 +192,20 @@ def _plan_layout(
         dp=dp or 1,
         experts=question.flags.expert_parallel,
         exact=dp is not None,
-        reasons=(choice.Reason("asked", "this split was asked for"),),
+        reasons=(choice.Reason("asked", "requested layout"),),
     )
     objection = choice.tp_objection(question.model, layout.tp, expert_parallel=layout.experts)
     if objection and not question.model.unmodelled_reason:
         raise RequestError(
             f"{layout.description} cannot run: {objection.text}",
             evidence=objection.source,
-            hint="see what can: the same command without --tp, --pp and --dp",
+            hint="run the same command without --tp, --pp and --dp; it chooses a layout that can",
         )
     if layout.gpus_per_replica * layout.dp > question.cluster.gpus:
         raise RequestError(
             f"{layout.description} takes {layout.gpus_per_replica * layout.dp} GPUs; there are"
             f" {question.cluster.gpus}",
-            hint="see what can run: the same command without --tp, --pp and --dp",
+            hint="run the same command without --tp, --pp and --dp; it chooses a layout that fits",
         )
     return question.judge_layout(layout)
 

@@ -58,8 +58,8 @@ def read_local_model(
         return None
     if not weight_bytes:
         raise RequestError(
-            f"the weights of {name or config} have no size",
-            hint="say how many bytes they have: `--weights-bytes N`",
+            f"unknown size of the weights of {name or config}",
+            hint="pass their size in bytes: `--weights-bytes N`",
         )
     return name or _NAMELESS, parse_architecture(_read_config(config)), weight_bytes
 
@@ -71,12 +71,12 @@ def _read_config(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"it is larger than {_MAX_CONFIG_BYTES >> 20} MiB")
         config = json.loads(text)
         if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(
             f"{path} cannot be read",
             evidence=str(error) or type(error).__name__,
-            hint="name the folder of a model with `--model`, or its config.json with `--config`",
+            hint="pass a model's folder as `--model`, or its config.json as `--config`",
         ) from None
     return config
 
@@ -92,8 +92,8 @@ def describe_cluster(
     memory = memory_gib or (expected.reported_gib(gpu) if expected and gpu else None)
     if memory is None:
         raise RequestError(
-            f"how much memory {gpu or 'the GPU'} has is not known",
-            hint="say what CUDA reports, a little less than is sold: `--gpu-memory-gib X`",
+            f"unknown memory size of {gpu or 'the GPU'}",
+            hint="pass what CUDA reports, slightly below the nominal size: `--gpu-memory-gib X`",
         )
     gpu_model = GpuModel(name=gpu or "GPU", memory_gib=memory)
     hosts = tuple(PlanHost(name=name, gpus=count, gpu=gpu_model) for name, count in counts.items())
@@ -192,8 +192,8 @@ def find_model(answers: Mapping[str, Sequence[Answer]], name: str) -> Model:
         if scan.config is not None and scan.weight_bytes:
             return name, parse_architecture(scan.config), scan.weight_bytes
     raise RequestError(
-        f"no node has the model {name} whole",
-        hint="say what it is: `--config FILE --weights-bytes N`",
+        f"no node has a complete copy of {name}",
+        hint="describe it: `--config FILE --weights-bytes N`",
     )
 
 
@@ -202,7 +202,7 @@ def list_hosts(site: Site) -> tuple[PlanHost, ...]:
     hosts = tuple(host for node in site.inventory.nodes if (host := _build_host(site, node)))
     if not hosts:
         raise RequestError(
-            "no node of this cluster has GPUs that tell their memory",
+            "no node of this cluster has GPUs that report their memory",
             hint="describe them, and the model: `--gpu NAME --gpus-per-node N --nodes N"
             " --config FILE --weights-bytes N`",
         )

@@ -142,10 +142,10 @@ def _explain_verdict(question: PlanQuestion, plan: PlannedLayout) -> str:
         sequences = f"{plan.estimate.sequences:,} sequences"
         return f": {sequences} at once, with blocks of recurrent state for {states:,}"
     if plan.verdict == "fits":
-        return f": {demand_text}, even if working memory is as large as it may be"
+        return f": {demand_text}, even at the highest estimate of working memory"
     if plan.verdict == "tight":
-        return f": {demand_text} if working memory is small; the start will tell"
-    return f": {demand_text} {'is' if demand.requests == 1 else 'are'} more than it holds"
+        return f": {demand_text}, only at the lowest estimate of working memory"
+    return f": {demand_text} {'exceeds' if demand.requests == 1 else 'exceed'} the KV cache"
 
 
 def _describe_alternative(alternative: Alternative) -> str:
@@ -160,7 +160,7 @@ def _describe_alternative(alternative: Alternative) -> str:
 def _describe_basis(model: Architecture, estimate: Estimate) -> str:
     if estimate.measured_at is not None:
         when = datetime.fromtimestamp(estimate.measured_at, timezone.utc)
-        return f"measured: a server of this split has answered here, {when:%Y-%m-%d %H:%M} UTC"
+        return f"measured on a server with this layout, {when:%Y-%m-%d %H:%M} UTC"
     if model.unmodelled_reason:
         return "weights only"
     return "estimate: nothing was started; working memory is the uncertain part"

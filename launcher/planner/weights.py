@@ -26,7 +26,7 @@ class Share(Enum):
 
     TP = "split over TP"
     KV = "split over KV heads"
-    COPY = "whole on each GPU"
+    COPY = "copied to each GPU"
     EXPERTS = "split over all ranks that share experts"
 
 

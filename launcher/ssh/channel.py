@@ -31,8 +31,7 @@ _PACKET: Final = 32 * 2**10 - 64  # bytes that paramiko sends at once
 CONNECTION_LOST = "the connection was lost"
 # A shell started by sshd reads ~/.bashrc, where an `exit` succeeds without running the command.
 _NOT_STARTED: Final = (
-    "the command did not begin: the login's shell ended, or waits, in its start-up files"
-    " (~/.bashrc)"
+    "the command did not start: the login shell exited or hangs in its start-up files (~/.bashrc)"
 )
 
 
@@ -52,7 +51,7 @@ class _Reply(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait; raises SSHException when the server does not reply."""
         if not super().wait(OPEN_TIMEOUT if timeout is None else timeout):
-            raise paramiko.SSHException("sshd does not answer")
+            raise paramiko.SSHException("sshd does not respond")
         return True
 
 

@@ -98,11 +98,11 @@ def _refused(target: Target, error: LoginRefused) -> tuple[str, str]:
         hint = _key_hint(error.locked[0])
     if error.tried:
         tried = ", ".join(error.tried) + "".join(f"; {key}" for key in error.locked)
-        return f"{login} refused the login (tried: {tried})", hint
+        return f"{login} rejected the login (tried: {tried})", hint
     if error.locked:
-        return f"{login} was offered no key: {error.locked[0]}", hint
+        return f"no usable key for {login}: {error.locked[0]}", hint
     return (
-        f"{login} was offered no key: none is named, held by the agent, or in ~/.ssh",
+        f"no key for {login}: none is configured, in the SSH agent, or in ~/.ssh",
         "ssh-add KEY",
     )
 

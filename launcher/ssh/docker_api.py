@@ -83,7 +83,7 @@ def node_error(
     evidence = output.strip() or str(error)
     if explain is not None and (explained := explain(node, evidence)):
         return explained
-    message, hint = "Docker's API did not answer", "find out why: `vlaunch check`"
+    message, hint = "Docker's API did not answer", "run `vlaunch check`"
     return NodeError(node, message, evidence=evidence, hint=hint)
 
 
@@ -98,7 +98,7 @@ def errors(node: str, explain: Explain | None = None) -> Iterator[None]:
         # The SDK does not validate replies.
         raise NodeError(
             node,
-            "the answer of Docker's API cannot be read",
+            "cannot parse the response of Docker's API",
             evidence=repr(error)[:300],
             hint="`docker version` on the node",
         ) from error
@@ -112,7 +112,7 @@ def read_file(client: docker.APIClient, node: str, container: str, path: str) ->
             member = archive.next()
             content = archive.extractfile(member) if member and member.isreg() else None
             if content is None:
-                raise NodeError(node, f"{path} is no regular file")
+                raise NodeError(node, f"{path} is not a regular file")
             while block := content.read(_BLOCK):
                 yield block
         for _ in zip(range(_TRAILER), blocks, strict=False):  # so that the channel can be reused
@@ -197,7 +197,7 @@ class _Dial:
             if not data or len(output) > _NOISE or time.monotonic() > deadline:
                 channel.close()
                 raise ConnectionError(
-                    output[-2000:].decode("utf-8", errors="replace") or "the login shell ended"
+                    output[-2000:].decode("utf-8", errors="replace") or "the login shell exited"
                 )
             output += data
         return channel

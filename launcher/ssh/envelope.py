@@ -70,7 +70,7 @@ def encode_line(line: str) -> bytes:
     blanks at the ends, leading dashes.
     """
     if line.strip() != line or not line or line[0] == "-" or set(line) & {"\\", "\n", "\0"}:
-        raise ValueError(f"cannot be said to a command: {line[:100]!r}")
+        raise ValueError(f"cannot be sent to a command: {line[:100]!r}")
     return line.encode() + b"\n"
 
 

@@ -128,7 +128,7 @@ class HostKeyRefused(paramiko.SSHException):
 
     def __init__(self, verdict: Verdict, name: str, key: paramiko.PKey, file: Path) -> None:
         digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-        super().__init__(f"{name} shows {key.get_name()} SHA256:{digest}")
+        super().__init__(f"{name} presents {key.get_name()} SHA256:{digest}")
         self.verdict = verdict
         self.name = name
         self.file = file

@@ -38,7 +38,7 @@ class Tunnel:
         except OSError as error:
             hint = "choose another local port, or 0 for any free one"
             raise NodeError(
-                node, f"port {local_port} of this machine is taken", evidence=str(error), hint=hint
+                node, f"port {local_port} of this machine is in use", evidence=str(error), hint=hint
             ) from error
         self.port: int = self._listener.getsockname()[1]
         self._open: set[Any] = {self._listener}  # sockets and channels, which have the same methods
@@ -57,7 +57,7 @@ class Tunnel:
             never.wait(_EVERY)
         raise NodeError(
             self._node,
-            "the SSH connection ended, and the tunnel with it",
+            "the SSH connection closed, and the tunnel with it",
             hint="run the same command again",
         )
 

@@ -148,11 +148,11 @@ def test_only_the_dashboard_is_open(folder: Path, capsys: pytest.CaptureFixture[
             EXPORT,
             "reach this machine",
         ),
-        (JOB + "data_parallel: {size: 2}\n", EXPORT, "data-parallel ranks are placed by addresses"),
+        (JOB + "data_parallel: {size: 2}\n", EXPORT, "data-parallel ranks are placed by address"),
         (JOB, ("--export", "kuberay", "--pp", "2"), "--rdma-resource NAME"),
-        (JOB, ("--memory", "1GiB"), "--memory goes with --export"),
+        (JOB, ("--memory", "1GiB"), "--memory requires --export"),
         (JOB, (*EXPORT, "--discard-results"), "--export only prints"),
-        (JOB.replace("model:", "job: 9.lives\nmodel:"), EXPORT, "`9.lives` is no name"),
+        (JOB.replace("model:", "job: 9.lives\nmodel:"), EXPORT, "`9.lives` is not a valid name"),
     ],
 )
 def test_what_pods_cannot_do_is_refused(

@@ -266,14 +266,14 @@ def test_privileged_pods_need_no_resource(pair: Path, capsys: pytest.CaptureFixt
     ("old", "new", "text", "expected"),
     [
         ("cluster: pair", "cluster: 9-lives", (), "choose one: `--name NAME`"),
-        ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is no name for objects"),
+        ("cluster: pair", "cluster: pair", ("--name", "Pair"), "is not a valid name"),
         ("", "", ("--rdma-resource", "ib"), "--rdma-resource should be"),
         ("", "", ("--kind", "kuberay", "--dp", "2"), "`--kind lws`"),
         ("", "", ("--", "--port", "9000"), "`ports: {api: …}` in the inventory"),
         ("", "", ("--model-volume", "nfs:/x"), "--model-volume should be"),
         ("", "", ("--model-volume", "pvc:a:/../b"), "--model-volume should be"),
         ("", "", ("--memory", "much"), "--memory should be"),
-        ("model: org/m, ", "", (), "no model is named"),
+        ("model: org/m, ", "", (), "no model given"),
         ("", "", ("--dp", "2", "--", "-dph"), "hybrid load balancing"),
         (
             "gpus: 8}",
@@ -319,7 +319,7 @@ def test_a_volume_lies_at_one_place_in_all_pods(
         (
             ("--model-volume", "pvc:m"),
             "the claim m, mounted at /data/huggingface: a Hugging Face cache, for org/m; it is"
-            " written where something is missing",
+            " written if files are missing",
         ),
         (
             ("--model-volume", "pvc:m:/a", "--model", "/disk/q"),

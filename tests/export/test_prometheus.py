@@ -122,8 +122,8 @@ def test_without_a_folder_the_configuration_is_printed(
         ("gpu02:8001", 0, "targets: ['10.0.0.12:8001']"),
         ("gpu02", 0, "targets: ['10.0.0.12:8000']"),
         ("gpu03:8000", 2, "no node `gpu03`"),
-        ("gpu02:http", 2, "`http` is no port"),
-        ("gpu02:70000", 2, "`70000` is no port"),
+        ("gpu02:http", 2, "`http` is not a port"),
+        ("gpu02:70000", 2, "`70000` is not a port"),
     ],
 )
 def test_endpoints_are_named(

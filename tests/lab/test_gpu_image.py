@@ -66,7 +66,7 @@ def test_the_layer_lets_vllm_find_the_plugin_and_says_what_it_is(tmp_path: Path)
     assert entries == "[vllm.general_plugins]\nvlaunch_gpu_claim = vlaunch_gpu_claim:register\n"
     assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
     config = json.loads(members[manifest["Config"]])["config"]
-    assert "vLLM's CPU build answers" in config["Labels"][gpu_image.LABEL]
+    assert "vLLM runs its CPU build" in config["Labels"][gpu_image.LABEL]
 
 
 def test_its_name_is_that_of_an_image_for_nvidia_gpus() -> None:

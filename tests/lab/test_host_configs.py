@@ -46,7 +46,7 @@ def test_the_inventory_of_stand_ins_says_what_answers(tmp_path: Path) -> None:
 
     assert (inventory["accelerator"], inventory["image"]) == ("nvidia", gpu_image.NAME)
     assert inventory["nodes"][0]["gpus"] == 8
-    assert "vLLM's CPU build answers in their place" in text
+    assert "vLLM runs its CPU build" in text
 
 
 def test_every_host_resolves_every_host() -> None:

@@ -79,7 +79,7 @@ def test_a_record_without_gpus_has_slots(tmp_path: Path) -> None:
         ({"troubles": ("node1:lost",)}, "needs GPUs"),
         ({"accelerator": "nvidia", "gpus": 0}, "1 to 16"),
         ({"accelerator": "nvidia", "gpus": 17}, "1 to 16"),
-        ({"accelerator": "nvidia", "gpu_model": "h1000"}, "no stand-in"),
+        ({"accelerator": "nvidia", "gpu_model": "h1000"}, "cannot simulate"),
         ({"accelerator": "nvidia", "troubles": ("node9:lost",)}, "no host"),
     ],
 )

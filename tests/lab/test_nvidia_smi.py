@@ -242,7 +242,7 @@ def test_a_gpu_that_shares_the_hosts_memory_reports_none(smi: Smi) -> None:
         (("--query-gpu=index,wings", CSV), 'Field "wings" is not a valid field to query.', 2),
         (("--query-gpu=index",), '"--format=" switch is missing', 2),
         (("--id=9", "-L"), "No devices were found", 6),
-        (("--gpu-reset",), "does not know `--gpu-reset`", 2),
+        (("--gpu-reset",), "does not support `--gpu-reset`", 2),
     ],
 )
 def test_what_it_cannot_answer_it_says(

@@ -38,7 +38,7 @@ def test_a_directory_that_is_no_lab_is_not_touched(tmp_path: Path) -> None:
     """A wrong `--dir` must not cost anyone their files."""
     (tmp_path / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(RequestError, match="no practice cluster"):
+    with pytest.raises(RequestError, match="not the folder of a lab cluster"):
         removal.remove_lab("no-such-lab", tmp_path, lambda _: None)
 
     assert (tmp_path / "thesis.txt").exists()

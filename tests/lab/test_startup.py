@@ -21,7 +21,7 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
     """`down` would have to remove them."""
     (tmp_path / "thesis.txt").touch()
 
-    with pytest.raises(RequestError, match="no practice cluster"):
+    with pytest.raises(RequestError, match="not the folder of a lab cluster"):
         startup.check_directory(lab(tmp_path))
 
 

@@ -79,17 +79,17 @@ def test_head_size_is_derived() -> None:
         ({"architectures": ["NewForCausalLM"]}, "the architecture NewForCausalLM is not modelled"),
         (
             {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2},
-            "config.json does not say hidden_size, num_attention_heads, vocab_size",
+            "config.json lacks hidden_size, num_attention_heads, vocab_size",
         ),
         (
             {**models.LLAMA_8B, "architectures": ["DeepseekV3ForCausalLM"]},
-            "config.json does not say kv_lora_rank, qk_rope_head_dim",
+            "config.json lacks kv_lora_rank, qk_rope_head_dim",
         ),
         (
             {**models.DEEPSEEK_V3, "compress_ratios": [4, 128]},
             "DeepseekV3ForCausalLM with compressed attention is not modelled",
         ),
-        ({**models.LLAMA_8B, "layer_types": ["strange"] * 32}, "kinds of its layers are not known"),
+        ({**models.LLAMA_8B, "layer_types": ["strange"] * 32}, "its layer types are unknown"),
     ],
 )
 def test_what_is_not_modelled_says_so(config: dict[str, Any], reason: str) -> None:

@@ -97,7 +97,7 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
         219.8,
         cluster(1, 8, nvlink=True),
         90,
-        "DP 2 × TP 4, experts over all of them",
+        "DP 2 × TP 4, experts sharded over all of them",
         ("node", "shared-experts"),
     ),
     "experts that a TP would cut through, and too long requests for less": (
@@ -105,7 +105,7 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
         219.8,
         cluster(1, 8, GpuModel(name="RTX", memory_gib=47.5), nvlink=True),
         1,
-        "TP 8, experts over all of them",
+        "TP 8, experts sharded over all of them",
         ("fp8-blocks", "expert-parallel", "kv-copies"),
     ),
     "a mixture on two nodes: a server on each": (
@@ -113,7 +113,7 @@ _GOLDEN: dict[str, tuple[dict[str, Any], float, Cluster, int, str, tuple[str, ..
         219.8,
         cluster(2, 8, nvlink=True),
         90,
-        "2 servers, each DP 2 × TP 4, experts over all of them",
+        "2 servers, each DP 2 × TP 4, experts sharded over all of them",
         ("node", "shared-experts", "shared-experts"),
     ),
     "one GPU a node, and RDMA": (
@@ -165,8 +165,8 @@ def test_a_hybrid_model_has_a_limit_of_sequences() -> None:
     states = planned.estimate.state_limit()
     assert states
     assert (
-        f"1,024 sequences need a block of recurrent state each, and there may be no more than"
-        f" {states}: add --max-num-seqs {states}"
+        f"1,024 sequences need a block of recurrent state each, and at most"
+        f" {states} are available: add --max-num-seqs {states}"
         in [why.text for why in explain_layout(problem, planned)]
     )
     others = {
@@ -327,7 +327,7 @@ def test_drafts_are_noted_as_not_counted() -> None:
 def test_an_option_names_itself() -> None:
     """For people."""
     assert Layout(tp=8, pp=2).description == "TP 8 × PP 2"
-    assert Layout(tp=1, dp=8, experts=True).description == "DP 8 × TP 1, experts over all of them"
+    assert Layout(tp=1, dp=8, experts=True).description == "DP 8 × TP 1, experts sharded over all of them"
 
 
 def test_a_length_that_is_set_counts() -> None:

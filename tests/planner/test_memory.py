@@ -53,7 +53,7 @@ def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
     ran = memory.run("up")
 
     assert ran.code == 0
-    assert "gpu02: its secrets are gone: a reboot empties what lies in memory" in ran.err
+    assert "gpu02: its secrets are gone: a reboot clears memory" in ran.err
     verbs = [verb for verb in memory.world.verbs() if verb.startswith("gpu01")]
     assert verbs == ["gpu01: extend", *(["gpu01: store"] * len(NAMES))]
     assert set(memory.world.machines["gpu02"].kept) == {*NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
@@ -65,7 +65,7 @@ def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memor
     ran = memory.run("up")
 
     assert (ran.code, memory.world.changes) == (1, [])
-    assert "gpu02: has no place in memory for secrets" in ran.err
+    assert "gpu02: has no in-memory folder for secrets" in ran.err
     assert "sudo loginctl enable-linger ops" in ran.err
 
 

@@ -128,7 +128,7 @@ def test_it_receives_lines(fleet: Fleet) -> None:
     assert background.next(60).text == "heard last"
     background.end()
     assert processes.disappears(seconds)
-    with pytest.raises(ValueError, match="cannot be said"):
+    with pytest.raises(ValueError, match="cannot be sent"):
         background.say("a\\nb")
 
 

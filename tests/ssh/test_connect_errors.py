@@ -100,7 +100,7 @@ def test_any_exception_of_the_library(kind: type[Exception]) -> None:
         (LOCKED, "key /k is encrypted", "ssh-add /k"),
         (KeyUnusable("/k", "does not exist"), "key /k does not exist", "ls -l /k"),
         (LoginRefused(["/k", "agent key x"], [], None), "(tried: /k, agent key x)", "ssh-copy-id"),
-        (LoginRefused([], [], None), "was offered no key", "ssh-add"),
+        (LoginRefused([], [], None), "no key for", "ssh-add"),
         (LoginRefused([], [LOCKED], None), "/k is", "ssh-add /k"),
         (LoginRefused(["/other"], [LOCKED], None), "/other; key /k is encrypted", "ssh-add /k"),
         (JumpFailed("refused"), "log in to jump host bastion", "ssh ssh://bastion true"),

@@ -95,7 +95,7 @@ def test_files_are_read_from_a_container(
             blocks = list(fleet.read_file("gpu01", "c", "/data/file"))
             assert b"".join(blocks) == b"0123456789" * 300_000
             assert max(map(len, blocks)) <= 2**20
-        with pytest.raises(NodeError, match="no regular file"):
+        with pytest.raises(NodeError, match="not a regular file"):
             list(fleet.read_file("gpu01", "c", "/data/link"))
     assert (tmp_path / "starts").read_text() == "x"
 
@@ -166,7 +166,7 @@ def test_complaint_is_read_from_the_node(make: Callable[..., Node], kind: Kind) 
     )
     with (
         Fleet(sshd.inventory(make(program, kind)), explain=symptoms.docker_error) as fleet,
-        pytest.raises(NodeError, match="Docker does not run") as caught,
+        pytest.raises(NodeError, match="Docker is not running") as caught,
     ):
         fleet.docker("gpu01")
     assert caught.value.evidence.startswith("Cannot connect to the Docker daemon")

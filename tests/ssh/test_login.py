@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 def test_wrong_user(server: sshd.Sshd) -> None:
     """A login that is refused names the user and the keys that were tried."""
     error = refusal(server.node(user="nobody-of-that-name"))
-    assert f"nobody-of-that-name@127.0.0.1:{server.port} refused the login" in error.message
+    assert f"nobody-of-that-name@127.0.0.1:{server.port} rejected the login" in error.message
     assert str(server.key) in error.message
     assert "ssh-copy-id nobody-of-that-name@127.0.0.1" in error.hint
 
@@ -28,7 +28,7 @@ def test_wrong_user(server: sshd.Sshd) -> None:
 def test_wrong_key(server: sshd.Sshd, tmp_path: Path) -> None:
     """Likewise with a key unknown to the server."""
     assert (
-        "refused the login"
+        "rejected the login"
         in refusal(server.node(identity=str(sshd.make_key(tmp_path / "wrong")))).message
     )
 
@@ -49,7 +49,7 @@ def test_file_that_is_no_key(server: sshd.Sshd, tmp_path: Path) -> None:
 def test_no_key_at_all(server: sshd.Sshd) -> None:
     """The error for a login without any key."""
     error = refusal(server.node(identity=None))
-    assert "was offered no key" in error.message
+    assert "no usable key for" in error.message
     assert "ssh-add" in error.hint
 
 

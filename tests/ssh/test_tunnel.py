@@ -25,5 +25,5 @@ def test_waiting_ends_with_the_connection() -> None:
     ):
         tunnel.wait()
 
-    assert str(lost.value) == "gpu01: the SSH connection ended, and the tunnel with it"
+    assert str(lost.value) == "gpu01: the SSH connection closed, and the tunnel with it"
     assert lost.value.hint
