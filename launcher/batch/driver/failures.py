@@ -104,7 +104,7 @@ FAILURE_PATTERNS = (
     ),
     FailurePattern(
         pattern=rf"(?im){patterns.NO_COMPILER}",
-        message="this image lacks the compiler that vLLM needs at startup",
+        message="the image has no compiler, which vLLM needs during startup",
         hint=(
             "use an image with g++ (and nvcc, on GPUs), or compile nothing:"
             " `engine.args.enforce_eager: true`"

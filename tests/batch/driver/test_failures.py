@@ -43,7 +43,7 @@ from launcher.batch.driver.job import Failed
             "engine",
             "HFValidationError: Repo id must be in the form 'repo_name'",
             "the model is neither on this node",
-            "check `model`",
+            "set `model`",
         ),
         (
             "engine",
@@ -75,13 +75,13 @@ from launcher.batch.driver.job import Failed
         (
             "engine",
             "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found",
-            "lacks the compiler",
+            "no compiler",
             "enforce_eager",
         ),
         (
             "engine",
             "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
-            "lacks the compiler",
+            "no compiler",
             "enforce_eager",
         ),
         (
