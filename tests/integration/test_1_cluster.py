@@ -245,7 +245,7 @@ def test_serve_again_attaches(practice: Practice) -> None:
 
     assert ran.code == 0, ran.said
     assert "pp2" in ran.out
-    assert "Prove the network" not in ran.err
+    assert "Check the network" not in ran.err
     assert "(verified before the start)" in ran.out
     assert "NOT PROVEN" not in ran.err
     assert ran.seconds < 30

@@ -423,6 +423,6 @@ def test_model_that_does_not_load(up: Practice) -> None:
         re.MULTILINE,
     ), ran.err
     assert "NETWORK CHECK SKIPPED" in ran.err
-    assert "Prove the network" not in ran.err
+    assert "Check the network" not in ran.err
     assert stop.code == 0, stop.said
     assert "0.0/2.0 GPU" in up.docker("node1", "exec", "vlaunch-lab-node1", "ray", "status")

@@ -72,7 +72,7 @@ def test_replicas_without_ray(practice: Practice) -> None:
     assert re.search(r"^placement +node1: DP0; node2: DP1$", ran.out, re.MULTILINE)
     assert re.search(r"^replicas +all 2 answered: DP0 in .*s, DP1 in .*s$", ran.out, re.MULTILINE)
     assert "dp2" in ran.out
-    assert "Prove the network" not in ran.err
+    assert "Check the network" not in ran.err
 
 
 def test_both_replicas_have_answered(practice: Practice) -> None:
