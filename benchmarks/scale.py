@@ -75,7 +75,7 @@ CASES = {
     "up, on a terminal": Case(UP, terminal=True),
     "up again": Case(UP, (UP,)),
     "status": Case(("status",), (UP,)),
-    "check": Case(("check", "--offline"), (UP,), pairs=True),
+    "check": Case(("check", "--no-hub"), (UP,), pairs=True),
     "check-nccl": Case(("check-nccl",), (UP,), pairs=True),
     "check-nccl --from-log": Case(("check-nccl", "--from-log", "nccl.log")),
     "down": Case(("down", "--yes"), (UP,)),

@@ -31,7 +31,7 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
     help="Read only logs of this last period, such as 30m, 2h or 1d.",
 )
 @click.option(
-    "--from",
+    "--log",
     "sources",
     multiple=True,
     metavar="FILE",
@@ -41,19 +41,18 @@ _TIMEOUT = 240.0  # each part of the answer has a deadline of its own
 def doctor(
     call: CommandContext, since: float | None, sources: tuple[str, ...], names: tuple[str, ...]
 ) -> int:
-    """Say what most likely went wrong: the logs of all nodes against the known failures, each with
-    its cause and fix.
+    """Find the likely cause of a failure in the logs of all nodes, and its fix.
 
-    Read are the ends of the logs of containers, of servers' engines, of Ray's jobs and workers,
-    what Docker and the kernel say, and what the keeper of servers wrote down. Nothing is changed.
-    The exit code is 1 when something is found that stands in the way.
+    It compares the ends of the logs of containers, engines, Ray jobs and workers, the messages of
+    Docker and the kernel, and the supervisor's records with known failures. Nothing changes. The
+    exit code is 1 when a problem is found.
 
-    With --from it is any text: what `kubectl logs --prefix`, `journalctl` print, a file, or what
-    `vlaunch collect` made.
+    With --log, it reads other text instead: output of `kubectl logs --prefix` or `journalctl`, a
+    log file, or a bundle of `vlaunch collect`.
     """
     if sources:
         if names:
-            raise click.UsageError("--from asks no node: leave the nodes' names out")
+            raise click.UsageError("--log contacts no node: omit the node names")
         diagnosis = _diagnose_files(sources, since)
         doctor_view.print_diagnosis(diagnosis, as_json=call.as_json)
         return 1 if diagnosis.has_problem else 0
@@ -113,7 +112,7 @@ def _parse_reports(answers: Iterable[Answer], mark: str) -> _Parsed:
         report = parse_report(answer.out, mark)
         if report.clock is None and not report.lines and not report.states:
             late = f"no answer within {answer.seconds:.0f} s"
-            reason = late if answer.timed_out else "it answered something else"
+            reason = late if answer.timed_out else "unexpected output"
             output = untrusted.excerpt(answer.tail, last=True)
             no_answer[answer.node] = f"{reason}: {output}".strip(": ")
         else:

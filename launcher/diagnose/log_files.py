@@ -1,4 +1,4 @@
-"""Logs from files and from standard input, for `vlaunch doctor --from`.
+"""Logs from files and from standard input, for `vlaunch doctor --log`.
 
 A line belongs to the pod or host in its prefix, of `kubectl logs --prefix` (`[pod/NAME/CONTAINER]
 …`) or journalctl's short formats (`… HOST UNIT[PID]: …`), otherwise to the file.
@@ -26,7 +26,7 @@ from launcher.tools.diagnosis import Log, NodeReport, make_log
 _MOST, _LINES = 16 << 20, 200_000  # bytes and lines of one text; the end of longer ones
 _MAX_FILES = 5000  # in an archive
 _ALL, _ALL_LINES = 256 << 20, 4_000_000  # of an archive; the beginning of larger ones
-_HINT = "name a file, the archive of `vlaunch collect`, or `-` for standard input"
+_HINT = "use a file, the archive of `vlaunch collect`, or `-` for standard input"
 _KUBECTL = re.compile(r"\[pod/([a-z0-9.-]{1,253})/([a-z0-9-]{1,63})\] ?(.*)")
 # Nov 22 10:00:00 host unit[12]: text; or the first column is 2026-11-22T10:00:00+00:00.
 _JOURNAL = re.compile(
@@ -145,7 +145,7 @@ def _archive_logs(file: IO[bytes], name: str) -> Iterator[tuple[str, bytes]]:
                 yield Path(member.name).parent.name or name, data
     except ArchiveTooLarge:
         limits = f"{sizes.format_size(_ALL)}, {_ALL_LINES:,} lines or {_MAX_FILES:,} files"
-        say(f"{name}: read the first {limits}, and left out the rest; unpack it, and name the logs")
+        say(f"{name}: read only the first {limits}; to read the rest, unpack it and name its logs")
 
 
 def _read_end(file: IO[bytes], name: str) -> bytes:
@@ -166,7 +166,7 @@ def _read_end(file: IO[bytes], name: str) -> bytes:
     first = max(0, len(data) - _MOST, start + 1)
     if skipped or first:
         first = max(first, data.find(b"\n", max(0, first - 1)) + 1)
-        say(f"{name}: only its end was read; its first {skipped + first:,} bytes were left out")
+        say(f"{name}: read only its end; skipped its first {skipped + first:,} bytes")
     return bytes(data[first:])
 
 

@@ -35,15 +35,15 @@ def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
 
     assert ran.code == 1
     assert lines[0] == "most likely first"
-    assert lines[1] == "  FOUND  gpu02: Gloo uses the wrong network interface"
+    assert lines[1] == "  CAUSE     gpu02: Gloo uses the wrong network interface"
     assert "gpu02, container, 2026-11-21" in lines[2]
     assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
     assert lines[3:5] == [
         "         fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
         "         see: docs/reference/failures.md#gloo-interface",
     ]
-    assert "  THEN   gpu01: a rank died" in lines
-    assert "looked at 4 lines of 3 logs on gpu[01-02]" in lines
+    assert "  EFFECT    gpu01: a rank died" in lines
+    assert "read 4 lines of 3 logs on gpu[01-02]" in lines
     assert cluster.world.changes == []
 
 
@@ -70,7 +70,7 @@ def test_without_findings_the_scope_and_next_steps_are_shown(cluster: Cluster) -
     assert ran.code == 0
     assert ran.out.splitlines()[:2] == [
         "no known failure was found",
-        "looked at 2 lines of 1 log on gpu[01-02]",
+        "read 2 lines of 1 log on gpu[01-02]",
     ]
     assert "`vlaunch check`" in ran.out
     assert "`vlaunch logs --tail 1000`" in ran.out
@@ -84,7 +84,7 @@ def test_what_may_be_harmless_does_not_fail(cluster: Cluster) -> None:
     ran = cluster.run("doctor")
 
     assert ran.code == 0
-    assert "  MAYBE  gpu01: a port is already in use" in ran.out
+    assert "  POSSIBLE  gpu01: a port is already in use" in ran.out
 
 
 def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -> None:
@@ -96,7 +96,7 @@ def test_a_node_that_is_away_is_a_finding_and_hides_no_other(cluster: Cluster) -
     assert ran.code == 1
     assert (
         ran.out.splitlines()[1]
-        == "  FOUND  gpu01: SSH to this node fails: it is off, or unreachable from this machine"
+        == "  CAUSE     gpu01: SSH to this node fails: it is off, or unreachable from this machine"
     )
     assert "no answer from gpu01:22 within 10s" in ran.out
     assert "gpu02: Gloo uses" in ran.out
@@ -132,7 +132,7 @@ def test_the_keeper_s_last_fault_is_the_first_evidence(cluster: Cluster) -> None
     )
     lines = cluster.run("doctor").out.splitlines()
 
-    assert lines[1] == "  FOUND  gpu01: a server crashed or failed to start"
+    assert lines[1] == "  CAUSE     gpu01: a server crashed or failed to start"
     assert "gpu01, server chat, 2026-11-21" in lines[2]
     assert lines[2].endswith(
         "keeper: fault of server chat: a rank is dead (rank PP1 on gpu02): RuntimeError: CUDA error"
@@ -144,7 +144,7 @@ def test_an_engine_s_log_has_its_server_s_name(cluster: Cluster) -> None:
     set_answers(cluster, gpu02=NodeAnswers(parts={"servers": "chat\nembed\n", "engine-2": GLOO}))
     lines = cluster.run("doctor").out.splitlines()
 
-    assert lines[1] == "  FOUND  gpu02: Gloo uses the wrong network interface"
+    assert lines[1] == "  CAUSE     gpu02: Gloo uses the wrong network interface"
     assert "gpu02, server embed, 2026-11-21" in lines[2]
 
 
@@ -206,7 +206,7 @@ def test_nothing_of_a_log_reaches_the_terminal_as_it_is(cluster: Cluster) -> Non
         cluster, gpu01=NodeAnswers(instead=Answer(node="gpu01", code=1, err=f"\x1b[2Jno {SECRET}"))
     )
     ran = cluster.run("doctor")
-    assert "it answered something else: no ***" in ran.out
+    assert "unexpected output: no ***" in ran.out
     assert "\x1b" not in ran.out
 
 
@@ -227,7 +227,7 @@ def test_equal_gaps_of_nodes_are_shown_once(cluster: Cluster) -> None:
     cluster.world.answer = simulated  # type: ignore[method-assign, assignment]
 
     assert (
-        "not seen: gpu[01-02]: kernel log: only root can read it on this node"
+        "not checked: gpu[01-02]: kernel log: only root can read it on this node"
         in cluster.run("doctor").out
     )
 
@@ -249,16 +249,16 @@ def test_a_text_is_judged_without_a_node(
     text = f"[pod/chat-0/vllm] {DEAD}\n[pod/chat-0-1/vllm] {GLOO}\n"
     (tmp_path / "pods.log").write_text(text)
     cluster.path.unlink()
-    ran = cluster.run("doctor", "--from", str(tmp_path / "pods.log"))
+    ran = cluster.run("doctor", "--log", str(tmp_path / "pods.log"))
 
     assert ran.code == 1
-    assert "  FOUND  chat-0-1: Gloo uses the wrong network interface" in ran.out
-    assert "  THEN   chat-0: a rank died" in ran.out
-    assert "looked at 2 lines of 2 logs on chat-0,chat-0-1" in ran.out
+    assert "  CAUSE     chat-0-1: Gloo uses the wrong network interface" in ran.out
+    assert "  EFFECT    chat-0: a rank died" in ran.out
+    assert "read 2 lines of 2 logs on chat-0,chat-0-1" in ran.out
     assert cluster.asked == []
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    piped = cluster.run("doctor", "--from", "-", "--json")
+    piped = cluster.run("doctor", "--log", "-", "--json")
     assert piped.code == 1
     assert json.loads(piped.out)["looked"]["nodes"] == ["chat-0", "chat-0-1"]
 
@@ -271,19 +271,19 @@ def test_a_bundle_is_judged(cluster: Cluster, tmp_path: Path) -> None:
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data.encode()))
-    ran = cluster.run("doctor", "--from", str(bundle))
+    ran = cluster.run("doctor", "--log", str(bundle))
 
     assert ran.code == 1
-    assert "  FOUND  gpu02: Gloo uses the wrong network interface" in ran.out
+    assert "  CAUSE     gpu02: Gloo uses the wrong network interface" in ran.out
     assert "of 1 log on gpu02" in ran.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--from", "nowhere.log"), "nowhere.log cannot be read"),
-        (("--from", "."), ". cannot be read"),
-        (("--from", "-", "gpu01"), "--from asks no node"),
+        (("--log", "nowhere.log"), "nowhere.log cannot be read"),
+        (("--log", "."), ". cannot be read"),
+        (("--log", "-", "gpu01"), "--log contacts no node"),
     ],
 )
 def test_a_text_that_is_none(cluster: Cluster, arguments: tuple[str, ...], message: str) -> None:
@@ -317,10 +317,10 @@ def test_of_a_large_log_the_end_is_read(
         ("b.tar.xz", "b.tar.xz: b/gpu02/a.log"),
         ("-", "standard input"),
     ):
-        ran = cluster.run("doctor", "--from", name)
+        ran = cluster.run("doctor", "--log", name)
         skipped = len(data) - len(GLOO) - 1
         assert ran.code == 1
-        assert f"{message}: only its end was read; its first {skipped:,} bytes" in ran.err, name
+        assert f"{message}: read only its end; skipped its first {skipped:,} bytes" in ran.err, name
         assert "Gloo uses the wrong network interface" in ran.out
 
 
@@ -334,7 +334,7 @@ def test_lines_of_a_log_are_bounded(
 
     assert report.logs[0].lines[-1] == "99"
     assert len(report.logs[0].lines) < 11
-    assert "only its end was read" in capsys.readouterr().err
+    assert "read only its end" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -358,13 +358,13 @@ def test_an_archive_that_unpacks_without_end(
         tmp_path / f"{name}.tar.gz", ("b/gpu02/a.log", 0, GLOO.encode()), *members, mode="w:gz"
     )
     tracemalloc.start()
-    ran = cluster.run("doctor", "--from", str(path))
+    ran = cluster.run("doctor", "--log", str(path))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     assert ran.code == 1
     assert "gpu02: Gloo uses the wrong network interface" in ran.out
-    assert f"{name}.tar.gz: read the first 4 MiB, 4,000,000 lines or 5,000 files, and" in ran.err
+    assert f"{name}.tar.gz: read only the first 4 MiB, 4,000,000 lines or 5,000 files; to" in ran.err
     assert peak < 40 << 20
 
 
@@ -382,13 +382,13 @@ def test_headers_without_end(cluster: Cluster, tmp_path: Path, kind: bytes, firs
     ):
         before = b"" if first else tarfile.TarInfo("b/a.log").tobuf()
         (tmp_path / f"{name}.tar").write_bytes(before + blocks)
-        ran = cluster.run("doctor", "--from", f"{name}.tar")
+        ran = cluster.run("doctor", "--log", f"{name}.tar")
         assert "Traceback" not in ran.err
         assert ran.code in (0, 2)
 
 
 MISSING = ("serve", "--model", "/data/huggingface/none")
-REFUSED = "  FOUND  operator: the last command failed before it started anything"
+REFUSED = "  CAUSE     operator: the last command failed before it started anything"
 
 
 def test_a_refused_request_is_named_with_its_hint(cluster: Cluster) -> None:
