@@ -49,7 +49,7 @@ _FOLDERS = f'{_OWNED} mkdir -p "$d/server" "$@" && chmod 711 "$d" && {_PRIVATE}'
 # Another user may have created a directory of that name in /dev/shm.
 _OWN = (
     'umask 077 && mkdir -p "$1/secrets" && for d in "${1%/*}" "$1" "$1/secrets"; do [ -O "$d" ] &&'
-    ' [ ! -L "$d" ] || { echo "$d belongs to somebody else" >&2; exit 1; }; done && '
+    ' [ ! -L "$d" ] || { echo "$d belongs to another user" >&2; exit 1; }; done && '
 )
 # Keeps directories that are not empty.
 _FORGET = 'rm -rf "$1/secrets" && { rmdir "$1" "${1%/*}" 2>/dev/null || true; }'

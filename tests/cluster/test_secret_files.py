@@ -242,7 +242,7 @@ def test_a_folder_of_another_user_in_memory_is_refused(tmp_path: Path) -> None:
     )
 
     assert ran.returncode == 1
-    assert "belongs to somebody else" in ran.stderr
+    assert "belongs to another user" in ran.stderr
     assert not (good / "secrets" / "B").exists()
 
 
