@@ -43,19 +43,19 @@ _LIBRARIES = ("fabric", "paramiko", "docker", "click", "rich", "pydantic", "PyYA
 # Groups answered by one survey of a node; the other checks start containers or probe ports.
 _GROUPS = ("reach", "host", "docker", "storage")
 _README = """\
-What `vlaunch collect` found on cluster {cluster}. Look at it before you share it: values that
-vlaunch knows as secrets and what looks like one are replaced by ***, but names of machines and
-models, addresses, paths, and what users wrote into logs are not.
+Output of `vlaunch collect` for cluster {cluster}. Review it before you share it: known secrets and
+values that look like secrets are replaced by ***, but names of machines and models, addresses,
+paths, and text that users wrote into logs are not.
 
-inventory.yaml   as it was given; secrets are named by their sources only
-versions.json    vlaunch, Python, its libraries
+inventory.yaml   the inventory; secrets are named by their sources only
+versions.json    versions of vlaunch, Python and libraries
 status.json      `vlaunch status --json`
-checks.json      the checks that need no container
+checks.json      results of the checks that need no container
 doctor.json      `vlaunch doctor --json`
-events.ndjson    what happened while this was collected
-nodes/           for each node: Docker's word on its containers (variables without their values),
-                 the ends of all logs, what the keeper of servers wrote down, the audit trail, and
-                 what could not be seen
+events.ndjson    progress and warnings of this command
+nodes/           for each node: `docker inspect` of its containers (variables without values), the
+                 ends of all logs, the supervisor's records, the audit trail, and reasons for
+                 missing data
 {unknown}"""
 
 
@@ -69,7 +69,7 @@ class Bundle:
     def add_file(self, name: str, text: str) -> None:
         """Add one file."""
         if not _NAME.fullmatch(name):
-            raise ValueError(f"not a name of ours: {name!r}")
+            raise ValueError(f"invalid name in the bundle: {name!r}")
         data = redact_secrets(text).encode("utf-8", "replace")
         entry = tarfile.TarInfo(f"{self._root}/{name}")
         entry.size, entry.mode, entry.mtime = len(data), 0o600, self._at
@@ -118,8 +118,8 @@ def collect(call: CommandContext, output: str | None) -> None:
     for name, size in sorted(bundle.sizes.items()):
         click.echo(f"  {size:>10,}  {name}", err=True)
     if unknown:
-        say(f"not known here, and so only recognised by their form: {', '.join(unknown)}")
-    say(f"look at it before you share it: `tar -xzOf {path} | less`")
+        say(f"secrets not known on this machine, masked only by their form: {', '.join(unknown)}")
+    say(f"review it before you share it: `tar -xzOf {path} | less`")
 
 
 def _output_path(option: str | None, cluster: str) -> Path:
@@ -132,10 +132,10 @@ def _output_path(option: str | None, cluster: str) -> Path:
     if not path.parent.is_dir():
         raise RequestError(
             f"`{path.parent}` is not a folder",
-            hint="name a file in a folder that is there: `-o FILE.tar.gz`",
+            hint="choose a file in an existing folder: `-o FILE.tar.gz`",
         )
     if os.path.lexists(path):
-        raise RequestError(f"`{path}` is there already", hint="name another one: `-o FILE.tar.gz`")
+        raise RequestError(f"`{path}` already exists", hint="choose another name: `-o FILE.tar.gz`")
     return path
 
 
@@ -149,7 +149,7 @@ def _open_bundle(path: Path) -> Iterator[Bundle]:
         descriptor, part = tempfile.mkstemp(prefix=".vlaunch-", dir=path.parent)
     except OSError as error:
         raise RequestError(
-            f"`{path.parent}` cannot be written to: {(error.strerror or str(error)).lower()}"
+            f"cannot write to `{path.parent}`: {(error.strerror or str(error)).lower()}"
         ) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -169,7 +169,7 @@ def _open_bundle(path: Path) -> Iterator[Bundle]:
 def _fill_bundle(session: Session, bundle: Bundle, unknown: Sequence[str]) -> None:
     inventory = session.inventory
     unknown_note = (
-        f"\nNot known on this machine, and so only recognised by their form: {', '.join(unknown)}\n"
+        f"\nSecrets not known on this machine, masked only by their form: {', '.join(unknown)}\n"
         if unknown
         else ""
     )

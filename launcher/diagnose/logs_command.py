@@ -63,10 +63,10 @@ def logs(
         if not printed and not follow:
             if server is not None:
                 raise RequestError(
-                    f"no server `{server}` has a log there", hint="see which run: `vlaunch status`"
+                    f"found no log of server `{server}`", hint="list the servers: `vlaunch status`"
                 )
             raise RequestError(
-                f"no container of cluster {call.inventory.cluster} has said anything",
+                f"the containers of cluster {call.inventory.cluster} have no log output",
                 hint="run `vlaunch up`",
             )
 
@@ -99,8 +99,8 @@ def _merge_logs(
             item = lines.get(timeout=None if follow else _READ_TIMEOUT + 20)
         except queue.Empty:
             raise DeadlineError(
-                f"{fold([node.name for node in nodes])}: the logs did not end in time",
-                hint="read one node after the other: `vlaunch logs NODE`",
+                f"{fold([node.name for node in nodes])}: reading the logs timed out",
+                hint="read one node at a time: `vlaunch logs NODE`",
             ) from None
         if item is None:
             open_sources -= 1

@@ -80,7 +80,7 @@ def adapt_command(
     result.problems += _late_variables(result.env) if backend == "ray" else ()
     if result.problems:
         raise RequestError(
-            f"{command.origin} cannot be served here",
+            f"{command.origin} cannot run on this cluster",
             evidence=[text for text, _ in result.problems],
             hint="\n".join(dict.fromkeys(hint for _, hint in result.problems)),
         )
@@ -166,7 +166,7 @@ def _check_image(result: AdaptedCommand, command: VllmCommand, inventory: Invent
     image, version = command.image, command.version
     tag = re.search(r":(v?\d+(?:\.\d+)+)[^/:]*$", inventory.image.partition("@")[0])
     if tag and version_numbers(tag[1]) < version_numbers(version):
-        problem = f"it needs vLLM {version}, and the cluster's image is {inventory.image}"
+        problem = f"it needs vLLM {version}, but the cluster's image is {inventory.image}"
         hint = f"set `image:` to {image or 'a newer one'}, then run `vlaunch up`"
         result.problems.append((problem, hint))
     elif version and not (tag and version_numbers(version)):

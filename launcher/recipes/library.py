@@ -52,7 +52,7 @@ def find_hardware(name: str, candidates: Mapping[str, Hardware]) -> Hardware:
     """Return the hardware of a name; raises RequestError when there is none."""
     if name not in candidates:
         raise RequestError(
-            f"recipes know no hardware `{name}` of this kind{did_you_mean(name, candidates)}",
+            f"no recipe has hardware `{name}` of this kind{did_you_mean(name, candidates)}",
             evidence="known: " + ", ".join(sorted(candidates)),
             hint="choose one with `--hardware NAME`",
         )
@@ -119,9 +119,9 @@ def read_recipe(path: Path) -> Recipe:
         mistakes += invalid
     if mistakes or recipe is None:
         raise RequestError(
-            f"the recipe {path} has mistakes",
+            f"the recipe {path} is invalid",
             evidence=[f"{path}:{line}: {text}" for line, text in parsed.sorted_messages(mistakes)],
-            hint="see a correct one: `vlaunch recipes show openai/gpt-oss-120b`",
+            hint="see a valid one: `vlaunch recipes show openai/gpt-oss-120b`",
         )
     return recipe
 

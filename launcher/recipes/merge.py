@@ -186,4 +186,4 @@ def _hardware_notes(recipe: Recipe, variant: Variant, hardware: Hardware) -> Ite
         yield f"the recipe serves this variant with TP {tp} (`--tp {tp}`)"
     for dependency in recipe.dependencies:
         if not dependency.optional:
-            yield f"the image must have what this installs: {' '.join(dependency.command.split())}"
+            yield f"the image must contain the packages of: {' '.join(dependency.command.split())}"

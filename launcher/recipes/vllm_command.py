@@ -100,7 +100,7 @@ def parse_pasted(text: str) -> VllmCommand:
     try:
         argv = list(lexer)
     except ValueError as error:
-        raise _parse_error(f"a shell cannot read it: {error}".lower()) from None
+        raise _parse_error(f"it is not valid shell syntax: {error}".lower()) from None
     env: dict[str, str] = {}
     while argv and (argv[0] in _SKIPPED or _ASSIGNMENT.match(argv[0])):
         name, equals, value = argv.pop(0).partition("=")
@@ -147,9 +147,7 @@ def _split_model(argv: list[str]) -> tuple[str, list[CommandOption]]:
     model, arguments = (argv[0], argv[1:]) if argv and argv[0][:1] != "-" else ("", argv)
     options = parse_options(arguments)
     if options and not options[0].argv[0].startswith("-"):
-        raise _parse_error(
-            f"`{redact_secrets(options[0].argv[0])}` stands where an option should be"
-        )
+        raise _parse_error(f"`{redact_secrets(options[0].argv[0])}` is not an option")
     for option in [option for option in options if option.name == "--model"]:
         options.remove(option)
         model = model or " ".join(option.values)

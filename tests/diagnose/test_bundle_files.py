@@ -17,6 +17,6 @@ def test_no_name_leads_out_of_the_bundle(name: str, tmp_path: Path) -> None:
     """Nodes do not choose names, but they are checked."""
     with (
         tarfile.open(tmp_path / "x.tar", "w") as archive,
-        pytest.raises(ValueError, match="not a name of ours"),
+        pytest.raises(ValueError, match="invalid name in the bundle"),
     ):
         Bundle(archive, "root").add_file(name, "x")

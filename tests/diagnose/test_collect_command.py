@@ -137,7 +137,7 @@ def test_no_command_of_the_inventory_is_run(leaky: Cluster, tmp_path: Path) -> N
     ran = leaky.run("collect", "-o", "b.tar.gz")
 
     assert not (tmp_path / "ran").exists()
-    assert "not known here, and so only recognised by their form: CALLED, ASKED" in ran.err
+    assert "secrets not known on this machine, masked only by their form: CALLED, ASKED" in ran.err
     assert "CALLED, ASKED" in unpacked(tmp_path / "b.tar.gz")["README.txt"]
 
 
@@ -224,8 +224,8 @@ def test_the_output_lists_the_content_and_advises_a_review(leaky: Cluster, tmp_p
     assert path.name.startswith("vlaunch-c-2")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "nodes/02-gpu02/container-1.log" in ran.err
-    assert "look at it before you share it" in ran.err
-    assert "only recognised by their form: CALLED, ASKED" in ran.err
+    assert "review it before you share it" in ran.err
+    assert "masked only by their form: CALLED, ASKED" in ran.err
     assert leaky.world.changes == []
 
 
@@ -268,7 +268,7 @@ def _refuse(_: object) -> None:
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "is there already")],
+    [("no/b.tar.gz", "is not a folder"), ("there.tar.gz", "already exists")],
 )
 def test_an_existing_file_is_rejected_before_any_query(
     leaky: Cluster, output: str, message: str

@@ -59,8 +59,8 @@ def test_a_server_that_has_no_log_says_what_to_do(talking: Cluster) -> None:
     ran = talking.run("logs", "--server", "chat")
 
     assert ran.code == 2
-    assert "no server `chat` has a log there" in ran.err
-    assert "hint: see which run: `vlaunch status`" in ran.err
+    assert "found no log of server `chat`" in ran.err
+    assert "hint: list the servers: `vlaunch status`" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_silence_says_what_to_do(cluster: Cluster) -> None:
     ran = cluster.run("logs")
 
     assert ran.code == 2
-    assert "no container of cluster c has said anything" in ran.err
+    assert "the containers of cluster c have no log output" in ran.err
     assert "hint: run `vlaunch up`" in ran.err
 
 

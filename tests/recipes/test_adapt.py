@@ -176,7 +176,9 @@ def test_variables_that_ray_reads_early() -> None:
     text = "LD_PRELOAD=/a.so OMP_NUM_THREADS=8 vllm serve m"
 
     assert adapted(text).env == {"LD_PRELOAD": "/a.so", "OMP_NUM_THREADS": "8"}
-    with pytest.raises(RequestError, match="the pasted command cannot be served") as raised:
+    with pytest.raises(
+        RequestError, match="the pasted command cannot run on this cluster"
+    ) as raised:
         adapted(text, backend="ray")
     assert "before LD_PRELOAD and OMP_NUM_THREADS" in raised.value.evidence
     assert 'env:\n  LD_PRELOAD: "/a.so"\n  OMP_NUM_THREADS: "8"' in (raised.value.hint or "")
@@ -206,7 +208,7 @@ def test_an_old_image_and_a_named_one() -> None:
     command = VllmCommand(origin="the recipe r", model="m", version="0.33", image="acme/vllm:x")
     with pytest.raises(RequestError) as raised:
         adapt_command(command, case.nodes(), args=(), replicas=1, backend="mp")
-    assert "needs vLLM 0.33, and the cluster's image is vllm/vllm-openai" in raised.value.evidence
+    assert "needs vLLM 0.33, but the cluster's image is vllm/vllm-openai" in raised.value.evidence
     assert raised.value.hint == "set `image:` to acme/vllm:x, then run `vlaunch up`"
 
     inventory = case.nodes(image="vllm/vllm-openai:v0.33.0")

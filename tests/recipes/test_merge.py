@@ -44,7 +44,7 @@ def test_base_arguments_on_unknown_hardware() -> None:
         "recipe acme: variant default on unknown hardware (needs 200 GB)",
         "features: tool_calling; off: spec_decoding (`--feature NAME`)",
         "arguments for one kind of GPU are left out; name it: `--hardware NAME`",
-        "the image must have what this installs: uv pip install acme-kernels",
+        "the image must contain the packages of: uv pip install acme-kernels",
     )
 
 

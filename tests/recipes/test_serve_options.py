@@ -141,7 +141,10 @@ def test_a_part_of_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--command", "vllm serve m", "--feature", "x"], "go with --recipe"),
         (["--recipe", "x", "--command", "vllm serve m"], "exclude each other"),
         (["--recipe", "openai/gpt-oss"], "did you mean `openai/gpt-oss-20b`?"),
-        (["--recipe", "openai/gpt-oss-20b", "--hardware", "mi300x"], "no hardware `mi300x`"),
+        (
+            ["--recipe", "openai/gpt-oss-20b", "--hardware", "mi300x"],
+            "no recipe has hardware `mi300x`",
+        ),
         (["--command", "ls"], "the pasted command cannot be used"),
         (["--command", "vllm serve m --seed $S"], "contains the shell's `$S`"),
         (["--command", "vllm serve m --api-key k"], "add `secrets: {VLLM_API_KEY:"),

@@ -78,7 +78,7 @@ def test_docker() -> None:
         ("vllm serve a/b --x | tee log", "contains `|` of the shell"),
         ("vllm serve a/b & curl x", "contains `&` of the shell"),
         ("vllm serve <model>", "contains `<` of the shell"),
-        ("vllm serve a/b c --x", "`c` stands where an option should be"),
+        ("vllm serve a/b c --x", "`c` is not an option"),
         ("docker run --rm", "has no image"),
     ],
 )
