@@ -24,17 +24,17 @@ from launcher.diagnose.doctor import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_TITLES: dict[Kind, tuple[str, str]] = {
-    "now": ("most likely first", "red"),
-    "perhaps": ("may have to do with it", "yellow"),
-    "after": ("follows from something else", "yellow"),
+_KIND_TEXTS: dict[Kind, tuple[str, str, str]] = {  # label, title, colour
+    "now": ("CAUSE", "most likely first", "red"),
+    "perhaps": ("POSSIBLE", "possibly related", "yellow"),
+    "after": ("EFFECT", "consequence of another finding", "yellow"),
     "over": (
-        "is over: from before the server was last ready, or long before the last failure",
+        "RESOLVED",
+        "resolved: from before the last successful start, or long before the last failure",
         "dim",
     ),
 }
-_LABELS: dict[Kind, str] = {"now": "FOUND", "perhaps": "MAYBE", "after": "THEN", "over": "OVER"}
-_MARGIN = 9  # columns before the details of a finding
+_MARGIN = 12  # columns before the details of a finding
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool) -> None:
@@ -68,21 +68,21 @@ def render_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     for kind in KINDS:
         findings = [finding for finding in diagnosis.findings if finding.kind == kind]
         if findings:
-            title, colour = _TITLES[kind]
+            label, title, colour = _KIND_TEXTS[kind]
             parts.append(text_line(title, "bold"))
             for finding in findings:
-                parts += _render_finding(finding, colour)
+                parts += _render_finding(finding, label, colour)
     if not diagnosis.findings:
         parts.append(_text("no known failure was found", "bold"))
     parts.append(text_line(_format_scope(diagnosis)))
-    lead = _text("not seen: ", "yellow")
+    lead = _text("not checked: ", "yellow")
     parts += [text_line(gap, "yellow", lead=lead) for gap in _format_gaps(diagnosis)]
     parts += [text_line(step, lead="next: ") for step in _next_steps(diagnosis)]
     return Group(*parts)
 
 
-def _render_finding(finding: DiagnosisFinding, colour: str) -> list[Line]:
-    mark = _text(f"  {_LABELS[finding.kind]:<5}", colour)
+def _render_finding(finding: DiagnosisFinding, label: str, colour: str) -> list[Line]:
+    mark = _text(f"  {label:<8}", colour)
     mark.append_text(_text(f"  {fold(finding.nodes)}: ", "bold"))
     first = text_line(finding.cause, f"{colour} bold", lead=mark)
     docs = evidence_line(f"see: {finding.docs}", margin=_MARGIN)
@@ -106,7 +106,7 @@ def _format_origin(line: EvidenceLine) -> str:
 def _format_scope(diagnosis: Diagnosis) -> str:
     nodes = fold(diagnosis.nodes) if diagnosis.nodes else "no node"
     logs = "1 log" if diagnosis.logs == 1 else f"{diagnosis.logs} logs"
-    return f"looked at {diagnosis.lines:,} lines of {logs} on {nodes}"
+    return f"read {diagnosis.lines:,} lines of {logs} on {nodes}"
 
 
 def _format_gaps(diagnosis: Diagnosis) -> list[str]:
@@ -119,8 +119,8 @@ def _format_gaps(diagnosis: Diagnosis) -> list[str]:
 def _next_steps(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.has_problem:
         return [
-            "`vlaunch check` for what logs cannot show; `vlaunch collect` makes a bundle for a bug"
-            " report"
+            "`vlaunch check` finds causes that logs do not show; `vlaunch collect` writes a"
+            " bundle for a bug report"
         ]
-    log_hint = [] if diagnosis.findings else ["read the logs yourself: `vlaunch logs --tail 1000`"]
-    return ["`vlaunch check` for what logs cannot show, `vlaunch status` for what runs", *log_hint]
+    log_hint = [] if diagnosis.findings else ["read the logs: `vlaunch logs --tail 1000`"]
+    return ["`vlaunch check` finds other causes; `vlaunch status` shows what is running", *log_hint]

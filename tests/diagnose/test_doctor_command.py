@@ -39,8 +39,8 @@ def test_the_cause_comes_first_with_its_fix(cluster: Cluster) -> None:
     assert "gpu02, container, 2026-11-21" in lines[2]
     assert lines[2].endswith("RuntimeError: Gloo connectFullMesh failed with no error")
     assert lines[3:5] == [
-        "         fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
-        "         see: docs/reference/failures.md#gloo-interface",
+        "            fix: set `network: {interface: …}` in the inventory, then run `vlaunch up`",
+        "            see: docs/reference/failures.md#gloo-interface",
     ]
     assert "  EFFECT    gpu01: a rank died" in lines
     assert "read 4 lines of 3 logs on gpu[01-02]" in lines
@@ -364,7 +364,9 @@ def test_an_archive_that_unpacks_without_end(
 
     assert ran.code == 1
     assert "gpu02: Gloo uses the wrong network interface" in ran.out
-    assert f"{name}.tar.gz: read only the first 4 MiB, 4,000,000 lines or 5,000 files; to" in ran.err
+    assert (
+        f"{name}.tar.gz: read only the first 4 MiB, 4,000,000 lines or 5,000 files; to" in ran.err
+    )
     assert peak < 40 << 20
 
 
