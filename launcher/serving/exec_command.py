@@ -37,9 +37,10 @@ def exec(
     timeout: float,
     words: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in the container of every node, such as `vlaunch exec -- nvidia-smi -L`.
+    """Run COMMAND in the container of every node.
 
-    Equal output of several nodes is shown once. The exit code is the largest of all.
+    Example: `vlaunch exec -- nvidia-smi`. Equal output of several nodes is shown once. The exit
+    code is the largest of all.
     """
     selected = (call.inventory.head,) if only_head else select_nodes(call.inventory, nodes)
     with call.session(nodes=selected) as session:

@@ -353,7 +353,7 @@ class _StartWatcher:
         )
 
     def _deadline_error(self) -> DeadlineError:
-        state = f"still {self.activity or vllm.phase_title(self.phase)}"
+        state = f"currently: {self.activity or vllm.phase_title(self.phase)}"
         return DeadlineError(
             f"no answer from the server within {self.timeout:.0f}s; {self.delay_reason or state}",
             evidence=list(self.lines)[-8:],
@@ -397,7 +397,7 @@ def _start_error(server: Server, lines: Sequence[str], *, hung: bool) -> ServerE
     if hung:
         hints.append(f"stop it: `vlaunch stop {server.name}`")
     return ServerError(
-        f"the server {'hangs' if hung else 'did not start'}: {headline}",
+        f"the server {'cannot continue' if hung else 'did not start'}: {headline}",
         evidence=[text for text in dict.fromkeys(texts) if text and text != headline],
         hint="\n".join(hints),
     )

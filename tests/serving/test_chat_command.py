@@ -64,7 +64,7 @@ def test_the_server_is_queried_on_the_node_that_has_its_api(serving: Cluster) ->
     ("args", "message"),
     [
         ([], "2 servers run: `default`, `embed`"),
-        (["--server", "x"], "no server `x` runs\n  these do: `default`, `embed`"),
+        (["--server", "x"], "no server `x` runs\n  running: `default`, `embed`"),
     ],
 )
 def test_which_server_must_be_clear(serving: Cluster, args: list[str], message: str) -> None:

@@ -33,7 +33,7 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["other.yaml"], "the inventory is named with -i"),
+        (["other.yaml"], "pass the inventory with -i"),
         (["--max-model-len", "8"], "vLLM's own options go after `--`"),
         (["--offline"], "--offline requires --dry-run"),
         (["--bind", "eth0"], "--bind should be an IP address"),
