@@ -61,7 +61,7 @@ def waiting(node: HasName | str, text: str, *, evidence: str = "", fix: str = ""
 def judge_removal(remaining: Sequence[str], text: str) -> Finding:
     """Judge a removal: wait while items remain, else pass with `text`."""
     if remaining:
-        fix = "run the same command again; `vlaunch down` ends everything"
+        fix = "run the same command again, or remove the cluster with `vlaunch down`"
         return waiting("", "; ".join(remaining), fix=fix)
     return passed("", text)
 

@@ -72,7 +72,7 @@ def matches(pattern: str) -> Validator:
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError("it has another form")
+            raise ValueError("unexpected format")
         return text
 
     return Validator(check)
@@ -88,7 +88,7 @@ def in_range(least: float, most: float) -> Validator:
 
     def check(number: float) -> float:
         if not least <= number < most:
-            raise ValueError("it is too small or too large")
+            raise ValueError("a number is out of range")
         return number
 
     return Validator(check)

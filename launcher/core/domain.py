@@ -62,7 +62,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSource:
-    """Where a secret comes from: exactly one of the four.
+    """The source of a secret: exactly one of the four.
 
     Its value is never written in the inventory.
     """
@@ -74,25 +74,25 @@ class SecretSource:
     command: values.NonEmpty | None = None
     """Command on this machine that prints it (no shell)."""
     prompt: values.Question | None = None
-    """true, or the text to show: it is asked for in the terminal."""
+    """true, or the text of the prompt: the value is entered in the terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ssh:
-    """How to log in. What is left out comes from `~/.ssh/config` and the agent."""
+    """SSH settings. Omitted keys come from `~/.ssh/config` and the SSH agent."""
 
     user: values.User | None = None
-    """Login name."""
+    """SSH user."""
     port: values.Port | None = None
     """SSH port."""
     identity: values.LocalPath | None = None
-    """Private key on this machine; relative paths start at the inventory's folder."""
+    """Private key on this machine; relative paths start at the inventory's directory."""
     jump: values.Jump | None = None
     """Host to go through, as [user@]host[:port]."""
     known_hosts: values.LocalPath | None = None
-    """File of known host keys; relative paths start at the inventory's folder."""
+    """File of known host keys; relative paths start at the inventory's directory."""
     connect_timeout: Annotated[float, values.Bounds(gt=0, le=600)] | None = None
-    """Seconds until a login is given up (10)."""
+    """Seconds to wait for an SSH connection (default: 10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +102,15 @@ class NodeSettings:
     connection: Connection = "ssh"
     """ssh, or local: the machine the launcher runs on."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
-    """How to log in."""
+    """SSH settings."""
     docker: values.ArgvItems = field(default_factory=lambda: ("docker",))
     """Command words, such as [sudo, -n, docker]."""
     hf_home: values.NodePath = "/data/huggingface"
     """Hugging Face cache on the nodes, mounted into the containers."""
     state_dir: values.NodePath | None = None
-    """Where the launcher keeps files on the nodes; in the login's home by default."""
+    """Directory of the launcher's files on the nodes; in the SSH user's home by default."""
     cache_dir: values.NodePath | None = None
-    """Where engines keep what they compile, on a disk of each node's own; below `state_dir` by
-    default.
-    """
+    """Compile cache of engines, on a local disk of each node; below `state_dir` by default."""
     env: Mapping[values.EnvName, values.EnvValue] = field(default_factory=dict)
     """Environment of the containers on every node."""
 
@@ -134,14 +132,14 @@ class Node(NodeSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Ray, where the image has none or for its settings; `none` for a cluster without it."""
+    """Settings of Ray, and its version for images without it; `none`: a cluster without Ray."""
 
     version: values.RayVersion = "2.60.0"
     """Ray to add to an image that has none; none: the cluster runs without Ray."""
     object_store: values.Size | None = None
-    """Object store per node, such as 2GiB; Ray chooses when it is left out."""
+    """Object store per node, such as 2GiB; Ray chooses by default."""
     token_auth: bool = True
-    """Let only holders of a generated token talk to Ray."""
+    """Require a generated token for access to Ray."""
 
     @property
     def off(self) -> bool:
@@ -181,24 +179,24 @@ class Ports:
     api: values.Port = 8000
     """The OpenAI-compatible endpoint, on the head."""
     mp_master: values.Port = 29501
-    """Where ranks meet, on the first of their nodes: `mp` ones, and data-parallel ones of batches;
-    servers beside each other take the next ones.
+    """Rendezvous of ranks, on the first of their nodes: of `mp` servers and data-parallel batches;
+    further servers on that node use the next ports.
     """
     dp_rpc: values.Port = 29550
-    """Where replicas of the `mp` backend meet, on the first of their nodes."""
+    """Rendezvous of replicas of the `mp` backend, on the first of their nodes."""
     group: values.Port = 29560
-    """Where the nodes' agents meet, on the head."""
+    """Connections of the nodes' agents, on the head."""
     probe: values.Port = 29500
-    """Where the ranks of the network check meet, on the head."""
+    """Rendezvous of the network check's ranks, on the head."""
     copy: values.Port = 29570
-    """Where a node serves models to the next one, while they are copied."""
+    """Model and image copies from node to node."""
     metrics: values.Port = 29580
-    """Where the head's agent tells Prometheus how servers are, on the head."""
+    """Prometheus metrics of servers, on the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeDefaults:
-    """What `vlaunch serve` uses where its flags are silent."""
+    """Defaults for options of `vlaunch serve`."""
 
     model: values.Model | None = None
     """Model to serve."""
@@ -209,22 +207,22 @@ class ServeDefaults:
     dp: Annotated[int, values.Bounds(ge=1, le=1024)] = 1
     """Replicas of the model behind one endpoint (data parallel size)."""
     plan: Literal["default", "auto"] = "default"
-    """Who chooses the split where none is named: `auto` is `vlaunch plan`, `default` GPUs per node
-    and nodes."""
+    """Parallelism if none is given: auto: as `vlaunch plan` chooses; default: TP is the GPUs per
+    node, PP the number of nodes."""
     backend: Backend = "ray"
     """ray, or mp: vLLM's own multi-node mode, without Ray. With `ray: none` mp is the default."""
     bind: values.Bind = "0.0.0.0"  # noqa: S104 - users reach the endpoint from outside
     """Address the endpoint listens on."""
     args: tuple[values.Argument, ...] = field(default_factory=tuple)
-    """More arguments for `vllm serve`, each word an item."""
+    """More arguments for `vllm serve`, one item each."""
     supervise: bool = True
-    """Start the server again when a rank, a node or the engine dies."""
+    """Restart the server when a rank, a node or the engine dies."""
     canary: Annotated[float, values.Bounds(ge=1, le=300)] = 5.0
-    """Seconds between two looks at whether it lives."""
+    """Seconds between two health checks."""
     stuck: Annotated[float, values.Bounds(ge=60, le=86400)] = 360.0
-    """Seconds without a step until an engine that hangs is ended; vLLM itself ends it at 300."""
+    """Seconds without a step until a hanging engine is stopped; vLLM itself gives up after 300."""
     restarts: Annotated[int, values.Bounds(ge=0, le=100)] | None = None
-    """Restarts within an hour, until it is given up; by default as many as it takes."""
+    """Limit of restarts within an hour; unlimited by default."""
     timeout: Annotated[float, values.Bounds(ge=1, le=86400)] = 1800.0
     """Seconds to wait for the first answer."""
 
@@ -257,11 +255,11 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How the files of models get to the nodes."""
+    """Distribution of model files to the nodes."""
 
     spread: Literal["asked", "auto"] = "asked"
-    """auto: `serve` and `batch` first bring a model to nodes that lack it, as with `--fetch`;
-    asked: only then.
+    """auto: `serve` and `batch` first copy or download a missing model to the nodes; asked: only
+    with `--fetch`.
     """
 
 
@@ -274,7 +272,7 @@ class Mount:
     target: values.NodePath
     """Path in the containers."""
     read_only: bool = False
-    """Let the containers only read it."""
+    """Mount it read-only."""
 
 
 MountItem = Annotated[
@@ -292,7 +290,7 @@ class ExistingMount(Mount):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
-    """What Docker does with the containers' logs, written as in Docker Compose."""
+    """Docker's logging of the containers, as in Docker Compose."""
 
     driver: values.LogDriver | None = None
     """Docker's log driver, such as local or journald; the daemon's own by default."""
@@ -311,10 +309,10 @@ class ClusterSettings:
     image: values.Image
     """vLLM image, the same on every node; a tag or a digest."""
     image_source: ImageSource = "registry"
-    """Where `up` has a missing image from: every node its registry, or `nodes`: one that has it, or
-    else the head, which pulls it, gives it to the others."""
+    """Source of a missing image: registry: every node pulls it; nodes: a node that has it, or else
+    the head, which pulls it, copies it to the others."""
     accelerator: Accelerator = "nvidia"
-    """What the model runs on."""
+    """Hardware that runs the model."""
     ray: Annotated[
         FromMapping[RaySettings],
         values.Converter(
@@ -331,30 +329,30 @@ class ClusterSettings:
     ulimits: Mapping[values.UlimitName, values.Ulimit] = field(default_factory=dict)
     """Limits of the containers' processes, such as nofile: a number or SOFT:HARD; -1 is none."""
     privileged: bool = False
-    """Give the containers every right on their nodes; `devices` and `cap_add` give single ones."""
+    """Give the containers all rights on their nodes; `devices` and `cap_add` give single ones."""
     logging: FromMapping[Logging] = field(default_factory=Logging)
-    """What Docker does with the containers' logs."""
+    """Docker's logging of the containers."""
     mounts: tuple[MountItem, ...] = field(default_factory=tuple)
     """More directories to mount into the containers."""
     secrets: Mapping[values.EnvName, FromMapping[SecretSource]] = field(default_factory=dict)
-    """Environment variables whose values come from elsewhere and are never shown."""
+    """Environment variables with values from elsewhere that are never shown."""
     secrets_in: SecretsIn = "disk"
-    """Where secrets lie on the nodes; in memory, a rebooted node needs `vlaunch up`."""
+    """Storage of secrets on the nodes; with memory, a rebooted node needs `vlaunch up`."""
     ports: FromMapping[Ports] = field(default_factory=Ports)
     """TCP ports, free on every node."""
     engine_args: Mapping[values.EngineArg, values.JsonValue] = field(default_factory=dict)
     """vLLM's engine arguments by name, for servers and batch jobs, such as {max_model_len: 8192};
-    `serve: args` and a job's own go over them.
+    `serve: args` and a job's own arguments override them.
     """
     serve: FromMapping[ServeDefaults] = field(default_factory=ServeDefaults)
     """Defaults of `vlaunch serve`."""
     models: FromMapping[ModelSettings] = field(default_factory=ModelSettings)
     """The files of models on the nodes."""
     cap: Annotated[int, values.Bounds(ge=1, le=512)] = 32
-    """Nodes talked to at the same time."""
+    """Maximum number of nodes to contact at the same time."""
     lock_wait: Annotated[int, values.Bounds(ge=0, le=86400)] = 0
     """Seconds to wait for another operator's command to release the cluster's lock; `--lock-wait`
-    may say more.
+    can only raise it.
     """
 
 

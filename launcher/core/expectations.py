@@ -108,11 +108,11 @@ def required_level(
         requested: the command line's `--require`.
     """
     if requested is not None and requested != "auto":
-        return requested, "as asked"
+        return requested, "as requested"
     if requested is None and inventory.require != "auto":
         return inventory.require, "`network: require` in the inventory"
     if inventory.accelerator == "cpu":
-        return "any", "CPUs speak Gloo, which is TCP"
+        return "any", "CPUs use Gloo, which is TCP"
     if inventory.fabric != "ethernet":
         return _level_on_fabric(inventory.fabric, gpus, expectations, distant_nodes)
     if any(node.name not in rdma for node in inventory.nodes):
@@ -133,9 +133,9 @@ def _level_on_fabric(
         return "rdma", why
     models = [expectations.gpu(name) for name in names]
     if None in models:
-        return "rdma", f"{why}; GPUDirect is not known of {', '.join(names)}"
+        return "rdma", f"{why}; GPUDirect support is unknown for {', '.join(names)}"
     if all(model is not None and model.gpudirect for model in models):
         if distant_nodes:
             return "rdma", f"{why}; {fold(list(distant_nodes))}: {NO_SHARED_SWITCH}"
-        return "gdrdma", f"{why}, and {', '.join(names)} can GPUDirect"
+        return "gdrdma", f"{why}, and {', '.join(names)} support GPUDirect"
     return "rdma", f"{why}; GPUDirect is not expected of {', '.join(names)}"

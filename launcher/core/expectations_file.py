@@ -48,7 +48,7 @@ def load_expectations(override: Path | None = None) -> Expectations:
     unknown = [str(key) for key in overrides if key not in defaults]
     if unknown:
         raise _mistakes_error(
-            override, [f"{key}: is not known; write `gpus:` or `nics:`" for key in unknown]
+            override, [f"{key}: unknown key; use `gpus:` or `nics:`" for key in unknown]
         )
     merged = {
         key: _merge_entries(entries, _list_entries(override, overrides, key))
@@ -135,7 +135,7 @@ def _describe_error(error: Any, data: Mapping[str, Any]) -> str:
     key, index, *rest = error["loc"]
     location = ".".join([f"{key}[{data[key][index]['model']}]", *map(str, rest)])
     if error["type"] == "unexpected_keyword_argument":
-        return f"{location}: is not known"
+        return f"{location}: unknown key"
     return (
         f"{location}: {error['msg'].removeprefix('Value error, ').lower()}, not {error['input']!r}"[
             :300
@@ -146,7 +146,7 @@ def _describe_error(error: Any, data: Mapping[str, Any]) -> str:
 def _mistakes_error(path: Path, messages: Sequence[str]) -> RequestError:
     number = "1 mistake" if len(messages) == 1 else f"{len(messages)} mistakes"
     return RequestError(
-        f"{number} in the expectations `{path}`",
+        f"{number} in the expectations file `{path}`",
         evidence=[f"{path}: {message}" for message in messages],
-        hint="docs/reference/checks.md tells the keys of an expectations file",
+        hint="docs/how-to/prepare-hosts.md lists the keys of an expectations file",
     )

@@ -84,7 +84,7 @@ def excerpt(value: object, *, last: bool = False) -> str:
 
 
 def _reject_constant(literal: str) -> float:
-    raise ValueError(f"{literal} is no number")
+    raise ValueError(f"{literal} is not a number")
 
 
 def _parse_float(literal: str) -> float:

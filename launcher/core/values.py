@@ -174,7 +174,7 @@ RayVersion = Annotated[
         'a full version such as "2.60.0", or none',
     ),
 ]
-User = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a login name")]
+User = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_.-]*(?:@[A-Za-z0-9.-]+)?", "a user name")]
 Jump = Annotated[
     str,
     Pattern(
@@ -244,7 +244,7 @@ UlimitName = Annotated[
     Pattern(
         "core|cpu|data|fsize|locks|memlock|msgqueue|nice|nofile|nproc|rss|rtprio|rttime|sigpending"
         "|stack",
-        "a limit that Docker knows, such as memlock, nofile, nproc or stack",
+        "a limit that Docker supports, such as memlock, nofile, nproc or stack",
     ),
 ]
 
@@ -297,7 +297,7 @@ LogDriver = Annotated[
     str,
     Pattern(
         r"(?!none$)[A-Za-z0-9][A-Za-z0-9._/:-]*",
-        "a log driver of Docker's such as json-file, local or journald; of none, nothing could be"
+        "a Docker log driver such as json-file, local or journald; none would leave nothing to"
         " read",
     ),
 ]
@@ -374,7 +374,7 @@ def _parse_question(value: object) -> str:
         return ""
     if isinstance(value, str) and re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value):
         return value
-    raise value_error("should be true, or a line of text to ask with")
+    raise value_error("should be true, or one line of text for the prompt")
 
 
 Question = Annotated[str, Converter(_parse_question, bool | str)]

@@ -17,18 +17,18 @@ from launcher.hosts.evidence import gather_evidence
     "--only",
     metavar="ID",
     multiple=True,
-    help="Run only these checks: a,b or repeatable.",
+    help="Run only these checks (a,b); repeatable.",
 )
-@click.option("--skip", metavar="ID", multiple=True, help="Skip these checks: a,b or repeatable.")
+@click.option("--skip", metavar="ID", multiple=True, help="Skip these checks (a,b); repeatable.")
 @click.option(
     "--group",
     metavar="GROUP",
     multiple=True,
-    help="Run only the checks of these groups: a,b or repeatable.",
+    help="Run only the checks of these groups (a,b); repeatable.",
 )
 @click.option("--model", metavar="MODEL", help="Check for this model (default: the inventory's).")
 @options.EXPECT
-@click.option("--no-hub", is_flag=True, help="Skip the check of the Hugging Face token and model.")
+@click.option("--no-hub", is_flag=True, help="Skip the request to the Hugging Face Hub.")
 @click.option(
     "--list", "listed", is_flag=True, help="List all checks with what they test; contact no node."
 )

@@ -53,7 +53,7 @@ _SUDO: Argv = ("sudo", "-n", "docker")
 @options.inventory_option(
     NodeSettings, "hf_home", "--hf-home", default="where models are", metavar="DIR"
 )
-@options.inventory_option(ClusterSettings, "accelerator", default="found out")
+@options.inventory_option(ClusterSettings, "accelerator", default="detected")
 @click.option(
     "--docker",
     metavar="WORDS",

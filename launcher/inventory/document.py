@@ -125,9 +125,9 @@ def _error_line(error: yaml.MarkedYAMLError) -> int:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or "it cannot be read"
+    problem = error.problem or "the file is unreadable"
     if "'\\t'" in problem:
-        return "a tab is used where YAML wants spaces; indent with spaces"
+        return "a tab is used for indentation; YAML needs spaces"
     if "single document" in (error.context or ""):
         return "should be one YAML document; remove the second `---`"
     location = (
@@ -247,7 +247,7 @@ class _NodeReader:
             self._add_mistake(
                 yaml_path,
                 node,
-                f"the tag `{format_key(str(node.tag))}` is not used here; remove it",
+                f"the tag `{format_key(str(node.tag))}` is not supported; remove it",
             )
         return text
 
@@ -277,7 +277,7 @@ def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
     Args:
         path: any path; anything but a regular file is rejected unopened.
         max_bytes: maximum size of the file.
-        kind: the file's name in messages, as in `which no inventory needs to be`.
+        kind: the file's name in messages, as in `too large for any inventory`.
     """
     try:
         if path.is_dir():
@@ -290,7 +290,7 @@ def read_file(path: Path, *, max_bytes: int, kind: str) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnusableFile(f"cannot be read: {reason.lower()}") from error
     if len(content) > max_bytes:
-        raise UnusableFile(f"is larger than {max_bytes // 1024} KiB, which no {kind} needs to be")
+        raise UnusableFile(f"is larger than {max_bytes // 1024} KiB, too large for any {kind}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

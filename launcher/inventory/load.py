@@ -60,7 +60,7 @@ def _read_text(path: Path) -> str:
 def _inventory_error(path: Path, parsed: Document, mistakes: list[Mistake]) -> InventoryError:
     lines = parsed.sorted_messages(mistakes)
     number = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-    hint = "every key is explained in inventory/example.yaml; nothing was touched"
+    hint = "inventory/example.yaml explains every key; no node was changed"
     return InventoryError(
         f"{number} in `{path}`", [f"{path}:{line}: {message}" for line, message in lines], hint=hint
     )

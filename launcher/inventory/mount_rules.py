@@ -12,13 +12,13 @@ from launcher.inventory.mistakes import Mistake, YamlPath
 # Mounts of all containers (tools/containers.py). The first two are read-only: Docker cannot create
 # mount points inside them.
 _SEALED: Mapping[str, str] = {
-    "/opt/vlaunch": "its programs",
+    "/opt/vlaunch": "its node programs",
     "/run/vlaunch/secrets": "the secrets",
 }
 _OWN_MOUNTS: Mapping[str, str] = {
     **_SEALED,
-    "/var/lib/vlaunch": "what it knows about servers",
-    "/var/cache/vlaunch": "what engines compile",
+    "/var/lib/vlaunch": "the state of servers",
+    "/var/cache/vlaunch": "the compile cache",
 }
 _SHM = "/dev/shm"
 _HF_CACHE = "/root/.cache/huggingface"
@@ -74,8 +74,8 @@ def compile_cache(draft: InventoryDraft) -> Iterator[Mistake]:
         hf_home, cache_dir = _normalize(item.node.hf_home), _normalize(item.node.cache_dir)
         if cache_dir == hf_home or _is_below(cache_dir, hf_home):
             text = (
-                f"should lie outside `hf_home` ({hf_home}), which nodes may share: what one"
-                " compiles is for itself alone"
+                f"should be outside `hf_home` ({hf_home}), which nodes may share: each node needs"
+                " its own compile cache"
             )
             yield Mistake(yaml_path=yaml_path, text=text)
 
@@ -91,8 +91,8 @@ def _covers_own(mount: Mount) -> str:
     target = _normalize(mount.target)
     if target == _SHM:
         return (
-            f"should be left to `shm`, which says what the containers have at {_SHM}; `shm: host`"
-            " gives them the node's"
+            f"should be removed: `shm` sets the containers' {_SHM}; `shm: host` gives them the"
+            " node's"
         )
     for path, purpose in _OWN_MOUNTS.items():
         if target == path:
@@ -122,10 +122,7 @@ def _covers_cache(draft: InventoryDraft, mount: Mount) -> str:
             return _read_only_message(home, "`hf_home` is mounted")
     # HF_HOME overrides the launcher's cache.
     if target == _HF_CACHE and not any("HF_HOME" in item.node.env for item in draft.nodes):
-        return (
-            "should be written as `hf_home`: that is where the containers look for models, and not"
-            " here"
-        )
+        return "should be written as `hf_home`: the containers look for models there, not here"
     return ""
 
 

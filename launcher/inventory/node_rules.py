@@ -40,13 +40,16 @@ def gpus(draft: InventoryDraft) -> Iterator[Mistake]:
         uuids = [gpu for gpu in entry.gpus if not gpu.isdigit()]
         text = ""
         if accelerator == "cpu":
-            text = "should be a number with `accelerator: cpu`, whose slots are all alike"
+            text = "should be a number with `accelerator: cpu`, whose slots are identical"
         elif draft.file.privileged:
             text = "should be a number with `privileged: true`: its container sees every GPU"
         elif uuids and accelerator == "amd":
             text = "should be indexes with `accelerator: amd`, such as [0, 1]"
         elif uuids and len(entry.host) > 1:
-            text = f"should be indexes: `host` stands for {len(entry.host)}, and a UUID is of one"
+            text = (
+                f"should be indexes: `host` stands for {len(entry.host)}, and a UUID belongs to one"
+                " host"
+            )
         if text:
             yield Mistake(yaml_path=("nodes", index, "gpus"), text=text)
 
@@ -64,7 +67,8 @@ def addresses(draft: InventoryDraft) -> Iterator[Mistake]:
         yield Mistake(
             yaml_path=_key_path(draft, index, "ip"),
             text=(
-                "should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch"
+                "should be an IPv4 address: Ray and vLLM over IPv6 have not been tested with"
+                " vlaunch"
             ),
         )
 
@@ -72,9 +76,7 @@ def addresses(draft: InventoryDraft) -> Iterator[Mistake]:
 def _missing_addresses(draft: InventoryDraft, entry: int) -> Iterator[Mistake]:
     names = [item.node.host for item in draft.nodes if item.entry == entry and not item.node.ip]
     if names:
-        advice = (
-            f"`{names[0]}` is a name, so `ip` should say which address the other nodes reach it by"
-        )
+        advice = f"`{names[0]}` is a name, so set `ip` to the address at which other nodes reach it"
         yield Mistake(yaml_path=("nodes", entry, "host"), text=advice)
 
 
@@ -207,13 +209,13 @@ def loopback(draft: InventoryDraft) -> Iterator[Mistake]:
     if draft.file.network.interface == "lo":
         yield Mistake(
             yaml_path=("network", "interface"),
-            text="should lead to the other nodes, which `lo` does not",
+            text="should reach the other nodes, which `lo` does not",
         )
     for index, entry in enumerate(draft.file.nodes):
         if entry.network.interface == "lo":
             yaml_path = ("nodes", index, "network", "interface")
             yield Mistake(
-                yaml_path=yaml_path, text="should lead to the other nodes, which `lo` does not"
+                yaml_path=yaml_path, text="should reach the other nodes, which `lo` does not"
             )
 
 

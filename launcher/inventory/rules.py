@@ -37,14 +37,14 @@ def name(draft: InventoryDraft) -> Iterator[Mistake]:
     if draft.file.cluster in _RESERVED_NAMES:
         yield Mistake(
             yaml_path=("cluster",),
-            text="should be another name: nodes have a folder of this name for all clusters",
+            text="should be another name: this one is reserved on the nodes",
         )
 
 
 def image_source(draft: InventoryDraft) -> Iterator[Mistake]:
     """Reject digests for images copied between nodes: Docker does not know them there."""
     if draft.file.image_source == "nodes" and "@" in draft.file.image:
-        text = "should be named by a tag: with `image_source: nodes` Docker knows no digest of it"
+        text = "should be named by a tag: Docker keeps no digest with `image_source: nodes`"
         yield Mistake(yaml_path=("image",), text=text)
 
 
@@ -79,7 +79,7 @@ def ports(draft: InventoryDraft) -> Iterator[Mistake]:
             yield Mistake(
                 yaml_path=port_path,
                 text=(
-                    f"`{name}` ({number}) should lie outside the ports of Ray's workers, {low} to"
+                    f"`{name}` ({number}) should be outside the ports of Ray's workers, {low} to"
                     f" {high}"
                 ),
             )
@@ -99,7 +99,7 @@ def placement(draft: InventoryDraft) -> Iterator[Mistake]:
     needed = prod(sizes.values())
     if needed > total:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items())
-        text = f"should fit the cluster: {product} takes {needed} GPUs, and the nodes have {total}"
+        text = f"should fit the cluster: {product} needs {needed} GPUs, but the nodes have {total}"
         yield Mistake(yaml_path=("serve", _oversized_key(sizes, total)), text=text)
 
 
@@ -122,7 +122,7 @@ def ray(draft: InventoryDraft) -> Iterator[Mistake]:
     if draft.file.ray.version != "none":
         return
     if draft.is_written("serve", "backend") and draft.file.serve.backend == "ray":
-        text = f"cannot be ray with `ray: none` (line {draft.line_of('ray')}), with which it is mp"
+        text = f"cannot be ray with `ray: none` (line {draft.line_of('ray')}), which implies mp"
         yield Mistake(yaml_path=("serve", "backend"), text=text)
     if draft.file.ray.object_store is not None:
         yield Mistake(
@@ -136,12 +136,12 @@ def memory(draft: InventoryDraft) -> Iterator[Mistake]:
     if store is not None and store < _MIN_OBJECT_STORE:
         yield Mistake(
             yaml_path=("ray", "object_store"),
-            text="should be at least 75MiB, which Ray needs to start",
+            text="should be at least 75MiB, the minimum for Ray",
         )
     if store is not None and isinstance(shm, int) and store > shm:
         yield Mistake(
             yaml_path=("ray", "object_store"),
-            text=f"should fit into `shm` (line {draft.line_of('shm')}), where Ray keeps it",
+            text=f"should fit into `shm` (line {draft.line_of('shm')}), which contains it",
         )
 
 
@@ -223,7 +223,7 @@ def secrets(draft: InventoryDraft) -> Iterator[Mistake]:
                 text="should have exactly one of `env`, `file`, `command` and `prompt`",
             )
         if secret_patterns.VALUE.search(source.prompt or ""):
-            text = "should be the question; the value is typed when it is asked for"
+            text = "should be the prompt text; the value is entered at the prompt"
             yield Mistake(yaml_path=("secrets", name, "prompt"), text=text)
         if name in _MANAGED_ENV:
             yield Mistake(
@@ -250,7 +250,7 @@ def arguments(draft: InventoryDraft) -> Iterator[Mistake]:
         if space and option.startswith("-") and "=" not in option:
             yield Mistake(
                 yaml_path=("serve", "args", index),
-                text=f"should be two items: `{option}` and the value after it",
+                text=f"should be two items: `{option}` and its value",
             )
 
 
@@ -290,10 +290,7 @@ def docker(draft: InventoryDraft) -> Iterator[Mistake]:
         elif argv[0].rpartition("/")[2] == "sudo" and not {"-n", "--non-interactive"} & set(argv):
             yield Mistake(
                 yaml_path=yaml_path,
-                text=(
-                    "should use `sudo -n`: sudo without -n would wait for a password that nobody"
-                    " can type"
-                ),
+                text="should use `sudo -n`: without -n, sudo would wait for a password",
             )
         if any(first == second == "docker" for first, second in pairwise(argv)):
             yield Mistake(yaml_path=yaml_path, text="should name docker once")

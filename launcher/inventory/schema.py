@@ -109,7 +109,7 @@ class NodeNetworkSection:
     interface: values.Interface | None = None
     """Network interface that has the node's `ip`."""
     hca: tuple[values.Hca, ...] | None = None
-    """RDMA devices NCCL may use, such as [mlx5_0, mlx5_1]; NCCL chooses when it is left out."""
+    """RDMA devices for NCCL, such as [mlx5_0, mlx5_1]; NCCL chooses by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,29 +119,25 @@ class NetworkSection(NodeNetworkSection):
     fabric: Fabric = Inventory.fabric
     """infiniband and roce give the containers the RDMA devices and the rights to use them."""
     require: Required = Inventory.require
-    """What the network between nodes must at least be, or `serve` refuses; auto: what this hardware
-    can do.
-    """
+    """Minimum transport between nodes that `serve` accepts; auto: the best of this hardware."""
     private: bool = Inventory.private
-    """Nobody else is in it: copies of models go through it in the clear, with less work for the
-    nodes.
-    """
+    """Trust this network: copies of models are sent unencrypted, with less load on the nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSection:
-    """One node, or a range of alike nodes. What is set here wins over the cluster-wide value."""
+    """One node, or a range of equal nodes. Keys set here override the cluster-wide values."""
 
     host: values.Hosts
-    """Host name or address to log in to, or a range such as gpu[01-16]."""
+    """Host name or address for SSH, or a range such as gpu[01-16]."""
     name: values.Names | None = None
     """Name in output and container names; the host by default."""
     ip: values.Ips | None = None
-    """Address the other nodes reach it by, or a range; `host` by default, if an address."""
+    """Address for the other nodes, or a range; `host` by default, if that is an address."""
     gpus: values.Gpus
     """GPUs to use: how many, or which, such as [4, 5, 6, 7] (with `accelerator: cpu`: slots)."""
     head: bool | None = None
-    """This node runs Ray's head and rank 0; the first node by default."""
+    """Make this node the head, with Ray's head and rank 0; the first node by default."""
     connection: Connection | None = None
     """Overrides the cluster's `connection`."""
     ssh: FromMapping[Ssh] = field(default_factory=Ssh)
@@ -168,7 +164,7 @@ class InventoryFile(NodeSettings, ClusterSettings):
     entries: ClassVar[Mapping[str, str]] = {"nodes": "a node"}
 
     network: FromMapping[NetworkSection] = field(default_factory=NetworkSection)
-    """How the nodes reach each other."""
+    """The network between the nodes."""
     head: NonEmpty | None = None
     """Name of the head, instead of `head: true` on a node."""
     nodes: Annotated[

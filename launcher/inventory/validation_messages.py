@@ -62,8 +62,8 @@ def _describe_error(error: ErrorDetails, yaml_path: YamlPath, root: type[Any]) -
         return error["msg"]
     if "secrets" in yaml_path and error["type"] == "dataclass_type":
         return (
-            "should say where the value comes from, such as {env: "
-            f"{format_key(str(yaml_path[-1]))}}}" + _not_value(value, yaml_path)
+            f"should name the source of the value, such as {{env:"
+            f" {format_key(str(yaml_path[-1]))}}}" + _not_value(value, yaml_path)
         )
     text = f"should be {expected.format(**context)}" + _not_value(value, yaml_path)
     if error["type"] == "string_type" and isinstance(value, (int, float)):

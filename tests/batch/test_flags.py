@@ -180,9 +180,9 @@ def test_missing_flags_are_named(folder: Path) -> None:
 
     assert str(caught.value) == "3 mistakes in the flags"
     assert caught.value.mistakes == (
-        "--model: is missing: Model that answers",
-        "--input: is missing: Where rows come from",
-        "--output: is missing: Folder of the answers",
+        "--model: is missing: the model to run",
+        "--input: is missing: the files with the rows",
+        "--output: is missing: the folder for the answers",
     )
     assert "--help" in caught.value.hint
 
@@ -197,7 +197,7 @@ def test_missing_flags_are_named(folder: Path) -> None:
                 ' not "m;x"'
             ),
         ),
-        ({"input": ("none.jsonl",)}, "--input: names no file: there is no HERE/none.jsonl"),
+        ({"input": ("none.jsonl",)}, "--input: names no existing file: HERE/none.jsonl"),
         (
             {"input": ("data", "prompts.txt")},
             '--input: should all have one format: "chat.jsonl" is jsonl, "prompts.txt" is text',
@@ -422,7 +422,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
             "3: read.paths[2]: should not hold a key; give it to the containers with `secrets` in"
             " the inventory"
         ),
-        "3: read.paths[3]: names no file: there is no UP/job/data/none.jsonl",
+        "3: read.paths[3]: names no existing file: UP/job/data/none.jsonl",
         "3: read: unknown key `formt`; did you mean `format`?",
         (
             "4: prompt.template: cannot reach `__class__`: a template can read values, not Python"
@@ -438,8 +438,8 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(folder: Path) -
         ),
         "5: sampling.min_tokens: should be at most `max_tokens`, which is 512",
         (
-            "5: sampling.n: should be left out: each row has exactly one answer; repeat the row in"
-            " the input to ask more than once"
+            "5: sampling.n: should be left out: each row has exactly one answer; repeat the"
+            " row in the input for more answers"
         ),
         "5: sampling.temperature: should be at least 0, not -1",
         (
@@ -482,7 +482,7 @@ def test_the_error_says_how_many_and_where_to_look(folder: Path) -> None:
     assert str(caught.value) == f"1 mistake in `{path}`"
     assert (
         caught.value.evidence
-        == f"{path}:1: `model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`"
+        == f"{path}:1: `model` is missing: Model to run, such as Qwen/Qwen3-8B; or `predict`"
     )
     assert "examples/reference.yaml" in caught.value.hint
     assert caught.value.exit_code == 2
@@ -511,7 +511,7 @@ def test_a_short_form_with_a_mistake_inside_leaves_the_rest_to_be_checked(folder
         (b"", "1: the file is empty; `examples/reference.yaml` shows what to write"),
         (b"- a", "1: should be a mapping that starts with `read:`, not a list"),
         (b"read: \xff", "1: the byte 0xff is not UTF-8; save the file as UTF-8"),
-        (b"#" * (1024 * 1024 + 1), "1: is larger than 1024 KiB, which no job file needs to be"),
+        (b"#" * (1024 * 1024 + 1), "1: is larger than 1024 KiB, too large for any job file"),
         (
             b"a: [",
             (

@@ -119,7 +119,7 @@ def test_predict_takes_nothing_of_a_models(mistakes: Mistakes) -> None:
         (
             "engine: {args: {runner: pooling}}",
             (
-                "4: engine.args.runner: should be left out: it follows from `task`, which is"
+                "4: engine.args.runner: should be left out: it is derived from `task`, which is"
                 " written at the top level"
             ),
         ),

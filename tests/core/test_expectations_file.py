@@ -135,7 +135,7 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         (
             "gpus: [{model: H100, memroy: 8}]\nnics: [{model: EFA, share: 2}]",
             [
-                r"gpus\[H100\]\.memroy: is not known",
+                r"gpus\[H100\]\.memroy: unknown key",
                 r"nics\[EFA\]\.share: .*less than or equal to 1.*not 2",
             ],
         ),
@@ -143,7 +143,7 @@ def test_a_users_file_changes_only_the_keys_it_gives(tmp_path: Path) -> None:
         ("gpus: [H100]", [r"gpus\[0\]: should be a mapping with a `model`"]),
         ("gpus: [{memory: 8}]", [r"gpus\[0\]: should be a mapping with a `model`"]),
         ("gpus: 8", ["gpus: should be a list"]),
-        ("gpu: []", ["gpu: is not known"]),
+        ("gpu: []", ["gpu: unknown key"]),
         ("- 1", ["should be a mapping"]),
         ("a: [", ["not valid YAML"]),
         ("\x00", ["not valid YAML"]),

@@ -160,7 +160,7 @@ def test_a_key_that_is_a_list_is_a_mistake() -> None:
         ("", "1: the file is empty"),
         ("# only a comment\n", "1: the file is empty"),
         ("a: 1\nb: [1\n", "3: not valid YAML: expected ',' or ']'"),
-        ("a:\n\tb: 1\n", "2: a tab is used where YAML wants spaces"),
+        ("a:\n\tb: 1\n", "2: a tab is used for indentation"),
         ("a: 1\n---\nb: 2\n", "2: should be one YAML document"),
         ("a: *nowhere\n", "1: not valid YAML: found undefined alias 'nowhere'"),
         ("a: 1\nb: \x00\n", "2: the character U+0000 is not allowed in YAML"),
@@ -234,7 +234,7 @@ def test_a_file_of_a_megabyte(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_text(GOOD + "# padding\n" * 100_000)
 
-    assert mistake_of(path) == f"{path}:1: is larger than 256 KiB, which no inventory needs to be"
+    assert mistake_of(path) == f"{path}:1: is larger than 256 KiB, too large for any inventory"
 
 
 def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) -> None:

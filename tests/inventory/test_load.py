@@ -67,7 +67,7 @@ def test_every_mistake_is_reported_at_once_in_the_order_of_lines(tmp_path: Path)
         "16: nodes[2]: should be a mapping of keys to values, not 5",
         "17: nodes[3].gpus: written twice; the first is on line 17",
         (
-            "17: nodes[3]: `host` is missing: Host name or address to log in to, or a range such as"
+            "17: nodes[3]: `host` is missing: Host name or address for SSH, or a range such as"
             " gpu[01-16]"
         ),
     ]

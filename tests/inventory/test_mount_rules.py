@@ -14,10 +14,10 @@ Load = Callable[..., Inventory]
 Mistakes = Callable[..., list[str]]
 
 _OWN = {
-    containers.PAYLOAD: "vlaunch mounts its programs",
+    containers.PAYLOAD: "vlaunch mounts its node programs",
     containers.SECRETS: "vlaunch mounts the secrets",
-    containers.SERVERS: "vlaunch mounts what it knows about servers",
-    containers.COMPILED: "vlaunch mounts what engines compile",
+    containers.SERVERS: "vlaunch mounts the state of servers",
+    containers.COMPILED: "vlaunch mounts the compile cache",
 }
 
 
@@ -28,7 +28,7 @@ def test_the_compile_cache_is_outside_the_model_cache(mistakes: Mistakes, folder
     """Nodes may share it; reported once, at the responsible key."""
     (message,) = mistakes(f"cache_dir: {folder}")
 
-    assert message.startswith("3: cache_dir: should lie outside `hf_home` (/data/huggingface)")
+    assert message.startswith("3: cache_dir: should be outside `hf_home` (/data/huggingface)")
 
 
 def test_nodes_are_judged_by_their_own_homes(mistakes: Mistakes, load_text: Load) -> None:
@@ -38,7 +38,7 @@ def test_nodes_are_judged_by_their_own_homes(mistakes: Mistakes, load_text: Load
     assert load_text("cache_dir: /data/cache").head.cache_dir == "/data/cache"
     assert mistakes("cache_dir: /a/b", nodes.format("hf_home: /a")) != []
     assert mistakes("hf_home: /a", nodes.format("cache_dir: /a/b"))[0].startswith(
-        "4: nodes[0].cache_dir: should lie outside `hf_home` (/a)"
+        "4: nodes[0].cache_dir: should be outside `hf_home` (/a)"
     )
     assert mistakes("hf_home: /a", nodes.format("hf_home: /b, cache_dir: /a/b")) == []
 
@@ -114,8 +114,7 @@ def test_every_mount_of_a_container_is_reserved(load_text: Load, mistakes: Mista
 def test_shared_memory_has_its_own_key(mistakes: Mistakes, load_text: Load, shm: str) -> None:
     """A mount would collide with it, or silently win over it; inside it there is room."""
     text = (
-        "should be left to `shm`, which says what the containers have at /dev/shm; `shm: host`"
-        " gives them the node's"
+        "should be removed: `shm` sets the containers' /dev/shm; `shm: host` gives them the node's"
     )
 
     assert mistakes(f"shm: {shm}\nmounts: [/dev/shm:/dev/shm]") == [f"4: mounts[0]: {text}"]
@@ -179,8 +178,8 @@ def test_the_usual_cache_path_is_configured_by_hf_home(mistakes: Mistakes, load_
     mounts = "mounts: [/a:/root/.cache/huggingface]"
 
     assert mistakes(mounts) == [
-        "3: mounts[0]: should be written as `hf_home`: that is where the containers look for"
-        " models, and not here"
+        "3: mounts[0]: should be written as `hf_home`: the containers look for models there, not"
+        " here"
     ]
     assert load_text(f"{mounts}\nenv: {{HF_HOME: /root/.cache/huggingface}}").mounts
 

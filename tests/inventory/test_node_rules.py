@@ -147,8 +147,7 @@ def test_ranges_of_an_entry_have_equal_lengths(
 def test_a_host_that_is_a_name_needs_an_address(mistakes: Mistakes, load_text: Load) -> None:
     """It may resolve differently on this machine and on the nodes."""
     assert mistakes(nodes="\nnodes: [{host: 'a[1-2]', gpus: 1}]") == [
-        "3: nodes[0].host: `a1` is a name, so `ip` should say which address the other nodes reach"
-        " it by"
+        "3: nodes[0].host: `a1` is a name, so set `ip` to the address at which other nodes reach it"
     ]
     assert load_text(nodes="\nnodes: [{host: 10.0.0.1, gpus: 1}]").head.ip == "10.0.0.1"
 
@@ -161,7 +160,7 @@ def test_addresses_are_of_version_4(mistakes: Mistakes) -> None:
       - {host: b, ip: "fd00::1", gpus: 1}
       - {host: "fd00::2", name: c, gpus: 1}
     """
-    text = "should be an IPv4 address: Ray and vLLM over IPv6 have not been tried with vlaunch"
+    text = "should be an IPv4 address: Ray and vLLM over IPv6 have not been tested with vlaunch"
 
     assert mistakes(nodes=nodes) == [f"5: nodes[1].ip: {text}", f"6: nodes[2].host: {text}"]
 
@@ -269,7 +268,7 @@ def test_at_most_a_single_node_is_local(mistakes: Mistakes, load_text: Load) -> 
 
 def test_the_loopback_interface_reaches_no_peer(mistakes: Mistakes, load_text: Load) -> None:
     """But it is enough for one node."""
-    text = "should lead to the other nodes, which `lo` does not"
+    text = "should reach the other nodes, which `lo` does not"
     nodes = (
         "\nnodes: [{host: 10.0.0.1, gpus: 1}, {host: 10.0.0.2, gpus: 1, network: {interface: lo}}]"
     )
@@ -334,7 +333,7 @@ def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str)
         (
             "cpu",
             "host: a, ip: 10.0.0.1, gpus: [0]",
-            "should be a number with `accelerator: cpu`, whose slots are all alike",
+            "should be a number with `accelerator: cpu`, whose slots are identical",
         ),
         (
             "amd",
@@ -344,7 +343,7 @@ def test_what_is_no_choice_of_gpus(mistakes: Mistakes, gpus: str, expected: str)
         (
             "nvidia",
             f"host: 'a[1-2]', ip: '10.0.0.[1-2]', gpus: [{UUID}]",
-            "should be indexes: `host` stands for 2, and a UUID is of one",
+            "should be indexes: `host` stands for 2, and a UUID belongs to one host",
         ),
         (
             "nvidia\nprivileged: true",

@@ -31,21 +31,21 @@ Mistakes = Callable[..., list[str]]
         (
             "{gcs: 10002}",
             (
-                "ports.gcs: `gcs` (10002) should lie outside the ports of Ray's workers, 10002 to"
+                "ports.gcs: `gcs` (10002) should be outside the ports of Ray's workers, 10002 to"
                 " 19999"
             ),
         ),
         (
             "{gcs: 19999}",
             (
-                "ports.gcs: `gcs` (19999) should lie outside the ports of Ray's workers, 10002 to"
+                "ports.gcs: `gcs` (19999) should be outside the ports of Ray's workers, 10002 to"
                 " 19999"
             ),
         ),
         (
             "{worker_min: 10000}",
             (
-                "ports.worker_min: `client` (10001) should lie outside the ports of Ray's workers,"
+                "ports.worker_min: `client` (10001) should be outside the ports of Ray's workers,"
                 " 10000 to 19999"
             ),
         ),
@@ -74,42 +74,42 @@ def test_ports_beside_the_workers_range_are_fine(load_text: Load) -> None:
     [
         (
             "{tp: 8, pp: 3}",
-            "serve.pp: should fit the cluster: tp 8 x pp 3 takes 24 GPUs, and the nodes have 16",
+            "serve.pp: should fit the cluster: tp 8 x pp 3 needs 24 GPUs, but the nodes have 16",
         ),
         (
             "{tp: 17}",
-            "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16",
+            "serve.tp: should fit the cluster: tp 17 needs 17 GPUs, but the nodes have 16",
         ),
         (
             "{tp: 32, pp: 2}",
-            "serve.tp: should fit the cluster: tp 32 x pp 2 takes 64 GPUs, and the nodes have 16",
+            "serve.tp: should fit the cluster: tp 32 x pp 2 needs 64 GPUs, but the nodes have 16",
         ),
         (
             "{pp: 20}",
-            "serve.pp: should fit the cluster: pp 20 takes 20 GPUs, and the nodes have 16",
+            "serve.pp: should fit the cluster: pp 20 needs 20 GPUs, but the nodes have 16",
         ),
         (
             "{tp: 8, pp: 1, dp: 4}",
             (
-                "serve.dp: should fit the cluster: tp 8 x pp 1 x dp 4 takes 32 GPUs, and the nodes"
+                "serve.dp: should fit the cluster: tp 8 x pp 1 x dp 4 needs 32 GPUs, but the nodes"
                 " have 16"
             ),
         ),
         (
             "{tp: 8, dp: 3}",
-            "serve.dp: should fit the cluster: tp 8 x dp 3 takes 24 GPUs, and the nodes have 16",
+            "serve.dp: should fit the cluster: tp 8 x dp 3 needs 24 GPUs, but the nodes have 16",
         ),
         (
             "{pp: 2, dp: 9}",
-            "serve.dp: should fit the cluster: pp 2 x dp 9 takes 18 GPUs, and the nodes have 16",
+            "serve.dp: should fit the cluster: pp 2 x dp 9 needs 18 GPUs, but the nodes have 16",
         ),
         (
             "{dp: 17}",
-            "serve.dp: should fit the cluster: dp 17 takes 17 GPUs, and the nodes have 16",
+            "serve.dp: should fit the cluster: dp 17 needs 17 GPUs, but the nodes have 16",
         ),
         (
             "{tp: 17, dp: 2}",
-            "serve.tp: should fit the cluster: tp 17 takes 17 GPUs, and the nodes have 16",
+            "serve.tp: should fit the cluster: tp 17 needs 17 GPUs, but the nodes have 16",
         ),
     ],
 )
@@ -158,10 +158,10 @@ def test_a_placement_is_not_judged_by_gpus_that_could_not_be_read(mistakes: Mist
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ("ray: {object_store: 10MB}", "should be at least 75MiB, which Ray needs to start"),
+        ("ray: {object_store: 10MB}", "should be at least 75MiB, the minimum for Ray"),
         (
             "ray: {object_store: 2GiB}\nshm: 1GiB",
-            "should fit into `shm` (line 4), where Ray keeps it",
+            "should fit into `shm` (line 4), which contains it",
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_cluster_without_ray(load_text: Load, mistakes: Mistakes, ray: str) ->
     assert (bare.ray.off, bare.serve.backend, load_text().ray.off) == (True, "mp", False)
     assert load_text(f"ray: {ray}\nserve: {{backend: mp}}").serve.backend == "mp"
     assert mistakes(f"ray: {ray}\nserve: {{backend: ray}}") == [
-        "4: serve.backend: cannot be ray with `ray: none` (line 3), with which it is mp"
+        "4: serve.backend: cannot be ray with `ray: none` (line 3), which implies mp"
     ]
     assert mistakes("ray: {version: none, object_store: 1GiB}") == [
         "3: ray.object_store: should be left out with `version: none`"
@@ -330,14 +330,14 @@ def test_a_prompt_is_true_or_a_question(mistakes: Mistakes, source: str) -> None
     (mistake,) = mistakes(f"secrets: {{A: {{prompt: {source}}}}}")
 
     assert mistake.startswith(
-        "3: secrets.A.prompt: should be true, or a line of text to ask with, not "
+        "3: secrets.A.prompt: should be true, or one line of text for the prompt, not "
     )
     assert "hf_" not in mistake
 
 
 def test_a_question_is_not_the_answer(mistakes: Mistakes) -> None:
     """A token where the question belongs."""
-    text = "should be the question; the value is typed when it is asked for"
+    text = "should be the prompt text; the value is entered at the prompt"
     assert mistakes("secrets: {A: {prompt: hf_0123456789abcdefghij}}") == [
         f"3: secrets.A.prompt: {text}"
     ]
@@ -368,7 +368,7 @@ _API_KEY = (
             "--x=glpat-0123456789abcdefghij",
             "a secret should not be an argument, which `ps` shows; use `secrets`",
         ),
-        ("--max-model-len 8192", "should be two items: `--max-model-len` and the value after it"),
+        ("--max-model-len 8192", "should be two items: `--max-model-len` and its value"),
     ],
 )
 def test_arguments_for_vllm(mistakes: Mistakes, argument: str, expected: str) -> None:
@@ -393,11 +393,11 @@ def test_arguments_may_hold_spaces_in_their_value(load_text: Load) -> None:
     [
         (
             "[sudo, docker]",
-            "should use `sudo -n`: sudo without -n would wait for a password that nobody can type",
+            "should use `sudo -n`: without -n, sudo would wait for a password",
         ),
         (
             "[/usr/bin/sudo, docker]",
-            "should use `sudo -n`: sudo without -n would wait for a password that nobody can type",
+            "should use `sudo -n`: without -n, sudo would wait for a password",
         ),
         ("[-n, docker]", "should start with a command, not with the option `-n`"),
     ],
@@ -424,7 +424,7 @@ def test_a_cluster_is_not_called_what_all_clusters_share(name: str, tmp_path: Pa
     with pytest.raises(InventoryError) as caught:
         load_file(path)
     assert [mistake.partition(": ")[2] for mistake in caught.value.mistakes] == [
-        "cluster: should be another name: nodes have a folder of this name for all clusters"
+        "cluster: should be another name: this one is reserved on the nodes"
     ]
 
 

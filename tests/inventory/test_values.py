@@ -381,7 +381,7 @@ def test_paths_on_the_nodes_are_absolute(mistakes: Mistakes, path: str) -> None:
         (
             "secrets: {A: abc}",
             (
-                "secrets.A: should say where the value comes from, such as {env: A}, not a literal"
+                "secrets.A: should name the source of the value, such as {env: A}, not a literal"
                 " value"
             ),
         ),
@@ -418,7 +418,7 @@ def test_limits_that_docker_would_refuse_are_refused_first(
 
     assert message.startswith("3: ulimits.nofile: should ")
     assert mistakes("ulimits: {files: 1}")[0].startswith(
-        "3: ulimits.files: should be a limit that Docker knows"
+        "3: ulimits.files: should be a limit that Docker supports"
     )
 
 
@@ -430,7 +430,7 @@ def test_logging_is_written_as_in_compose(load_text: Load, mistakes: Mistakes) -
     assert load_text().logging.options is None
     assert load_text("logging: {options: {}}").logging.options == {}
     assert mistakes("logging: {driver: none}")[0].startswith(
-        "3: logging.driver: should be a log driver of Docker's"
+        "3: logging.driver: should be a Docker log driver"
     )
     assert mistakes("logging: {options: {Max Size: 1}}")[0].startswith(
         "3: logging.options.Max Size: should be an option of the log driver"

@@ -133,7 +133,7 @@ def slow(nodes: int) -> Verdict:
         healthy,
         backend="gloo",
         required="any",
-        why="CPUs speak Gloo, which is TCP",
+        why="CPUs use Gloo, which is TCP",
         cells=tuple(cells),
     )
 

@@ -278,7 +278,7 @@ def _judge_state_dir(host: Host) -> Finding:
         fix = f"remount it (`sudo mount -o remount,rw …`), {alternative}"
         return failed(node, f"{path} is on a read-only file system", fix=fix)
     if not state.writable:
-        user = host.facts.user or node.ssh.user or "the login"
+        user = host.facts.user or node.ssh.user or "the SSH user"
         fix = f"check it and its parent directories with `ls -ld` on {node.name}, {alternative}"
         return failed(node, f"`{user}` cannot write to {path}", fix=fix)
     if state.free < _MIN_STATE:
