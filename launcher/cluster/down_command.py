@@ -28,12 +28,12 @@ from launcher.tools.site import Site
 )
 @click.option("--purge", is_flag=True, help="Remove the compile cache too.")
 def down(call: CommandContext, purge: bool) -> None:
-    """Remove the cluster's containers, helper files and secrets from every node, and verify that
+    """Remove the cluster's containers, node programs and secrets from every node, and verify that
     they are gone.
 
-    Safe at any moment and as often as wanted. A node that cannot be reached is named, the others
-    are cleaned all the same, and the exit code is 1. Images and models stay, what batch jobs did,
-    the lines of `vlaunch audit`, and, without --purge, what engines compiled.
+    Servers and batch jobs stop, after a confirmation. It is safe to run at any time and repeatedly.
+    An unreachable node is named, the others are cleaned, and the exit code is 1. Images, models,
+    batch results, the audit trail and, without --purge, the compile cache stay.
     """
     with call.session(hooks_of="down", partial=True) as session:
         with call.locked(session, unless=not session.reached, needed=False) as locked:

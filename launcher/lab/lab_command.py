@@ -56,9 +56,9 @@ def _lab_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["cpu", "nvidia", "amd"]),
     default="cpu",
     show_default=True,
-    help="cpu: CPU slots count as GPUs. nvidia: simulated GPUs, visible to `nvidia-smi`"
-    " and Docker. amd: simulated devices without a driver. vLLM's CPU build runs"
-    " the model in all cases.",
+    help="GPUs of the hosts. cpu: CPU slots count as GPUs. nvidia: simulated GPUs, visible to"
+    " `nvidia-smi` and Docker. amd: simulated devices without a driver. vLLM's CPU build runs the"
+    " model in all cases.",
 )
 @click.option(
     "--gpu-model",

@@ -62,8 +62,20 @@ _EXIT_CODES = {"fits": 0, "tight": 3, "does-not-fit": 1}
     type=click.FloatRange(0.5),
     help="Memory of one GPU as CUDA reports it, in GiB.",
 )
-@click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True)
-@click.option("--nodes", type=click.IntRange(1, 1024), default=1, show_default=True)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="With --gpu: GPUs per node.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="With --gpu: number of nodes.",
+)
 @click.option(
     "--no-nodes",
     is_flag=True,
