@@ -100,7 +100,7 @@ def test_the_same_replicas_are_watched_again(practice: Practice) -> None:
     other = practice.vlaunch("serve", "--backend", "mp")
 
     assert again.code == 0, again.said
-    assert "this server runs already" in again.err
+    assert "already running as server" in again.err
     assert other.code == 2
     assert "server `default` runs /data/huggingface/tiny-llama" in other.err
     assert "`--replace`" in other.err

@@ -94,7 +94,7 @@ def test_whoever_serves_the_same_watches_the_recovery(served: Served) -> None:
     crash(served.practice, "node1")
     ran = serve(served.practice, "--backend", served.backend)
 
-    assert "this server runs already" in ran.err
+    assert "already running as server" in ran.err
     assert "restarting" in ran.err
     # On a busy machine the engine's own words may come later than its end.
     assert record(served.practice)["faults"][-1]["what"].startswith("vLLM")
@@ -235,7 +235,7 @@ def test_it_gives_up_loudly(plain: Practice) -> None:
     assert "restart limit of 1 reached" in found["detail"]
     assert (shown.code, "restart limit of 1 reached" in shown.out) == (1, True)
     assert "GIVING UP" in plain.vlaunch("logs", "--tail", "2000").out
-    assert "this server runs already" not in again.err
+    assert "already running as server" not in again.err
     assert plain.vlaunch("stop").code == 0
 
 

@@ -112,7 +112,7 @@ def test_it_kills_again_and_again(cluster: Practice) -> None:
     assert all(_CAUSE in fault["cause"] for fault in found["faults"])
     assert [fault["pause"] for fault in found["faults"][:3]] == [5, 10, 20]
     assert _CAUSE in shown.out
-    assert "next start in" in shown.out
+    assert "next restart in" in shown.out
     assert lost(traffic) == []
     after = record(cluster, "well")
     assert (after["generation"], after["fault_count"]) == (before["generation"], 0)

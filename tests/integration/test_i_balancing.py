@@ -99,5 +99,5 @@ def test_what_vllm_cannot_do_is_refused(cluster: Practice) -> None:
     ran = cluster.vlaunch("serve", *APART[2:], "--", "--data-parallel-hybrid-lb")
 
     assert ran.code == 2
-    assert "vLLM gives replicas of a dense model no API each" in ran.err
+    assert "vLLM serves no separate API for a single replica of a dense model" in ran.err
     assert "--name one --nodes node1" in ran.err

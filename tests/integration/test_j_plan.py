@@ -101,4 +101,4 @@ def test_the_plan_chooses_for_serve(cluster: Practice) -> None:
     assert "DP 2 × TP 1" in ran.said
     assert "estimate: the KV cache holds" in ran.err
     assert "tokens (as planned)" in ran.out
-    assert "this server runs already" in serve(cluster, *words).err
+    assert "already running as server" in serve(cluster, *words).err

@@ -26,7 +26,7 @@ def test_the_same_command_is_watched_silently(served: Cluster) -> None:
 
     assert (ran.code, served.world.verbs()) == (0, [])
     assert "already running as server `default`; watching it" in ran.err
-    assert "starts it anew" not in ran.err
+    assert "restarts it" not in ran.err
 
 
 def test_a_supervised_server_is_not_mistaken_for_an_unsupervised(served: Cluster) -> None:
