@@ -35,8 +35,11 @@ FLAGS: Mapping[str, tuple[YamlPath, Mapping[str, Any]]] = {
             "help": "Name of the job (default: derived from the job).",
         },
     ),
-    "format": (("read", "format"), {}),
-    "output_format": (("write", "format"), {}),
+    "format": (
+        ("read", "format"),
+        {"help": "Format of the input; text has a row per line (default: from the file name)."},
+    ),
+    "output_format": (("write", "format"), {"help": "Format of the output (default: parquet)."}),
     "id": (("read", "id"), {"metavar": "COLUMN"}),
     "limit": (("read", "limit"), {"metavar": "N"}),
     "column": (

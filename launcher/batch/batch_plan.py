@@ -103,7 +103,9 @@ def plan_batch(snapshot: BatchSnapshot, request: BatchRequest, options: BatchOpt
     live = active is not None or entry.alive
     changed = entry.digest not in ("", request.digest)
     if live and options.restart:
-        raise RequestError(f"batch job `{name}` runs", hint=f"stop it first: `vlaunch stop {name}`")
+        raise RequestError(
+            f"batch job `{name}` is running", hint=f"stop it first: `vlaunch stop {name}`"
+        )
     if changed and not options.restart and (live or entry.written):
         raise _changed_error(request, entry, live=live)
     if live:

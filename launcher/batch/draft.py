@@ -272,12 +272,12 @@ def _list_code(folder: Path) -> list[Path]:
     # `__init__.py` starts with an underscore, too: the rule for rows is not the rule for code.
     entries = list(islice(folder.rglob("*"), MAX_FILES + 1))
     if len(entries) > MAX_FILES:
-        raise PathError(f"holds more than {MAX_FILES:,} files: {quote_path(folder)}")
+        raise PathError(f"contains more than {MAX_FILES:,} files: {quote_path(folder)}")
     paths = sorted(
         path for path in entries if path.is_file() and not _is_excluded(path.relative_to(folder))
     )
     if not paths:
-        raise PathError(f"holds no file: {quote_path(folder)}")
+        raise PathError(f"contains no files: {quote_path(folder)}")
     return paths
 
 
@@ -292,7 +292,7 @@ def _check_bounds(path: Path, within: PathBounds) -> Path:
 def _resolve_file(text: str, within: PathBounds) -> Path:
     path = within.resolve(text)
     if not path.is_file():
-        raise PathError(f"names no file: there is no {quote_path(path)}")
+        raise PathError(f"names no existing file: {quote_path(path)}")
     if path.stat().st_size > MAX_CODE_BYTES:
         raise PathError(
             f"{describe_value(text)} is larger than {MAX_CODE_BYTES // 2**20} MiB; put it on"

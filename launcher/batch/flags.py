@@ -26,9 +26,9 @@ from launcher.inventory.mistakes import format_key as label
 
 _HINT = "`vlaunch batch --help` explains every option; nothing was changed"
 _REQUIRED = {
-    "model": "Model that answers",
-    "input": "Where rows come from",
-    "output": "Folder of the answers",
+    "model": "the model to run",
+    "input": "the files with the rows",
+    "output": "the folder for the answers",
 }
 # Tuning: may change between two runs of a job, so these flags are allowed beside its file.
 _TUNING = ("tp", "pp", "replicas", "batch_size", "engine_arg")

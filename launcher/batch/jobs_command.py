@@ -172,7 +172,7 @@ def _remove_jobs(
     chosen = [find_job(statuses, name) for name in dict.fromkeys(names)]
     if runs := [job.name for job in chosen if job.runs]:
         raise RequestError(
-            f"batch job `{runs[0]}` runs", hint=f"stop it first: `vlaunch stop {runs[0]}`"
+            f"batch job `{runs[0]}` is running", hint=f"stop it first: `vlaunch stop {runs[0]}`"
         )
     removed = ", ".join(job.name for job in chosen)
     call.confirm(session, f"Remove {removed}, with the results on the head?")

@@ -54,7 +54,7 @@ def _check_sections(draft: Draft) -> Iterator[Mistake]:
         if file.model is None and draft.is_valid("model"):
             yield Mistake(
                 yaml_path=(),
-                text="`model` is missing: Model that answers, such as Qwen/Qwen3-8B; or `predict`",
+                text="`model` is missing: Model to run, such as Qwen/Qwen3-8B; or `predict`",
             )
         if draft.is_written("predict"):
             yield Mistake(
@@ -243,7 +243,7 @@ def check_stages(draft: Draft) -> Iterator[Mistake]:
     """Check that a replica takes a part of one GPU, or whole GPUs."""
     predict = draft.file.predict
     if predict is not None and predict.num_gpus > 1 and predict.num_gpus != int(predict.num_gpus):
-        text = f"should be a whole number above 1, or a part of one GPU, not {predict.num_gpus:g}"
+        text = f"should be a whole number above 1, or a fraction of 1, not {predict.num_gpus:g}"
         yield Mistake(yaml_path=("predict", "num_gpus"), text=text)
 
 

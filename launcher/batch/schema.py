@@ -364,9 +364,7 @@ class JobFile(Section):
     job: ClusterName | None = Field(
         default=None, description="Name of the job (default: the name of the file)."
     )
-    model: Model | None = Field(
-        default=None, description="Model that answers, such as Qwen/Qwen3-8B."
-    )
+    model: Model | None = Field(default=None, description="Model to run, such as Qwen/Qwen3-8B.")
     task: Task = Field(
         default="generate",
         description=(

@@ -103,8 +103,8 @@ PlacementValue = BeforeValidator(placement)
 def _check_single_answer(value: object) -> object:
     if value != 1 or isinstance(value, bool):
         raise bare_error(
-            "should be left out: each row has exactly one answer; repeat the row in the input to"
-            " ask more than once"
+            "should be left out: each row has exactly one answer; repeat the row in"
+            " the input for more answers"
         )
     return value
 

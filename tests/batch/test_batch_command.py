@@ -471,7 +471,7 @@ def test_ctrl_c_stops_the_gathering(batch: Batch, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (("--discard-results",), "batch job `job` runs"),
+        (("--discard-results",), "batch job `job` is running"),
         (("--retry-errors",), "its error rows can be retried after it ends"),
     ],
 )

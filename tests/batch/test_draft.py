@@ -35,7 +35,7 @@ def test_a_module_is_not_shipped(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("none.py:Mine", "names no file: there is no HERE/none.py"),
+        ("none.py:Mine", "names no existing file: HERE/none.py"),
         ("mine.py:Mien", '"mine.py" has no `Mien`; did you mean `Mine`?'),
         (
             "my-file.py:Mine",
@@ -109,7 +109,7 @@ def test_an_empty_code_folder_is_reported(folder: Path) -> None:
     """It was surely meant to hold something."""
     (folder / "empty").mkdir()
 
-    with pytest.raises(PathError, match="holds no file"):
+    with pytest.raises(PathError, match="contains no files"):
         draft.code_files("empty", PathBounds(folder=folder))
 
 

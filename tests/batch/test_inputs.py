@@ -51,7 +51,7 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(folder: Path) -> None:
     assert _labels(folder, "a[1]/*.jsonl") == ["x[2].jsonl"]
     assert (
         _path_error(folder, "a[1]/none.jsonl")
-        == f"names no file: there is no '{folder / 'a[1]' / 'none.jsonl'}'"
+        == f"names no existing file: '{folder / 'a[1]' / 'none.jsonl'}'"
     )
 
 
@@ -66,16 +66,16 @@ def test_no_match_is_reported_with_the_path(folder: Path) -> None:
     assert _path_error(folder, "**/a/**/x.csv") == 'should have `**` once, not "**/a/**/x.csv"'
     assert (
         _path_error(folder, "data/none.jsonl")
-        == f"names no file: there is no {folder / 'data' / 'none.jsonl'}"
+        == f"names no existing file: {folder / 'data' / 'none.jsonl'}"
     )
     assert (
         _path_error(folder, "data/*.csv")
-        == f'names no file: nothing matches "data/*.csv" in {folder / "data"}'
+        == f'names no existing file: nothing matches "data/*.csv" in {folder / "data"}'
     )
-    assert _path_error(folder, "none/*.csv") == f"names no file: there is no {folder / 'none'}"
+    assert _path_error(folder, "none/*.csv") == f"names no existing file: {folder / 'none'}"
     assert (
         _path_error(folder, "empty")
-        == f'names no file: nothing matches "empty" in {folder / "empty"}'
+        == f'names no existing file: nothing matches "empty" in {folder / "empty"}'
     )
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
     (folder / "tree" / "loop").symlink_to(folder)
 
     assert _path_error(folder, "pipe") == '"pipe" is not a regular file'
-    assert _path_error(folder, "broken") == f"names no file: there is no {folder / 'nothing'}"
+    assert _path_error(folder, "broken") == f"names no existing file: {folder / 'nothing'}"
     assert (
         _path_error(folder, "tree/*")
         == f"{folder / 'tree' / 'loop'} is a link to a folder; name that folder itself"
@@ -155,7 +155,7 @@ def test_a_vanished_file_is_reported(load_text: Load, folder: Path) -> None:
     with pytest.raises(RequestError) as caught:
         inputs.read_shipped(job)
     assert str(caught.value) == "cannot read the input of `test`"
-    assert f"there is no {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
+    assert f"names no existing file: {folder / 'data' / 'chat.jsonl'}" in caught.value.evidence
 
 
 def test_a_link_created_after_the_check_is_not_followed(load_text: Load, folder: Path) -> None:

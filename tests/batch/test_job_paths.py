@@ -24,7 +24,7 @@ def test_a_path_may_not_leave_the_jobs_folder(mistakes: Mistakes, folder: Path) 
 
     assert mistakes(read="read: ../secret.jsonl") == [
         f'2: read: "../secret.jsonl" leads to {outside}, outside the job\'s folder; if you trust'
-        f" this job, say `--allow {folder.parent}`"
+        f" this job, add `--allow {folder.parent}`"
     ]
     assert "outside the job's folder" in mistakes(read=f"read: {outside}")[0]
     assert "outside the job's folder" in mistakes(read="read: '../*.jsonl'")[0]

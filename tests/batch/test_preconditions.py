@@ -114,7 +114,7 @@ def test_leftover_gpus_per_node_are_no_room(
 ) -> None:
     """There are six, and pairs of them only twice."""
     three = replace(inventory, nodes=tuple(replace(node, gpus=3) for node in inventory.nodes))
-    text = f"it takes {what} with 2 GPUs on one node each, but the nodes have room for 2"
+    text = f"it needs {what} with 2 GPUs on one node each, but the nodes have room for 2"
     with pytest.raises(PlacementError, match=text):
         preconditions.check_fit(load_text(extra, **top), three)
     preconditions.check_fit(load_text(extra.replace(": 3", ": 2"), **top), three)

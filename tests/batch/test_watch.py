@@ -200,7 +200,7 @@ def test_contact_lost_for_good() -> None:
     with pytest.raises(BatchError, match="can no longer be watched") as raised:
         follow(Head([look(), LOST]))
 
-    assert "the job itself may well go on" in raised.value.hint
+    assert "the job may still be running" in raised.value.hint
 
 
 def test_the_log_is_read_on_from_where_it_was() -> None:

@@ -332,7 +332,7 @@ def describe_shortage(
     if short:
         return f"{text}; all nodes together have fewer {' and '.join(short)} than one replica needs"
     names = "; ".join(dict.fromkeys(holders))
-    return f"{text}; held by {names}" if names else text
+    return f"{text}; used by {names}" if names else text
 
 
 def format_amounts(resources: Mapping[str, float]) -> list[str]:

@@ -147,7 +147,8 @@ class Rank:
             raise PromptError("the prompt is empty")
         if len(ids) >= limit:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens; with an answer, max_model_len takes {limit - 1}"
+                f"the prompt has {len(ids)} tokens; with an answer, at most {limit - 1} fit"
+                " (max_model_len)"
             )
         return ids
 

@@ -323,7 +323,7 @@ def settle(part: Slice, answers: Sequence[RowAnswer], rank: int) -> None:
     if [answer.row for answer in answers] != numbers:
         raise Failed(
             f"rank {rank} was given {len(numbers)} rows and answered others",
-            f"asked: {numbers[:5]}…",
+            f"expected: {numbers[:5]}…",
         )
     part.answers = {answer.row: answer for answer in answers}
     part.done = True

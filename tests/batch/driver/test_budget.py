@@ -129,7 +129,7 @@ def test_a_waiting_job_reports_the_shortage_and_its_holders() -> None:
     assert (
         text
         == "waiting for 2 GPU and 1 CPU for each of 2 replicas; 0 of 2 GPU free, 6 of 8 CPU free;"
-        " held by serve (2 GPU)"
+        " used by serve (2 GPU)"
     )
 
 

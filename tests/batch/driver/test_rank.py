@@ -167,7 +167,10 @@ def test_good_rows_are_answered_around_bad_ones(together: bool) -> None:
     ]
     assert answers[1].error == "KeyError: 't'"
     assert answers[2].error.startswith("UnpicklingError")
-    assert answers[5].error == "the prompt has 13 tokens; with an answer, max_model_len takes 7"
+    assert (
+        answers[5].error
+        == "the prompt has 13 tokens; with an answer, at most 7 fit (max_model_len)"
+    )
     assert {answer.stage for answer in answers if answer.error} == {"prompt"}
     assert rank_actor.llm.calls == [["one", "", "two"]]
 
