@@ -76,7 +76,11 @@ class _Command(click.Command):
 @options.inventory_option(ServeDefaults, "pp")
 @options.inventory_option(ServeDefaults, "dp", "--data-parallel-size", "--dp", "dp")
 @options.inventory_option(ServeDefaults, "plan", "--plan", "chosen_by")
-@options.inventory_option(ServeDefaults, "backend")
+@options.inventory_option(
+    ServeDefaults,
+    "backend",
+    help="Executor of vLLM: ray, or mp, which needs no Ray (default: the inventory's).",
+)
 @options.inventory_option(
     Ports, "api", "--port", help="Port of the API (default: the inventory's)."
 )
