@@ -200,7 +200,7 @@ def _execute(
         raise HookError(
             f"cannot start hook {name}: {(error.strerror or str(error)).lower()}",
             hint=(
-                f"{path} must begin with a line such as `#!/bin/sh`; `--no-hooks` skips hooks out"
+                f"{path} must begin with a line such as `#!/bin/sh`; `--no-hooks` skips all hooks"
             ),
         ) from None
     finished = threading.Event()

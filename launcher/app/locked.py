@@ -158,7 +158,7 @@ def _next_message(
     if message is None:
         raise NodeError(
             head.name,
-            f"timed out after {wait + _ANSWER:.0f}s waiting for the cluster's lock",
+            f"did not respond to the lock request within {wait + _ANSWER:.0f}s",
         )
     return message
 

@@ -90,7 +90,7 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
 
 # What launcher/app/certificates.py does, for OpenSSL 3.
 _ISSUE = r"""
-# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+# The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
 certificates=$(mktemp -d)
 trap 'rm -rf "$certificates"' EXIT
 signer=()

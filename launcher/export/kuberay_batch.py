@@ -116,7 +116,7 @@ def _file_objects(group: PodGroup, batch: batch_plan.BatchRequest) -> tuple[Obje
     size = sum(map(len, files.values()))
     if size > _MOST:
         raise RequestError(
-            f"the files of `{batch.job.name}` have {size:,} bytes, more than a ConfigMap takes"
+            f"the files of `{batch.job.name}` have {size:,} bytes, more than a ConfigMap allows"
             f" ({_MOST:,})",
             hint="store the input where pods can read it: `nodes:/path`, or an object store (s3://…)",
         )

@@ -188,7 +188,7 @@ def await_services(host: Host, *, timeout: float = 60.0) -> None:
     for service, answers in ANSWERS.items():
         machine.await_true(
             partial(answers, host),
-            what=f"an answer of `{service}` on `{host.name}`",
+            what=f"a response from `{service}` on `{host.name}`",
             timeout=timeout,
             evidence=partial(machine.tail, service_log(host, service)),
         )

@@ -72,7 +72,7 @@ def kill_processes(processes: list[Process], *, timeout: float = 30.0) -> None:
     pids = [process.pid for process in processes]
     machine.await_true(
         lambda: not any(_is_alive(pid) for pid in pids),
-        what="the end of the hosts' processes",
+        what="the exit of the hosts' processes",
         timeout=timeout,
     )
 

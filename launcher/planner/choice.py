@@ -183,7 +183,7 @@ def _node_layouts(model: Architecture, cluster: Cluster, tp: int) -> Iterator[La
         reason = Reason("one-gpu" if tp == 1 else "node", f"the model fits {gpus}")
         yield Layout(tp=tp, reasons=(reason,))
     elif objection.rule == "fp8-blocks":
-        whole_experts = Reason("expert-parallel", "so each GPU has whole experts")
+        whole_experts = Reason("expert-parallel", "so each GPU has complete experts")
         yield Layout(tp=tp, experts=True, reasons=(objection, whole_experts))
 
 
@@ -203,7 +203,7 @@ def _multi_node_layouts(model: Architecture, cluster: Cluster, widest: int) -> I
         )
         yield Layout(tp=widest, pp=nodes * stages, experts=experts, reasons=(reason,))
     if count > 1 and model.experts and cluster.link.rdma:
-        text = "RDMA between nodes: each GPU attends for itself, and experts are over all of them"
+        text = "RDMA between nodes: each GPU runs its own attention, experts are sharded"
         yield Layout(
             tp=1,
             dp=cluster.gpus_per_node * count,

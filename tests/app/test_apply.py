@@ -244,7 +244,10 @@ def test_a_pass_must_last() -> None:
     events = run(plan(stage(gates=(gate,))), clock=clock)
 
     assert clock.now == 5
-    assert "waiting for it to stay true" in [event for event in events if event.kind == "wait"][-1].text
+    assert (
+        "waiting for it to stay true"
+        in [event for event in events if event.kind == "wait"][-1].text
+    )
 
 
 def test_a_gate_that_flickers_ends_at_its_deadline() -> None:

@@ -65,7 +65,7 @@ def test_one_before_and_one_after(cluster: Cluster, hook: Hook, verb: str) -> No
         < done.err.index(f"post-{verb}: said")
     )
     assert done.out == ""
-    assert "hooks/pre-up.sh is not run: the hook would be called pre-up" in done.err
+    assert "hooks/pre-up.sh is ignored: rename it to pre-up" in done.err
 
 
 def test_what_a_hook_is_told(cluster: Cluster, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_the_first_runs_with_the_lock_and_the_last_without(cluster: Cluster, hoo
     ("body", "first", "expected"),
     [
         ("exit 3", "#!/bin/sh\n", "hook pre-up failed with exit code 3"),
-        ("kill -9 $$", "#!/bin/sh\n", "hook pre-up was ended by signal 9"),
-        ("x", "", "hook pre-up cannot be started: exec format error"),
-        ("x", "#!/no/such/shell\n", "hook pre-up cannot be started: no such file or directory"),
+        ("kill -9 $$", "#!/bin/sh\n", "hook pre-up was killed by signal 9"),
+        ("x", "", "cannot start hook pre-up: exec format error"),
+        ("x", "#!/no/such/shell\n", "cannot start hook pre-up: no such file or directory"),
     ],
 )
 def test_a_pre_hook_that_fails_stops_the_command(
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_run_is_told_before_anything_is_touched(
     path.symlink_to("nowhere")
     done = cluster.run("up")
     assert (done.code, cluster.asked) == (2, [])
-    assert f"{path} is no file" in done.err
+    assert f"{path} is not a file" in done.err
 
 
 def test_hooks_can_be_left_out(cluster: Cluster, hook: Hook) -> None:
@@ -213,7 +213,7 @@ def test_a_dry_run_runs_none_and_says_which_there_are(cluster: Cluster, hook: Ho
     done = cluster.run("up", "--dry-run")
 
     assert (done.code, ran(cluster)) == (0, [])
-    assert done.err == "dry run: no hook is run; the run would know pre-up, on-failure\n"
+    assert done.err == "dry run: hooks not run: pre-up, on-failure\n"
     assert "hook" not in done.out
 
 
@@ -226,7 +226,7 @@ def test_a_hook_that_calls_vlaunch_runs_no_hooks_of_its_own(
     done = cluster.run("up")
 
     assert (done.code, ran(cluster)) == (0, [])
-    assert "no hooks within the hook post-up" in done.err
+    assert "no hooks are run inside the hook post-up" in done.err
 
 
 def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
@@ -240,7 +240,7 @@ def test_a_hook_that_does_not_end_is_ended_with_all_its_children(
     done = cluster.run("up")
 
     assert (done.code, cluster.commands) == (1, [])
-    assert "error: hook pre-up did not end within 0.5s, and was ended" in done.err
+    assert "error: hook pre-up timed out after 0.5s and was killed" in done.err
     assert processes.disappears(seconds, within=5)
 
 

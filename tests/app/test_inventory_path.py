@@ -66,9 +66,7 @@ def test_a_variable_may_start_at_home(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_naming_two_is_an_error() -> None:
     """Naming the same one twice is not."""
-    with pytest.raises(
-        RequestError, match=r"two inventories given: `a.yaml` and `-i b.yaml`"
-    ):
+    with pytest.raises(RequestError, match=r"two inventories given: `a.yaml` and `-i b.yaml`"):
         find_inventory("a.yaml", "b.yaml")
 
     assert find_inventory("a.yaml", "./a.yaml") == Path("a.yaml")

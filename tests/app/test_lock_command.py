@@ -23,7 +23,7 @@ def test_nor_does_it_make_two_lines_of_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second would pass for one of ours."""
-    wild = json.dumps({"who": "a\nc: nobody holds the lock", "pid": 4242})
+    wild = json.dumps({"who": "a\nc: the lock is free", "pid": 4242})
     monkeypatch.setattr(
         cluster.world, "answer", lambda _: Answer(node="gpu01", code=0, out=f"held {wild}\n")
     )
@@ -51,14 +51,22 @@ def test_hints_name_the_folder_that_the_inventory_chose(
         (
             ANNA,
             Answer(node="gpu01", code=77, err="kill: (4242): Operation not permitted"),
-            "on gpu01, `kill 4242`",
+            "on gpu01, as its user or root: `kill 4242`",
         ),
-        (ANNA, Answer(node="gpu01", code=0, out="changed\n"), "has changed hands"),
-        (ANNA, Answer(node="gpu01", code=0, out="stranger\n"), "has changed hands"),
+        (
+            ANNA,
+            Answer(node="gpu01", code=0, out="changed\n"),
+            "another operator has taken the lock",
+        ),
+        (
+            ANNA,
+            Answer(node="gpu01", code=0, out="stranger\n"),
+            "another operator has taken the lock",
+        ),
         (
             "",
             Answer(node="gpu01", code=0, out="freed\n"),
-            "does not say which process holds the lock",
+            "cannot find the process that holds the lock",
         ),
     ],
 )
@@ -126,5 +134,5 @@ def test_a_lock_that_nobody_holds_needs_no_breaking(
 ) -> None:
     """It is said, and is no failure."""
     assert run_command(["lock", "--break", "--yes"]) == run_command(["lock"]) == 0
-    assert capsys.readouterr().out == "c: nobody holds the lock\n" * 2
+    assert capsys.readouterr().out == "c: the lock is free\n" * 2
     assert run_command(["lock", "--yes"]) == 2

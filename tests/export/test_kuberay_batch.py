@@ -176,5 +176,5 @@ def test_more_than_a_config_map_takes(folder: Path, capsys: pytest.CaptureFixtur
     refused = Exported(capsys, folder, *EXPORT)
 
     assert (refused.code, refused.text) == (2, "")
-    assert "more than a ConfigMap takes" in refused.error
+    assert "more than a ConfigMap allows" in refused.error
     assert "nodes:/path" in refused.error

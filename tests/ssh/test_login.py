@@ -49,7 +49,7 @@ def test_file_that_is_no_key(server: sshd.Sshd, tmp_path: Path) -> None:
 def test_no_key_at_all(server: sshd.Sshd) -> None:
     """The error for a login without any key."""
     error = refusal(server.node(identity=None))
-    assert "no usable key for" in error.message
+    assert "no key for" in error.message
     assert "ssh-add" in error.hint
 
 

@@ -21,7 +21,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
-# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+# The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
 certificates=$(mktemp -d)
 trap 'rm -rf "$certificates"' EXIT
 signer=()
@@ -52,7 +52,7 @@ rm "$certificates"/.ca.key
 # gate accelerator: the declared accelerators are visible
 # gate ports: the cluster's ports are free
 # gate address: the declared address is on the declared interface
-# gate rdma-devices: the nodes have RDMA devices
+# gate rdma-devices: RDMA devices exist
 # gate disk: the disks have room for the image and the model
 # gate state-dir: the state directory is writable
 # note: mi[01-02]: not created yet

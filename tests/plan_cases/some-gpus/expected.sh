@@ -21,7 +21,7 @@ all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 # The run uses the head's token, or creates one; labels that hash secrets depend on it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
-# The run issues the agents' certificates in memory. Here, too, nothing keeps the authority's key.
+# The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
 certificates=$(mktemp -d)
 trap 'rm -rf "$certificates"' EXIT
 signer=()
