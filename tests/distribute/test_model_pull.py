@@ -133,7 +133,7 @@ def test_what_a_node_has_is_not_downloaded(
     [
         ("GatedRepoError: 401", "request access on the model's page"),
         ("RepositoryNotFoundError: 404", "check the name;"),
-        ("there is no huggingface_hub here", "run `vlaunch up`"),
+        ("huggingface_hub is not installed here", "run `vlaunch up`"),
         ("ConnectError: refused", "check that the node reaches the hub"),
     ],
 )

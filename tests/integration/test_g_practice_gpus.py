@@ -292,7 +292,7 @@ def test_ray_gives_a_server_a_gpu_that_others_use(one: Practice) -> None:
     assert ran.code == 1, ran.said
     assert "node1: 61169 MiB of GPU memory in use by ops" in ran.err
     assert "Free memory on device cuda:0 (19.91/79.65 GiB)" in ran.err
-    assert "leave such a GPU out of `gpus: [...]` of its node" in ran.err
+    assert "if another program needs that GPU, remove it" in ran.err
 
 
 def waits(err: str) -> str:

@@ -406,7 +406,7 @@ def test_one_host_downloads_for_all(pair: Practice) -> None:
     ran = pair.vlaunch("model", "pull", "org/m", "--revision", "other")
 
     assert ran.code == 1
-    assert "ask for access on the model's page" in " ".join(ran.err.split())
+    assert "request access on the model's page" in " ".join(ran.err.split())
 
 
 def test_a_model_that_one_host_lacks_is_brought_and_served(pair: Practice) -> None:

@@ -137,7 +137,7 @@ def test_the_launcher_is_killed(four: Practice) -> None:
     """Nothing passes for the image; the same command does the rest."""
     kill(start(four))
     assert four.docker("node4", "images", "--quiet", NAME) == ""
-    assert "of unfinished copies" in four.vlaunch("image", "list").out
+    assert "of incomplete copies" in four.vlaunch("image", "list").out
     done = again(four)
 
     assert done["received"]["node4"] < 0.9 * TOTAL

@@ -70,8 +70,8 @@ def test_what_was_proven_is_told_by_status_until_a_container_starts_anew(up: Clu
     up.world.container("gpu02")["State"]["StartedAt"] = "2026-11-21T01:00:00Z"
     later = json.loads(up.run("status", "--json").out)["network"]
 
-    assert proven == f"proven {saved_record(up)['taken']}: {saved_record(up)['summary']}"
-    assert later.startswith("not proven for these containers")
+    assert proven == f"verified {saved_record(up)['taken']}: {saved_record(up)['summary']}"
+    assert later.startswith("not checked for these containers")
 
 
 @pytest.mark.parametrize(

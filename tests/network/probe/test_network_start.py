@@ -265,7 +265,7 @@ def test_a_probe_of_another_run_is_refused(start_head: Callable[..., Head]) -> N
     """Its error has the reason, and its node is not connected."""
     head = start_head("b")
     with pytest.raises(
-        head.payload.start.RendezvousError, match="its certificate is not this run's"
+        head.payload.start.RendezvousError, match="its certificate is from another run"
     ):
         head.follow("b", certificate=FOREIGN)
     assert head.gathering.connected == set()
