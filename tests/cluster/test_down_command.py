@@ -110,7 +110,7 @@ def test_what_batch_jobs_did_stays_and_is_named(cluster: Cluster, tmp_path: Path
 
     ran = cluster.run("down")
 
-    assert f"what batch jobs did stays in {folder} on gpu01: reviews" in ran.err
+    assert f"batch results are kept in {folder} on gpu01: reviews" in ran.err
     assert (folder / "reviews").is_dir()
 
 
