@@ -103,7 +103,7 @@ class Api:
         texts = set()
         for key, (age, code, text) in probe.failing.items():
             waits[key] = max(age, waits.get(key, 0.0))
-            problem = f"test request failed: HTTP {code}" if code else f"test request got no {noun}"
+            problem = f"canary failed: HTTP {code}" if code else f"canary got no {noun}"
             texts.add(f"{problem}: {text}")
         self.failing = "; ".join(sorted(texts))
         if probe.rests or not probe.answers or status.state != "ready":
@@ -135,7 +135,7 @@ class Api:
         if self.failing:
             return EndpointHealth(verdict="busy", reason=self.failing)
         if self.asking > _BUSY:
-            reason = f"test request: no {_answer_noun(status)} after {self.asking:.0f} s"
+            reason = f"canary: no {_answer_noun(status)} after {self.asking:.0f} s"
             return EndpointHealth(verdict="busy", reason=reason)
         return EndpointHealth(verdict="answering", seconds=probe.seconds)
 

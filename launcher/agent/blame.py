@@ -268,7 +268,7 @@ def compare_samples(
     for node, names in ranks.items():
         first, second = before.get(node), after.get(node)
         if first is None or second is None or not _far_enough_apart(first, second):
-            unknown.append(f"{node}: not inspected twice")
+            unknown.append(f"{node}: fewer than two inspections")
             continue
         matched, gaps = _pairs(node, first, second, names, replica)
         pairs += matched
@@ -312,12 +312,12 @@ def _pairs(
         pair = _RankPair(name, node, earlier.get(rank.pid, RankSample(pid=rank.pid)), rank, seconds)
         if not rank.frames or not pair.before.frames:
             if not rank.engine:
-                why = rank.why or pair.before.why or "not sampled twice"
+                why = rank.why or pair.before.why or "fewer than two samples"
                 gaps.append(f"{name} on {node}: no stack: {why}")
             continue
         pairs.append(pair)
     if not any(not rank.engine for rank in second.ranks):
-        gaps.append(f"{node}: it has no rank")
+        gaps.append(f"{node}: no rank found")
     return pairs, gaps
 
 

@@ -132,7 +132,7 @@ class Member:
         answer = self._post(servers, done.number if done.head_boot == self._head_boot else 0)
         last = self.answer
         if answer.head_boot != self._head_boot:
-            raise ConnectionLost("it answered as another start of itself")
+            raise ConnectionLost("it was restarted meanwhile")
         if answer.head_boot == last.head_boot and answer.number < last.number:
             raise ConnectionLost(f"it sent orders {answer.number} after orders {last.number}")
         if not all(map(state.NAME.fullmatch, answer.orders)):

@@ -150,7 +150,7 @@ class Monitor:
             address = re.escape(self.spec.addresses.get(process.node) or "-")
             closed = re.search(rf"closed by peer \[{address}\]", text)
             if closed and process.node != sign.node and "killed" not in sign.what:
-                what = f"{sign.what}: it has lost {process.node}"
+                what = f"{sign.what}: it lost contact with {process.node}"
                 return replace(sign, what=what, node=process.node, rank=str(number))
         return sign
 

@@ -57,9 +57,9 @@ def metrics(call: CommandContext, server: str | None, every: float, watch: bool 
             if sample.trouble and not watch:
                 raise NodeError(
                     session.inventory.head.name,
-                    "the node programs are outdated: no metrics of servers",
+                    "cannot read the metrics of its servers",
                     evidence=sample.trouble,
-                    hint="run `vlaunch up`: it updates the node programs",
+                    hint="run `vlaunch up`: the node programs may be outdated",
                 )
             if call.as_json:
                 click.echo(dump_json(sample.as_json()))

@@ -170,7 +170,7 @@ def _health_texts(server: ServerStatus) -> Iterator[str]:
     if server.warning:
         yield server.warning
     if record is not None and server.state in ("quiet", "suspect"):
-        text = f"no step finished for {record.still:.0f} s; longest so far:"
+        text = f"no step has ended for {record.still:.0f} s; longest so far:"
         yield f"{text} {record.longest_step:.1f} s"
         if record.wedge is not None:
             yield f"hanging: {record.wedge.location}"

@@ -80,7 +80,7 @@ def test_an_engine_that_died_of_another_names_it(ready: Make, address: str, name
 
     assert (fault.node, fault.cause) == (named, cause)
     assert fault.what.startswith("the engine of gpu1 reports that it is dead")
-    assert fault.what.endswith(": it has lost gpu2") is (named == "gpu2")
+    assert fault.what.endswith(": it lost contact with gpu2") is (named == "gpu2")
 
 
 def test_a_process_that_ended_with_another_names_it(ready: Make) -> None:
@@ -92,7 +92,7 @@ def test_a_process_that_ended_with_another_names_it(ready: Make) -> None:
     stage.kill("gpu1", "ended with exit code 0", cause=closed)
     (fault,) = stage.until("stopping", within=3).faults
     assert (fault.node, fault.rank) == ("gpu2", "1")
-    assert fault.what == "vLLM's process on gpu1 ended with exit code 0: it has lost gpu2"
+    assert fault.what == "vLLM's process on gpu1 ended with exit code 0: it lost contact with gpu2"
 
     stage.until("ready")
     stage.kill("gpu1", cause=closed)
@@ -120,7 +120,7 @@ def test_what_fails_is_told_with_the_node(ready: Make) -> None:
     stage = ready(APART)
     stage.lead.nodes["gpu2"].extra = {"probe": {"failing": {"": [1.0, 500, "grammar error"]}}}
     stage.run(2)
-    reason = "test request failed: HTTP 500: grammar error"
+    reason = "canary failed: HTTP 500: grammar error"
 
     assert (stage.status.verdict, stage.status.reason) == ("busy", f"gpu2: {reason}")
     assert stage.status.endpoints == {

@@ -671,7 +671,7 @@ def test_a_head_that_ends_each_connection(world: World, odd: Odd, lines: Lines) 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (answer("h0", 9, OTHER), "it answered as another start of itself"),
+        (answer("h0", 9, OTHER), "it was restarted meanwhile"),
         (answer("h1", 4, OTHER), "it sent orders 4 after orders 5"),
         (
             {**answer("h1", 6), "orders": {"chat": {}}},

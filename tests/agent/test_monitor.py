@@ -190,7 +190,7 @@ def test_an_answer_of_500_ends_nothing_while_others_are_served(ready: Make) -> N
     stage.engine.failing, stage.engine.works = (500, "grammar error"), True
     stage.run(1000, step=2)
     assert (stage.status.verdict, stage.status.faults) == ("busy", [])
-    assert stage.status.reason == "test request failed: HTTP 500: grammar error"
+    assert stage.status.reason == "canary failed: HTTP 500: grammar error"
 
     stage.engine.failing = None
     stage.run(2)
@@ -450,8 +450,8 @@ def test_a_task_that_nobody_knows_changes_nothing(ready: Make, task: str) -> Non
 @pytest.mark.parametrize(
     ("failing", "expected"),
     [
-        ((500, "no luck"), "test request failed: HTTP 500: no luck"),
-        ((0, "refused"), "test request got no embedding: refused"),
+        ((500, "no luck"), "canary failed: HTTP 500: no luck"),
+        ((0, "refused"), "canary got no embedding: refused"),
     ],
 )
 def test_a_model_that_embeds_is_called_so(

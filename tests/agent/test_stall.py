@@ -146,7 +146,7 @@ def test_a_server_with_an_unreachable_agent_is_not_suspect(ready: Make) -> None:
     stage = hang(ready())
     stage.lead.stale.add("gpu2")
     assert verdicts(stage, 200)[-1] == "quiet"
-    assert stage.status.reason.endswith("gpu2: not inspected twice")
+    assert stage.status.reason.endswith("gpu2: fewer than two inspections")
     stage.lead.stale.clear()
     assert verdicts(stage, 15)[-1] == "suspect"
     stage.lead.away["gpu2"] = ""

@@ -59,7 +59,7 @@ def test_every_node_has_an_endpoint(world: World) -> None:
 
 
 ANSWERS = EndpointHealth(verdict="answering", seconds=0.25)
-LATE = EndpointHealth(verdict="busy", reason="test request: no completion after 9 s")
+LATE = EndpointHealth(verdict="busy", reason="canary: no completion after 9 s")
 
 
 def test_every_endpoint_has_the_supervisors_verdict(world: World) -> None:

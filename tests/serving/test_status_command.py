@@ -94,7 +94,7 @@ def test_servers_without_progress(serving: Cluster) -> None:
     serving.world.observed["embed"] |= {"verdict": "quiet", **still}
     ran = serving.run("status")
     assert (ran.code, "server embed: quiet" in ran.out) == (0, True)
-    assert "no step finished for 95 s; longest so far: 2.5 s" in ran.out
+    assert "no step has ended for 95 s; longest so far: 2.5 s" in ran.out
 
     suspect = {"verdict": "suspect", **still, "wedge": dataclasses.asdict(wedge)}
     serving.world.observed["embed"] |= suspect
