@@ -267,12 +267,12 @@ class _Coordinator:
             return
         progress = [
             f"{name}: {format_size(self._members[name].stored)} of {format_size(self._total)}, from"
-            f" {self._members[name].source or 'nobody'}"
+            f" {self._members[name].source or 'no node'}"
             for name in self._targets()
             if not self._members[name].root
         ]
         raise VlaunchError(
-            f"no byte has moved for {STALL_TIMEOUT:.0f}s",
+            f"no data transferred for {STALL_TIMEOUT:.0f}s",
             evidence=progress,
             hint="check the copy's port: `vlaunch check --only ports-reachable`; then run the"
             " same command again: it continues the copy",

@@ -112,7 +112,7 @@ def copy(
         raise click.UsageError("--from names a node; --here and --as are for this machine")
     here = here or name.startswith(("./", "../", "~", "."))
     if as_ and not here:
-        raise click.UsageError("--as goes with a folder of this machine")
+        raise click.UsageError("--as requires a folder of this machine")
     target_nodes = select_nodes(call.inventory, targets)
     local_model = _LocalModel.find(call.inventory, name, as_) if here else None
     model = local_model.model if local_model else name

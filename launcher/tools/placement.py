@@ -317,7 +317,7 @@ def _explain_unfit(inventory: Inventory, replica_size: int, needs_span: bool) ->
         node.gpus >= replica_size for node in inventory.workers
     ):
         return (
-            f"a replica needs {replica_size} GPUs; the head must hold one and has"
+            f"a replica needs {replica_size} GPUs; the head must hold one but has"
             f" {inventory.head.gpus}"
         )
     fitting = sum(node.gpus // replica_size for node in inventory.nodes)
@@ -409,7 +409,7 @@ def _other_size(inventory: Inventory, option: str, size: int) -> int:
     raise PlacementError(
         f"{option.upper()} {size} does not divide the cluster's {total} GPUs",
         evidence=describe_gpus(inventory),
-        hint=f"give both to use fewer GPUs: `--{option} {size} --{other} {total // size}`",
+        hint=f"set both to use fewer GPUs: `--{option} {size} --{other} {total // size}`",
     )
 
 

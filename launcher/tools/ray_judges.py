@@ -158,7 +158,7 @@ def judge_container(
     if answer.code == 255 or answer.timed_out:
         return failed(
             node,
-            "does not answer any more",
+            "no longer responds",
             evidence=answer.tail,
             fix="run `vlaunch up` when it is back",
         )
@@ -170,10 +170,10 @@ def judge_container(
         return None
     # Workers restart whenever the head does, possibly for months.
     if container.status == "restarting" and (joined or restarts < 2):
-        return waiting(node, "its container restarts")
+        return waiting(node, "its container is restarting")
     return failed(
         node,
-        f"its container ended with exit code {container.exit_code} ({container.restarts} restarts)",
+        f"its container exited with code {container.exit_code} ({container.restarts} restarts)",
         evidence=container.error,
         fix=f"read its log: `vlaunch logs {node.name}`",
     )

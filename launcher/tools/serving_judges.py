@@ -143,7 +143,7 @@ def _positive(count: float) -> float:
 def _describe_users(users: Sequence[GpuUser]) -> str:
     """Describe the users of GPUs, as the end of a message."""
     descriptions = [
-        f"{user.label} holds {user.gpus:g}" if user.gpus else user.label for user in users
+        f"{user.label} uses {user.gpus:g}" if user.gpus else user.label for user in users
     ]
     return f": {', '.join(descriptions)}" if descriptions else ""
 
@@ -249,7 +249,7 @@ def judge_members(site: Site, payload: Mapping[str, Any]) -> list[Finding]:
         )
         return [failed(site.head, f"Ray does not answer: {reason}", fix=fix)]
     alive = {row.ip for row in ray.parse_nodes(payload["nodes"]) if row.alive}
-    fix = "run `vlaunch up`, then look at `vlaunch status`"
+    fix = "run `vlaunch up`, then check `vlaunch status`"
     return [
         passed(node) if node.ip in alive else failed(node, "is not in Ray", fix=fix)
         for node in site.nodes

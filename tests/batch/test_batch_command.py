@@ -507,7 +507,7 @@ def test_no_room_beside_a_server(batch: Batch) -> None:
     ran = batch.run()
 
     assert (ran.code, batch.verbs()) == (1, [])
-    assert "0 of 16 GPUs are free in Ray, the job needs 1: server `chat` holds 16" in ran.err
+    assert "0 of 16 GPUs are free in Ray, the job needs 1: server `chat` uses 16" in ran.err
     assert "`vlaunch stop chat`" in ran.err
     assert "--queue" in ran.err
     assert not (batch.folder / "out").exists()
@@ -557,7 +557,7 @@ def test_a_server_reports_the_holder_of_the_gpus(batch: Batch) -> None:
     ran = batch.cluster.run("serve", "--model", "org/m", "--no-wait", "--skip-network-check")
 
     assert ran.code == 1
-    assert "batch job `job` holds 12" in ran.err
+    assert "batch job `job` uses 12" in ran.err
     assert "`vlaunch stop job`" in ran.err
 
 

@@ -99,7 +99,8 @@ def test_a_head_that_dies_while_workers_join_is_named(up: World) -> None:
     error = fail(cluster(up), up)
 
     assert (
-        error.message == "gpu01: its container ended with exit code 1 (0 restarts): a port is already in use"
+        error.message == "gpu01: its container exited with code 1 (0 restarts): a port is already"
+        " in use"
     )
 
 
@@ -129,9 +130,7 @@ def test_a_container_in_a_restart_loop_ends_the_wait(up: World) -> None:
     up.machines["gpu02"].joins = False
     transport = FakeTransport(up.answer)
     plan = Plan(verb="up", stages=(Stage(id="s", title="S", gates=(cluster(up),)),))
-    with pytest.raises(
-        GateError, match=r"gpu02: its container ended with exit code 0 \(4 restarts\)"
-    ):
+    with pytest.raises(GateError, match=r"gpu02: its container exited with code 0 \(4 restarts\)"):
         list(apply(plan, transport, sleep=lambda _: pytest.fail("waited")))
 
 

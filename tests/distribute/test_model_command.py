@@ -217,7 +217,7 @@ def test_a_folder_of_this_machine(nodes: Cluster, parts: list[MemberSpec], tmp_p
         (("/elsewhere/m",), "is outside every path mounted into the containers of c"),
         (("org/m", "--from", "gpu3"), "no node `gpu3`"),
         (("org/m", "--from", "gpu01", "--here"), "--from names a node"),
-        (("org/m", "--as", "/x"), "--as goes with a folder of this machine"),
+        (("org/m", "--as", "/x"), "--as requires a folder of this machine"),
         (("org/m", "--rate", "fast"), "should be bytes a second"),
     ],
 )

@@ -66,7 +66,7 @@ def test_there_is_no_room_for_a_third(cluster: Practice) -> None:
     )
 
     assert ran.code == 1, ran.said
-    assert "server `apart` holds 1" in ran.err
+    assert "server `apart` uses 1" in ran.err
     assert "vlaunch stop apart" in ran.err
     assert "port 8001 on node3 is in use by server `apart`" in ran.err
 

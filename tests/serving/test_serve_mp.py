@@ -96,8 +96,8 @@ def test_a_cluster_without_ray(cluster: Cluster) -> None:
     ]
     assert [server["desired"]["ray"] for server in cluster.world.servers()] == [None, None]
     assert (
-        "gpu02: 0 of 8 GPUs are free, the server needs 4: server `chat` holds 4, server `default`"
-        " holds 4" in third.err
+        "gpu02: 0 of 8 GPUs are free, the server needs 4: server `chat` uses 4, server `default`"
+        " uses 4" in third.err
     )
     assert first.out == "http://10.0.0.12:8000/v1\n"
     assert not [command for command in cluster.commands if query(command.argv) == "jobs"]

@@ -114,7 +114,7 @@ def test_the_user_of_the_gpus_is_named(inventory: Inventory) -> None:
 
     assert (finding.node, finding.text) == (
         "n1",
-        "2 of 8 GPUs are free, the server needs 4: server `chat` holds 6",
+        "2 of 8 GPUs are free, the server needs 4: server `chat` uses 6",
     )
     assert "`vlaunch stop chat`" in finding.fix
     assert "`--nodes`" in finding.fix
@@ -127,7 +127,7 @@ def test_the_user_of_the_gpus_of_a_ray_server_is_named() -> None:
     )
 
     assert (
-        finding.text == "12 of 16 GPUs are free in Ray, TP 8 × PP 2 needs 16: server `chat` holds 4"
+        finding.text == "12 of 16 GPUs are free in Ray, TP 8 × PP 2 needs 16: server `chat` uses 4"
     )
     assert "`vlaunch stop chat`" in finding.fix
 
@@ -139,7 +139,7 @@ def test_ranks_that_ray_has_put_elsewhere() -> None:
         plan_start(make_snapshot(moved), request("mp", tp=8, pp=2, port=8001)), "room"
     )
 
-    assert (finding.node, "server `chat` holds 2" in finding.text) == ("n2", True)
+    assert (finding.node, "server `chat` uses 2" in finding.text) == ("n2", True)
 
 
 def test_gpus_used_by_ray_block_mp() -> None:
@@ -153,7 +153,7 @@ def test_gpus_used_by_ray_block_mp() -> None:
     assert room == []
     assert (full.node, full.text) == (
         "n2",
-        "7 of 8 GPUs are free, the server needs 8: work in Ray holds 1",
+        "7 of 8 GPUs are free, the server needs 8: work in Ray uses 1",
     )
 
 

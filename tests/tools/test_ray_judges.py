@@ -81,7 +81,10 @@ def test_a_worker_that_restarts_because_its_head_did(load: Load) -> None:
     nobody = Answer(node="gpu01", code=1, err="the dashboard does not answer")
     findings = cluster(load, nobody, worker=state("gpu02", status="restarting", restarts=7, code=1))
 
-    assert (findings["gpu02"].status, findings["gpu02"].text) == ("wait", "its container restarts")
+    assert (findings["gpu02"].status, findings["gpu02"].text) == (
+        "wait",
+        "its container is restarting",
+    )
 
 
 @pytest.mark.parametrize(("now", "status"), [(9, "wait"), (10, "wait"), (11, "fail")])
@@ -163,21 +166,21 @@ def test_a_node_reachable_in_one_direction_only_is_reported(load: Load) -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "text"),
     [
-        (state("gpu02", status="restarting", restarts=1), "wait", "its container restarts"),
+        (state("gpu02", status="restarting", restarts=1), "wait", "its container is restarting"),
         (
             state("gpu02", status="restarting", restarts=3, code=1),
             "fail",
-            "its container ended with exit code 1 (3 restarts)",
+            "its container exited with code 1 (3 restarts)",
         ),
         (
             state("gpu02", status="exited", code=137),
             "fail",
-            "its container ended with exit code 137 (0 restarts)",
+            "its container exited with code 137 (0 restarts)",
         ),
         (Answer(node="gpu02", code=1, err="No such container"), "fail", "its container is gone"),
         (Answer(node="gpu02", code=0, out="[]"), "fail", "its container is gone"),
-        (Answer(node="gpu02", code=255, err="lost"), "fail", "does not answer any more"),
-        (Answer(node="gpu02", code=124, timed_out=True), "fail", "does not answer any more"),
+        (Answer(node="gpu02", code=255, err="lost"), "fail", "no longer responds"),
+        (Answer(node="gpu02", code=124, timed_out=True), "fail", "no longer responds"),
     ],
 )
 def test_the_state_of_the_container_comes_first(
@@ -229,7 +232,7 @@ def test_a_dashboard_that_does_not_answer_is_waited_for(reply: Answer, load: Loa
             state("gpu01", status="exited", code=1),
             1,
             "fail",
-            "its container ended with exit code 1 (0 restarts)",
+            "its container exited with code 1 (0 restarts)",
         ),
     ],
 )
@@ -311,7 +314,7 @@ def test_a_container_removed_between_two_questions_is_gone() -> None:
     state = Finding(
         node="a",
         status="fail",
-        text="its container ended with exit code 137 (0 restarts)",
+        text="its container exited with code 137 (0 restarts)",
         fix="look",
     )
     output = "Error response from daemon: No such container: vlaunch-lab-node1"

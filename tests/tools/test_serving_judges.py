@@ -114,17 +114,17 @@ def test_a_server_waits_for_a_job_that_has_just_started() -> None:
         (
             [CHAT],
             2,
-            "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, work in Ray holds 1",
+            "2 of 4 GPUs are free, the server needs 3: server `chat` uses 1, work in Ray uses 1",
         ),
         (
             [CHAT, CHAT],
             0,
             (
-                "2 of 4 GPUs are free, the server needs 3: server `chat` holds 1, server `chat`"
-                " holds 1"
+                "2 of 4 GPUs are free, the server needs 3: server `chat` uses 1, server `chat`"
+                " uses 1"
             ),
         ),
-        ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray holds 3"),
+        ([], 3, "1 of 4 GPUs are free, the server needs 3: work in Ray uses 3"),
     ],
 )
 def test_the_gpus_of_a_node(holders: list[GpuUser], in_ray: float, text: str) -> None:
@@ -174,14 +174,14 @@ def inventory(accelerator: Accelerator = "nvidia") -> Inventory:
             {},
             [SERVER],
             "fail",
-            "1 of 4 GPUs are free in Ray, the job needs 2: the server of m holds 3",
+            "1 of 4 GPUs are free in Ray, the job needs 2: the server of m uses 3",
         ),
         # What it holds and what it claims are the same GPUs.
         (
             {"groups": table(group(3))},
             [SERVER, JOB],
             "fail",
-            "the server of m holds 3, batch job `b`",
+            "the server of m uses 3, batch job `b`",
         ),
     ],
 )
