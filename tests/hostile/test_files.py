@@ -99,7 +99,7 @@ def test_more_than_there_is_room_for(tmp_path: Path) -> None:
     first.
     """
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(VlaunchError, match="has room for"):
+    with pytest.raises(VlaunchError, match="the missing output needs"):
         fetch(
             tmp_path / "out",
             [

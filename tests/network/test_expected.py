@@ -40,7 +40,7 @@ def judged(
     inventory = three(extra)
     measured = Measurement(inventory=inventory, reports=reports)
     observed = Evidence(inventory=inventory, facts=facts(survey), expectations=EXPECTATIONS)
-    verdict = transport.judge(measured, ("any", "as asked"))
+    verdict = transport.judge(measured, ("any", "as requested"))
     return expected.judge(verdict, observed, ranks_per_node=ranks)
 
 

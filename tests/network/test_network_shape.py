@@ -11,7 +11,12 @@ from launcher.network.network_shape import Cell, Verdict, format_rate
 
 WELL = Cell(source="n1", target="n2", status="pass")
 VERDICT = Verdict(
-    backend="gloo", nodes=("n1", "n2"), required="any", why="as asked", cells=(WELL,), findings=()
+    backend="gloo",
+    nodes=("n1", "n2"),
+    required="any",
+    why="as requested",
+    cells=(WELL,),
+    findings=(),
 )
 
 

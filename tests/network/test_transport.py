@@ -18,7 +18,7 @@ from launcher.network.network_shape import Cell, Measurement, Verdict
 from launcher.network.probe_command import Collective, RankReport, Report
 from tests.network.reports import GDR, NAMES, between, healthy, linked, three
 
-ANY: tuple[Level, str] = ("any", "as asked")
+ANY: tuple[Level, str] = ("any", "as requested")
 EXPECTATIONS = expectations_file.load_expectations()
 RDMA = "network: {fabric: infiniband}"
 
@@ -248,7 +248,7 @@ def test_a_taken_port_is_named_with_how_to_see_who_has_it() -> None:
 )
 def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, passes: bool) -> None:
     """MNNVL is better than any NIC."""
-    observed = verdict(healthy(via=via), RDMA, (level, "as asked"))
+    observed = verdict(healthy(via=via), RDMA, (level, "as requested"))
 
     assert observed.passed is passes
     assert blamed(observed) == ([] if passes else [""])  # all pairs alike: one finding for all
@@ -257,7 +257,7 @@ def test_the_level_of_every_pair_is_what_nccl_wrote(via: str, level: Level, pass
 def test_a_pair_below_the_level_is_named_alone() -> None:
     """One node's NIC is not used for one of its pairs."""
     observed = verdict(
-        linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as asked")
+        linked(healthy(via=GDR), "n1", "n2", "NET/Socket/0"), RDMA, ("gdrdma", "as requested")
     )
 
     assert blamed(observed) == ["n1 ↔ n2"]
@@ -271,7 +271,7 @@ def test_the_cause_is_read_from_what_the_node_wrote() -> None:
     )
     text = "n3:7:9 [0] NCCL INFO NET/IB : No device found.\n"
     reports["n3"] = replace(reports["n3"], log=text)
-    observed = verdict(reports, RDMA, ("rdma", "as asked"))
+    observed = verdict(reports, RDMA, ("rdma", "as requested"))
 
     assert blamed(observed) == ["n3"]
     assert "No device found" in observed.findings[0].evidence
@@ -400,7 +400,7 @@ def test_auto_is_what_the_hardware_can_do(extra: str, gpu: str, rdma: bool, leve
         three(extra), gpus=[gpu], rdma=nodes, expectations=EXPECTATIONS, requested="any"
     ) == (
         "any",
-        "as asked",
+        "as requested",
     )
 
 
@@ -429,7 +429,7 @@ def test_auto_does_without_gpudirect_where_nccl_does() -> None:
 
     assert warned("NET/IB/0", level) == ["n2", "n3"]
     assert warned(GDR, level) == []
-    assert warned("NET/IB/0", ("rdma", "as asked")) == []
+    assert warned("NET/IB/0", ("rdma", "as requested")) == []
 
 
 def test_auto_can_be_asked_against_the_inventory() -> None:
