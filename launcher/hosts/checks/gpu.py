@@ -433,7 +433,7 @@ CHECKS = (
     ),
     Check(
         id="gpu-errors",
-        what="no GPU errors since the node booted",
+        what="no GPU reported errors since boot",
         why=(
             "a GPU with memory errors or in a bad slot computes wrong numbers or crashes a rank"
             " hours later"

@@ -209,7 +209,7 @@ def _judge_unlisted(host: Host) -> Finding:
 GPU_MEMORY = Check(
     id="gpu-memory",
     what="GPU memory is free",
-    why="vLLM reserves nine tenths of each GPU's memory at start and exits if it is not free",
+    why="at start, vLLM reserves nine tenths of each GPU's memory and exits if it is not free",
     judge=per_host(_judge_memory),
     group="accelerator",
     skip_reason=skip_unless_nvidia,

@@ -394,7 +394,7 @@ CHECKS = (
     ),
     Check(
         id="gid-index",
-        what="NCCL will use a RoCE v2 GID of the same index",
+        what="NCCL will use the same RoCE v2 GID index on all nodes",
         why="RoCE v1 and empty GIDs cannot be routed: connections fail or fall back to TCP",
         judge=uniform_value(
             _gid_index, _other_gid, lambda host, index: passed(host, f"GID index {index}, RoCE v2")

@@ -47,7 +47,7 @@ def test_an_address_with_two_ports_is_two_machines() -> None:
         (["gpu01"], InitOptions(cluster="Not A Name"), "cluster: should be a name"),
         (["gpu01"], InitOptions(image="Bad Image"), "image: should be an image reference"),
         (["gpu01"], InitOptions(hf_home="relative"), "hf_home: should be an absolute path"),
-        (["gpu01"], InitOptions(ssh=Ssh(user="a b")), "ssh.user: should be a login name"),
+        (["gpu01"], InitOptions(ssh=Ssh(user="a b")), "ssh.user: should be a user name"),
     ],
 )
 def test_invalid_arguments_fail_before_any_connection(
