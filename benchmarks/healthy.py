@@ -358,7 +358,7 @@ def main() -> int:
             health.append_line(args.results, line)
             all_good = all_good and line["ok"]
             print(json.dumps(line), file=sys.stderr, flush=True)
-        lab.vlaunch("real.yaml", "down", timeout=180)
+        lab.vlaunch("real.yaml", "down", "--yes", timeout=180)
     return 0 if all_good else 1
 
 

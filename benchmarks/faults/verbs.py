@@ -92,7 +92,7 @@ class Stage:
 def clear(practice: Practice) -> None:
     """Put the hosts right and take down what is on them, whatever was left there."""
     inject.mend(practice)
-    practice.vlaunch("real.yaml", "down", timeout=DEADLINES["down"])
+    practice.vlaunch("real.yaml", "down", "--yes", timeout=DEADLINES["down"])
     inject.tidy(practice)
 
 
