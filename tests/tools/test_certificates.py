@@ -107,8 +107,7 @@ def _remove_node(facts: Facts) -> None:
         ),
         (
             _copy_from_other_node,
-            "it has gpu01's certificate; nodes that share a folder need separate `state_dir`"
-            " settings",
+            "it has gpu01's certificate; set a separate `state_dir` for each of these nodes",
         ),
         (_change_address, "its agent's certificate has another name or address"),
         (_change_cluster, "its agent's certificate has another name or address"),
