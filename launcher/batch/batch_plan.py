@@ -200,7 +200,7 @@ def start_notes(
     ]
     if retry:
         count = f"{progress.errors:,} " if progress.errors else ""
-        lines.append(f"{count}error row{' is' if progress.errors == 1 else 's are'} tried again")
+        lines.append(f"{count}error row{'' if progress.errors == 1 else 's'} to retry")
     if not fresh and entry.job:
         lines += [
             f"changed since the last run: {line}"
@@ -333,9 +333,9 @@ def _start_gates(
     if job.mode != "predict":
         gates.append(serving_judges.model_gate(cluster, site.nodes, job.model))
     if minimum:
-        gates.append(precomputed_gate("room", "Ray has room for the job", judge_room))
+        gates.append(precomputed_gate("room", "Ray has enough free resources", judge_room))
     if size:
-        gates.append(precomputed_gate("disk", "the head has room for the job's files", judge_disk))
+        gates.append(precomputed_gate("disk", "the head has enough free space", judge_disk))
     return tuple(gates)
 
 
@@ -396,7 +396,7 @@ def _piece_step(site: Site, work: str, file: ShippedFile, offset: int) -> Step:
             return source.read(count)
 
     return Step(
-        title=f"sending {PurePosixPath(file.to).name}",
+        title=f"copying {PurePosixPath(file.to).name}",
         command=site.in_container(
             site.head,
             job_store.build_command("put", work, file.to, offset=offset, last=last),

@@ -220,7 +220,7 @@ def test_errors_can_be_tried_again(batch: Batch) -> None:
     ran = batch.run("--retry-errors")
 
     assert (ran.code, batch.verbs()) == (0, ["put", "submit"]), ran.err
-    assert "2 error rows are tried again" in ran.err
+    assert "2 error rows to retry" in ran.err
     assert [row["id"] for row in batch.answers()] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     assert [name for name in batch.gathered() if name.startswith("errors/")] == [
         "errors/part-000005.jsonl"

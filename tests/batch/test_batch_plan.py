@@ -167,7 +167,7 @@ def test_uncounted_error_rows_are_retried(load: Load, request_: BatchRequest) ->
 
     assert stdin is not None
     assert json.loads(stdin())["retry_errors"] is True
-    assert "error rows are tried again" in start.plan.notes
+    assert "error rows to retry" in start.plan.notes
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
