@@ -175,8 +175,6 @@ def query_replicas(
 
     api.wait_until(counted, 5)  # Counts follow the answers a moment later.
     return [
-        answer
-        if answer.error or count > 0
-        else answer._replace(error="its token count did not grow")
+        answer if answer.error or count > 0 else answer._replace(error="it generated no tokens")
         for answer, count in zip(answers, grown, strict=True)
     ]

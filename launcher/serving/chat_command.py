@@ -115,9 +115,7 @@ def _stream_answer(session: Session, spec: Desired, command: Command) -> str:
         length += len(chunk)
         if length > _MAX_ANSWER_CHARS:
             raise NodeError(
-                command.node,
-                "the answer exceeds the size limit",
-                hint="check the server: `vlaunch status`",
+                command.node, "the answer is too long", hint="check the server: `vlaunch status`"
             )
         chunks.append(chunk)
         sys.stdout.write(sanitize(chunk))

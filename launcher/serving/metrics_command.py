@@ -109,6 +109,4 @@ def _take_sample(
         state = servers.parse_servers(head_report)
         return collector.build_sample(state, reports, server_name, time.monotonic()), state
     sample = collector.build_sample(state, {}, server_name, time.monotonic())
-    return replace(
-        sample, trouble=str(head_report.get("error") or "no answer from the head")
-    ), state
+    return replace(sample, trouble=str(head_report.get("error") or "no answer from it")), state

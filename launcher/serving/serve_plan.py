@@ -132,11 +132,7 @@ def _start_notes(request: ServeRequest, existing: Server | None) -> tuple[str, .
     placement = request.placement
     expected = ", ".join(f"{count} on {name}" for name, count in placement.nodes)
     return (
-        *(
-            [f"{existing.label} ({existing.model}) will be stopped to make room"]
-            if existing
-            else []
-        ),
+        *([f"{existing.label} ({existing.model}) is stopped first"] if existing else []),
         f"{placement.label} ({placement.why}): ranks expected {expected}",
         *_replica_notes(request),
         *placement.warnings,

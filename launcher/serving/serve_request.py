@@ -81,9 +81,7 @@ def merge_vllm_args(inventory: Inventory, args: Sequence[str]) -> tuple[str, ...
         ("the arguments after `--`", args),
     ):
         if collisions := vllm.describe_collisions(argv):
-            raise RequestError(
-                f"{source} set options that vlaunch sets itself", evidence=collisions
-            )
+            raise RequestError(f"{source} set reserved options", evidence=collisions)
     for number, arg in enumerate(args, start=1):
         if secret_patterns.VALUE.search(arg):
             raise RequestError(

@@ -42,7 +42,7 @@ def render_status(status: ClusterStatus) -> RenderableType:
     if compiled := _describe_compile_cache(status.nodes):
         lines.append(text_line(compiled, lead="compiled: "))
     if status.network:
-        style = "" if status.network.startswith(("proven", "verified")) else "yellow"
+        style = "" if status.network.startswith("verified") else "yellow"
         lines.append(text_line(status.network, style, lead=plain_text("network: ", style)))
     if status.certificates:
         lines.append(text_line(status.certificates, "yellow"))
@@ -99,14 +99,9 @@ def _node_remarks(nodes: tuple[NodeStatus, ...]) -> dict[str, str]:
     for node in nodes:
         remarks = [
             *(f"drift: {difference}" for difference in node.drift),
-            *(
-                ["its container is privileged: root in it equals root on the node"]
-                * node.privileged
-            ),
-            *(
-                ["its agent is not connected to the head: see `vlaunch logs`"]
-                * (node.agent == "lost")
-            ),
+            *(["its container is privileged: its root is root on the node"] * node.privileged),
+            *["its agent is not connected to the head: see `vlaunch logs`"]
+            * (node.agent == "lost"),
             *(model.summary for model in node.unfinished),
             *node.trouble.splitlines()[:1],
         ]

@@ -43,11 +43,7 @@ def plan_forget(site: Site, names: Sequence[str]) -> Plan:
 def _removal_step(site: Site, name: str, *files: str) -> Step:
     folder = servers.server_dir(site, name)
     argv = ("rm", "-f", *(f"{folder}/{file}" for file in files))
-    title = (
-        f"removing the spec of server `{name}`"
-        if len(files) == 1
-        else f"removing the record of server `{name}`"
-    )
+    title = f"removing the {'spec' if len(files) == 1 else 'record'} of server `{name}`"
     return Step(title=title, command=Command(node=site.head.name, argv=argv, timeout=30))
 
 
@@ -78,9 +74,7 @@ def _stopped_gate(site: Site, stopping: Sequence[Server], grace: float) -> Gate:
         for server in running_servers:
             if server.name in names:
                 doing = server.observed.doing if server.observed is not None else ""
-                alive.append(
-                    f"{server.label} is {shown_state(server.state)}{doing and f': {doing}'}"
-                )
+                alive.append(f"{server.label}: {doing or shown_state(server.state)}")
         open_ports = [
             f"port {port} on {node}"
             for (port, node, _), probe in zip(ports, probes, strict=True)

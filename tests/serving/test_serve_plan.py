@@ -158,7 +158,7 @@ def test_another_server_is_not_pushed_aside(change: dict[str, Any]) -> None:
     assert "`--name NAME`" in refused.value.hint
     assert "`--replace`" in refused.value.hint
     assert [stage.id for stage in start.plan.stages] == ["preflight", "server"]
-    assert start.plan.notes[0] == "server `default` (org/m) will be stopped to make room"
+    assert start.plan.notes[0] == "server `default` (org/m) is stopped first"
 
 
 @pytest.mark.parametrize("state", ["failed", "gave-up"])

@@ -217,7 +217,7 @@ def test_a_container_with_every_right_is_named() -> None:
     nodes = tuple(replace(node, privileged=True) for node in NODES[:2])
 
     assert (
-        "  gpu[01-02]: its container is privileged: root in it equals root on the node\n"
+        "  gpu[01-02]: its container is privileged: its root is root on the node\n"
         in drawn(200, nodes=nodes)
     )
 

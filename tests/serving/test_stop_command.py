@@ -79,7 +79,7 @@ def test_a_server_that_does_not_end_is_no_success(served: Cluster) -> None:
     ran = served.run("stop", "chat")
 
     assert ran.code == 1
-    assert "server `chat` is stopping: its ranks have had 10 s to end" in ran.err
+    assert "server `chat`: its ranks have had 10 s to end" in ran.err
 
 
 @pytest.mark.parametrize(
