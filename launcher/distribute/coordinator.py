@@ -166,9 +166,7 @@ class _Coordinator:
         if isinstance(message, Answer):
             if not member.finished and member.alive:
                 why = message.tail or "\n".join(member.error_lines[-3:])
-                yield from self._drop_member(
-                    name, why or f"its program exited with code {message.code}"
-                )
+                yield from self._drop_member(name, why or f"its program exited: {message.code}")
             return
         if message.error:
             member.error_lines.append(untrusted.single_line(message.text))

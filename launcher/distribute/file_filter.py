@@ -73,9 +73,7 @@ def _check_file(model: str, name: str, size: int, digest: str) -> None:
     try:
         safe_name(name)
     except UnsafeName as error:
-        raise RequestError(
-            f"{model} has a file with an invalid name", evidence=str(error)
-        ) from None
+        raise RequestError(f"{model} has an invalid file name", evidence=str(error)) from None
     if size < 0 or len(digest) not in (40, 64) or set(digest) - set("0123456789abcdef"):
         raise RequestError(f"the hub gives no valid size and digest of {name} in {model}")
 

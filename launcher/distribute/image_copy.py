@@ -338,9 +338,7 @@ class _ImageCopy:
         for name, store in query_stores(self._session, nodes, scratch=self._scratch).items():
             image = store.find_image(self._plan.name)
             if image is None or image.identity != self._plan.image.identity:
-                self._failed[name] = (
-                    "Docker loaded it, but has another image or none under this name"
-                )
+                self._failed[name] = "Docker loaded another image, or none, under this name"
 
     def _run_program(self, name: str, request: Mapping[str, Any], timeout: float) -> Answer:
         """Run a node's program, and return its answer."""

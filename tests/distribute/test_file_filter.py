@@ -66,7 +66,7 @@ def test_no_file_is_left() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("../x.safetensors", 1, SAFE), "invalid name"),
+        (("../x.safetensors", 1, SAFE), "invalid file name"),
         (("x.safetensors", 1, "nothing"), "no valid size and digest"),
         (("x.safetensors", -1, SAFE), "no valid size and digest"),
     ],
