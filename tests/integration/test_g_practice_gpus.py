@@ -94,7 +94,7 @@ def test_init_leaves_out_what_is_not_free(hosts: Practice) -> None:
 @pytest.mark.parametrize(
     ("wrong", "check", "said", "refused"),
     [
-        ("node1:busy:3", "gpu-memory", r"node1: 61169 MiB of GPU memory in use by ops", False),
+        ("node1:busy:3", "gpu-memory", r"node1: 61169 MiB of GPU memory used by ops", False),
         ("node2:ecc:1", "gpu-errors", r"node2: uncorrected memory errors \(GPU 1: 2\)", False),
         ("node1:lost:3", "accelerator", r"node1: the driver has lost a GPU\n.*GPU3: 0000", True),
         (
@@ -149,7 +149,7 @@ def test_the_whole_way(hosts: Practice) -> None:
 
     trouble(hosts, "node1:busy:3")
     serving = serve(hosts, "--tp", "2")
-    assert "node1: 61169 MiB of GPU memory in use by ops" in serving.err
+    assert "node1: 61169 MiB of GPU memory used by ops" in serving.err
     assert "in use" not in serving.err
     assert "vllm-0.32.0-tp2" in serving.out
     used = [*memory(hosts, "node1").values(), *memory(hosts, "node2").values()]
@@ -290,7 +290,7 @@ def test_ray_gives_a_server_a_gpu_that_others_use(one: Practice) -> None:
     ran = one.vlaunch("serve", *words, timeout=600)
 
     assert ran.code == 1, ran.said
-    assert "node1: 61169 MiB of GPU memory in use by ops" in ran.err
+    assert "node1: 61169 MiB of GPU memory used by ops" in ran.err
     assert "Free memory on device cuda:0 (19.91/79.65 GiB)" in ran.err
     assert "if another program needs that GPU, remove it" in ran.err
 

@@ -263,5 +263,5 @@ def test_gpu_memory_that_others_hold(candidate: ServeRequest, status: str) -> No
         if finding.node == "n1"
     ]
     assert [
-        (finding.status, "in use by ada (1 process)" in finding.text) for finding in findings
+        (finding.status, "used by ada (1 process)" in finding.text) for finding in findings
     ] == [(status, True)]

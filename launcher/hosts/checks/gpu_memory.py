@@ -114,7 +114,7 @@ def _judge_memory(host: Host) -> Finding:
         judge = failed if megabytes >= _FOREIGN_MIB else warned
         return judge(
             host,
-            f"{megabytes} MiB of GPU memory in use by {_owners(foreign)}",
+            f"{megabytes} MiB of GPU memory used by {_owners(foreign)}",
             evidence="\n".join(_describe(process) for process in foreign[:8]),
             fix=_stop_fix(host, foreign),
         )

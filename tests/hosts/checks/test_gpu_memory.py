@@ -19,13 +19,13 @@ CONTAINER = container("vlaunch-c-gpu02", id="c0ffee0123", role="worker", node="g
 BUSY = Case(
     id="gpu-memory",
     red={"gpu02": "fail"},
-    text="70000 MiB of GPU memory in use by ada (1 process)",
+    text="70000 MiB of GPU memory used by ada (1 process)",
     fix="`sudo kill 77` on gpu02",
     facts={"gpu02": {"gpu_processes": (ADA,)}},
 )
 CONTAINED = replace(
     BUSY,
-    text="in use by root (1 process)",
+    text="used by root (1 process)",
     fix="`docker stop feedfeedfeed` on gpu02",
     facts={"gpu02": {"gpu_processes": (replace(OURS, container="feed" * 16),)}},
 )
@@ -83,7 +83,7 @@ def test_another_container_is_a_stranger_though_the_cluster_has_its_own() -> Non
 
     assert (judged[1].status, judged[1].text) == (
         "fail",
-        "70000 MiB of GPU memory in use by root (1 process)",
+        "70000 MiB of GPU memory used by root (1 process)",
     )
 
 
