@@ -96,7 +96,7 @@ def _judge_room(host: Host, count: int, share: float) -> Finding:
     gpu, holders = full[0]
     return failed(
         host,
-        f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory in use by"
+        f"GPU {gpu.index} ({gpu.memory_total / 1024:.0f} GiB) has memory used by"
         f" {_owners(holders)}, and the server needs {share:.0%} of it",
         evidence="\n".join(
             _describe(process) for _, processes in full for process in processes[:4]

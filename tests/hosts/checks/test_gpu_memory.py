@@ -144,7 +144,7 @@ def test_a_server_needs_what_others_leave(count: int, share: float, status: str)
     assert finding.status == status
     if status == "fail":
         assert finding.text == (
-            f"GPU 1 (80 GiB) has memory in use by ada (1 process), and the server needs {share:.0%}"
+            f"GPU 1 (80 GiB) has memory used by ada (1 process), and the server needs {share:.0%}"
             " of it"
         )
         assert finding.evidence == "ada: pid 77 python3, 70000 MiB"
