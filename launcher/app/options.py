@@ -55,7 +55,7 @@ LOCK_WAIT = click.Option(
     type=click.IntRange(0),
     default=0,
     metavar="SECONDS",
-    help="Wait up to SECONDS for the cluster lock (default and minimum: `lock_wait:`).",
+    help="Wait up to SECONDS for the cluster lock, or `lock_wait:` of the inventory if longer.",
 )
 NO_HOOKS = click.Option(
     ["--no-hooks"], is_flag=True, help="Skip the programs in `hooks/` beside the inventory."

@@ -132,8 +132,8 @@ def plan(
         if local is None:
             raise RequestError(
                 f"model {model} is not on this machine" if model else "no model given",
-                hint="pass its folder as `--model`, or `--config FILE --weights-bytes N`;"
-                " without `--gpu` and `--no-nodes` the nodes are searched",
+                hint="pass an existing folder as `--model`, or `--config FILE --weights-bytes N`;"
+                " omit `--gpu` and `--no-nodes` to find the model on the nodes",
             )
         counts = (
             {node.name: node.gpus for node in call.inventory.nodes}

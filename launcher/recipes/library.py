@@ -92,7 +92,7 @@ class Library:
         if name not in self.recipes:
             raise RequestError(
                 f"no recipe `{name}`{did_you_mean(name, self.recipes)}",
-                hint=f"search for it: `vlaunch recipes list {name.rpartition('/')[2]}`",
+                hint=f"list similar recipes: `vlaunch recipes list {name.rpartition('/')[2]}`",
             )
         return Recipe.model_validate(self.recipes[name])
 

@@ -108,7 +108,7 @@ def test_unknown_names() -> None:
     """The nearest is named."""
     with pytest.raises(RequestError, match=r"did you mean `openai/gpt-oss-120b`\?") as raised:
         library.load_library().load_recipe("openai/gpt-oss-12b")
-    assert raised.value.hint == "search for it: `vlaunch recipes list gpt-oss-12b`"
+    assert raised.value.hint == "list similar recipes: `vlaunch recipes list gpt-oss-12b`"
 
 
 @pytest.mark.parametrize(
