@@ -212,7 +212,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
 
-    with pytest.raises(Refused, match="is not empty, and not this job's") as raised:
+    with pytest.raises(Refused, match="is not empty and was not written by this job") as raised:
         ledger.recover(spec, manifest)
     assert raised.value.evidence == "thesis.tex"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
@@ -267,7 +267,7 @@ def test_answers_without_a_ledger_entry_are_refused(tmp_path: Path) -> None:
     run(spec, manifest)
     (tmp_path / "out" / "ledger" / "part-000001.json").unlink()
 
-    with pytest.raises(Refused, match="files that the ledger does not know") as raised:
+    with pytest.raises(Refused, match="files that are not in the ledger") as raised:
         ledger.recover(spec, manifest)
     assert "part-000001.jsonl" in raised.value.evidence
 
@@ -340,6 +340,6 @@ def test_an_unreadable_mark_prevents_starting_over(tmp_path: Path) -> None:
     run(spec, manifest)
     (tmp_path / "out" / "ledger" / "job.json").write_text("{")
     before = written(tmp_path / "out")
-    with pytest.raises(Refused, match="is not this program's"):
+    with pytest.raises(Refused, match="was not written by vlaunch"):
         ledger.recover(spec, manifest)
     assert written(tmp_path / "out") == before
