@@ -102,7 +102,7 @@ def _address(value: str) -> str:
         ("a link-local IPv6 address", address.version == 6 and address.is_link_local),
     ):
         if applies:
-            raise value_error(f"is {kind}, which other nodes cannot reach; should be another one")
+            raise bare_error(f"should be an address that other nodes can reach: {value} is {kind}")
     return str(address)
 
 

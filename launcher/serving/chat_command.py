@@ -172,6 +172,6 @@ def _answer_error(inventory: Inventory, spec: Desired, raw: Mapping[str, object]
     needs_key = "VLLM_API_KEY" in inventory.secrets
     hints = [f"send a request: `{endpoints.curl_line(endpoint, task, model, key=needs_key)}`"]
     if ipaddress.ip_address(spec.host).is_loopback:
-        hints.append("run `vlaunch tunnel` first: it listens on its own node only")
+        hints.append("run `vlaunch tunnel` first: the API listens on its own node only")
     text = f"{spec.model} does not support chat: it returns {task.noun_phrase}"
     return RequestError(text, hint="\n".join(hints))

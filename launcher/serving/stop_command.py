@@ -53,7 +53,7 @@ def stop(call: CommandContext, everyone: bool, grace: float, names: tuple[str, .
         if len(chosen) > 1 and not names and not everyone:
             listed = ", ".join(f"`{s.name}` ({s.model}, {shown_state(s.state)})" for s in chosen)
             commands = f"`vlaunch stop {chosen[0].name}`; all of them: `vlaunch stop --all`"
-            text = f"{len(chosen)} servers are running: {listed}"
+            text = f"there are {len(chosen)} servers: {listed}"
             raise RequestError(text, hint=f"name one: {commands}")
         if chosen or not names:
             _stop_servers(call, locked, snapshot, chosen, grace)

@@ -32,7 +32,7 @@ def test_the_only_server_need_not_be_named(served: Cluster) -> None:
 
     assert both.code == 2
     assert (
-        "2 servers are running: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
+        "there are 2 servers: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
     )
     assert "`vlaunch stop --all`" in both.err
     assert (ran.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
