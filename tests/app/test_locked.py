@@ -88,8 +88,8 @@ def test_another_operator_is_named_and_nothing_is_touched(up: Cluster) -> None:
 
     assert (ran.code, up.world.changes, up.commands) == (1, [], [])
     assert (
-        "error: gpu01: cluster c is locked by another operator: anna@laptop since 2026-11-21T21:00:05Z"
-        " (`vlaunch up`)" in ran.err
+        "error: gpu01: cluster c is locked by another operator: anna@laptop since"
+        " 2026-11-21T21:00:05Z (`vlaunch up`)" in ran.err
     )
     assert "hint: wait for it: `--lock-wait 600`" in ran.err
     assert "vlaunch lock --break" in ran.err

@@ -327,7 +327,10 @@ def test_drafts_are_noted_as_not_counted() -> None:
 def test_an_option_names_itself() -> None:
     """For people."""
     assert Layout(tp=8, pp=2).description == "TP 8 × PP 2"
-    assert Layout(tp=1, dp=8, experts=True).description == "DP 8 × TP 1, experts sharded over all of them"
+    assert (
+        Layout(tp=1, dp=8, experts=True).description
+        == "DP 8 × TP 1, experts sharded over all of them"
+    )
 
 
 def test_a_length_that_is_set_counts() -> None:

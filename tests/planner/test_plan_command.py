@@ -92,7 +92,10 @@ def test_offline_the_inventory_says_how_many(cluster: Cluster, config: Path) -> 
     [
         (["plan"], "no model given"),
         (["plan", "--model", "meta/llama"], "no node has a complete copy of meta/llama"),
-        (["plan", "--model", "meta/llama", "--gpu", "H100"], "model meta/llama is not on this machine"),
+        (
+            ["plan", "--model", "meta/llama", "--gpu", "H100"],
+            "model meta/llama is not on this machine",
+        ),
         (["plan", "--gpu", "H100"], "no model given"),
     ],
 )
@@ -130,8 +133,14 @@ def test_what_cannot_be_is_refused(
         ("", "cannot be read"),
         ("[]", "it is not a JSON object"),
         ("{" * 100_000, "cannot be read"),
-        (json.dumps({**models.LLAMA_8B, "hidden_size": -5}), "invalid values in the model's config.json"),
-        (json.dumps({**models.LLAMA_8B, "num_hidden_layers": 10**5}), "invalid values in the model's config.json"),
+        (
+            json.dumps({**models.LLAMA_8B, "hidden_size": -5}),
+            "invalid values in the model's config.json",
+        ),
+        (
+            json.dumps({**models.LLAMA_8B, "num_hidden_layers": 10**5}),
+            "invalid values in the model's config.json",
+        ),
     ],
 )
 def test_hostile_files_are_a_single_error(
