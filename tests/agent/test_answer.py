@@ -59,10 +59,7 @@ def test_an_answer_that_no_counter_confirms_is_none_of_that_replica(server: Serv
     """
     server.replicas = Replicas(obeyed=False)
 
-    assert (
-        complete(server, engines=2).error
-        == "replica 1 did not answer: it generated no tokens"
-    )
+    assert complete(server, engines=2).error == "replica 1 did not answer: it generated no tokens"
 
 
 def test_without_counters_answers_have_to_do(server: Server) -> None:

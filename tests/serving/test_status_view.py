@@ -216,9 +216,8 @@ def test_a_container_with_every_right_is_named() -> None:
     """With what it means, nodes of which it is true together."""
     nodes = tuple(replace(node, privileged=True) for node in NODES[:2])
 
-    assert (
-        "  gpu[01-02]: its container is privileged: its root is root on the node\n"
-        in drawn(200, nodes=nodes)
+    assert "  gpu[01-02]: its container is privileged: its root is root on the node\n" in drawn(
+        200, nodes=nodes
     )
 
 

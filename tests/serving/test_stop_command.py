@@ -31,9 +31,7 @@ def test_the_only_server_need_not_be_named(served: Cluster) -> None:
     ran = served.run("stop", "--json")
 
     assert both.code == 2
-    assert (
-        "there are 2 servers: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
-    )
+    assert "there are 2 servers: `chat` (org/b, starting), `default` (org/a, starting)" in both.err
     assert "`vlaunch stop --all`" in both.err
     assert (ran.code, names(served), served.world.verbs()) == (0, [], ["gpu01: unwant"])
     assert ran.events[-1]["text"] == "stopped org/a (server `default`)"

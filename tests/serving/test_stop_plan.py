@@ -72,9 +72,7 @@ def test_a_server_is_gone_when_nothing_remains() -> None:
     }
 
     assert judged(gate, gone, 1, ray=free).status == "pass"
-    assert (
-        judged(gate, ending, 1, ray=free).text == "server `default`: ending it politely"
-    )
+    assert judged(gate, ending, 1, ray=free).text == "server `default`: ending it politely"
     assert judged(gate, gone, 0, ray=free).text == "port 8000 on n1 is still open"
     assert judged(
         gate, gone, 1, ray={"jobs": [], "groups": table(group(2, ip="10.0.0.2"))}
