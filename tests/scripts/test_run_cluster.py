@@ -323,7 +323,7 @@ def test_invalid_secrets(machine: Machine, name: str, mode: int) -> None:
     ],
 )
 def test_errors_of_docker(machine: Machine, file: str, text: str, message: str) -> None:
-    """With Docker's error message; a container that did not start is removed, an older one is not."""
+    """With Docker's message; a container that did not start is removed, an older one is not."""
     (machine.fake / file).write_text(text)
     ran = machine.run(*_HEAD)
 
