@@ -85,7 +85,7 @@ def pages() -> dict[Path, str]:
 
 
 def _commands() -> str:
-    parent = click.Context(cli, info_name="vlaunch")
+    parent = click.Context(cli, info_name="vlaunch", **cli.context_settings)
     names = cli.list_commands(parent)
     contexts = [ctx for name in names for ctx in _contexts(parent, name)]
     counts = Counter(row for ctx in contexts for row in _options(ctx))

@@ -98,4 +98,8 @@ def test_help_starts_with_a_verb(path: str, command: click.Command) -> None:
     assert not re.match(r"(The|A|An|All|It|This|That|What|Which|How|No)\b|\w+:", help_text), path
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
-            assert re.match(r"[A-Z\d`(]|vLLM", option.help or "Show"), (path, option.name, option.help)
+            assert re.match(r"[A-Z\d`(]|vLLM", option.help or "Show"), (
+                path,
+                option.name,
+                option.help,
+            )
