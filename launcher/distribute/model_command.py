@@ -87,11 +87,12 @@ def _as_json(cluster: str, stores: Mapping[str, NodeModels], remarks: list[str])
 )
 @click.argument("name", metavar="MODEL")
 @options.NODES
-def remove(call: CommandContext, name: str, nodes: tuple[str, ...]) -> None:
+def remove(call: CommandContext, name: str, nodes: tuple[str, ...]) -> int:
     """Remove MODEL from every node, or from the given ones: all revisions, unfinished copies and
     downloads, and their records.
 
-    A model in use by a server of the cluster is not removed.
+    A model in use by a server of the cluster is not removed. An unreachable node keeps it, and the
+    exit code is 1.
     """
     check_path(call.inventory, name)
     picked = select_nodes(call.inventory, nodes)
@@ -99,15 +100,16 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...]) -> None:
         warn_unreachable(locked)
         programs = NodePrograms(locked, picked)
         stores = programs.scan_models(name)
+        code = 1 if any(node.name in locked.missing for node in picked) else 0
         nodes_with_model = [node for node in programs.nodes if _has_model(stores[node.name], name)]
         if not nodes_with_model:
-            names = [node.name for node in programs.nodes]
-            session.done(f"{name} is not on {fold(names)}; there was nothing to remove")
-            return
+            if names := [node.name for node in programs.nodes]:
+                session.done(f"{name} is not on {fold(names)}; there was nothing to remove")
+            return code
         _refuse_served(locked, programs, name)
         if call.dry_run:
             _print_removal(nodes_with_model, stores, name)
-            return
+            return code
         places = fold([node.name for node in nodes_with_model])
         call.confirm(locked, f"Remove {name} from {places}?")
         changes = {node.name: [f"removing {name}"] for node in nodes_with_model}
@@ -119,6 +121,7 @@ def remove(call: CommandContext, name: str, nodes: tuple[str, ...]) -> None:
             preambles=locked.transport.record("model remove", changes),
         )
         _report_removed(locked, name, freed)
+        return code
 
 
 def _has_model(store: NodeModels, name: str) -> bool:

@@ -239,6 +239,18 @@ def test_nodes_that_differ(nodes: Cluster, tmp_path: Path) -> None:
     assert "org/m differs between gpu[01-02]" in ran.err
 
 
+def test_an_unreachable_node_may_keep_a_model(nodes: Cluster, tmp_path: Path) -> None:
+    """Other nodes lose it; without any other node, nothing is known."""
+    root = in_hub(home(tmp_path, "gpu01"))
+    nodes.missing["gpu02"] = ConnectError("gpu02", "cannot be reached")
+    ran = nodes.run("model", "remove", "org/m", "--yes")
+
+    assert (ran.code, root.exists()) == (1, False)
+    nodes.missing["gpu01"] = ConnectError("gpu01", "cannot be reached")
+    ran = nodes.run("model", "remove", "org/m", "--yes")
+    assert (ran.code, "nothing to remove" in ran.err) == (1, False)
+
+
 def test_removing(nodes: Cluster, tmp_path: Path) -> None:
     """With a dry run and a prompt; other folders stay."""
     root = in_hub(home(tmp_path, "gpu01"))
