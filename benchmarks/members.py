@@ -136,7 +136,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
 
         orders = {"one": ORDER, "two": ORDER}
         turn()
-        wait(lambda: all(map(lead.is_settled, lead.members)))
+        wait(lambda: all(map(lead.orders_done, lead.members)))
         count, cpu, began = lead.exchanges, time.process_time(), time.monotonic()
         while time.monotonic() - began < seconds:
             turn()
@@ -146,7 +146,7 @@ def measure(nodes: int, seconds: float) -> tuple[float, float, float, float]:
         del orders["two"]
         began = time.monotonic()
         turn()
-        wait(lambda: all(map(lead.is_settled, lead.members)))
+        wait(lambda: all(map(lead.orders_done, lead.members)))
         settled = time.monotonic() - began
         child.stdin.close()
         child.wait()

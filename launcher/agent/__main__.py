@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--private-shm", action="store_true")
     parser.add_argument("command", nargs="*")
     args = parser.parse_args()
-    children.allow_files()
+    children.raise_file_limit()
     agent = Agent(args)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: agent.signals.append(received))

@@ -161,7 +161,7 @@ def query_replicas(
     with ThreadPoolExecutor(target.engines) as pool:
         answers = list(pool.map(ask_one, range(target.engines)))
     # vLLM counts nothing (`--disable-log-stats`), or chooses: the answers have to do.
-    if not before or not task.steered:
+    if not before or not task.selects_replica:
         return answers
     came = 1 + sum(answer.status == 200 for answer in answers)
     grown = [0.0] * target.engines

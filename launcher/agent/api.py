@@ -68,7 +68,7 @@ def send_request(
     Raises HttpError.
     """
     form = body if isinstance(body, Form) else Form(json.dumps(body).encode(), "application/json")
-    headers = {"Content-Type": form.kind, "Connection": "close"}
+    headers = {"Content-Type": form.content_type, "Connection": "close"}
     with (
         contextlib.suppress(OSError),
         open(os.path.join(SECRETS, secret), encoding="utf-8") as file,

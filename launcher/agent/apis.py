@@ -51,7 +51,7 @@ class Api:
         that agent is unreachable.
         """
         spec = self.spec
-        if not launched or self.lead.is_fresh(self.node):
+        if not launched or self.lead.is_reporting(self.node):
             self.stop()
             return self.lead.report(self.node, self.name).probe
         if len(spec.apis) > 1 and not spec.listens_everywhere:
@@ -257,4 +257,4 @@ class Apis:
 def _answer_noun(status: Observed) -> str:
     """Return the noun for an answer of a server."""
     task = task_named(status.task)
-    return "completion" if task is None else task.noun
+    return "completion" if task is None else task.answer_noun

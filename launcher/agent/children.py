@@ -1,4 +1,4 @@
-"""Child programs of the agent, and orphans that it inherits as a container's first process.
+"""Child programs of the agent, and orphans that it inherits as PID 1 of its container.
 
 Standard library only.
 """
@@ -13,34 +13,34 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-_FILES = 65536  # open at a time; Ray opens some for each worker and for each other node
+_MAX_OPEN_FILES = 65536  # for one process; Ray opens some for each worker and for each other node
 _lock = threading.Lock()
-_own: set[int] = set()
+_awaited_pids: set[int] = set()
 
 
-def allow_files() -> None:
+def raise_file_limit() -> None:
     """Raise the soft limit on open files (1024 with Docker 29) for all child programs.
 
     A process may raise it up to the hard limit; `docker run --ulimit` fails above the daemon's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    target = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program that the caller waits for: `reap` skips it until `forget`."""
-    with _lock:  # it may have ended before its number is known
+    """Start a program that the caller waits for: `reap` leaves its exit code until `forget`."""
+    with _lock:  # it may have ended before its PID is known
         process = subprocess.Popen(argv, **options)
-        _own.add(process.pid)
+        _awaited_pids.add(process.pid)
     return process
 
 
 def forget(process: subprocess.Popen[bytes]) -> None:
     """Release a program after waiting for it: its PID may be reused."""
     with _lock:
-        _own.discard(process.pid)
+        _awaited_pids.discard(process.pid)
 
 
 def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -70,14 +70,14 @@ def run(argv: Sequence[str], timeout: float, env: dict[str, str] | None = None) 
 
 
 def reap() -> None:
-    """Reap orphans that have exited; nothing else waits for them."""
+    """Reap exited orphans; any behind a program that `spawn` started wait until `forget`."""
     while True:
         try:
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
         with _lock:
-            if child is None or child.si_pid in _own:
+            if child is None or child.si_pid in _awaited_pids:
                 return
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child.si_pid, os.WNOHANG)

@@ -1,5 +1,4 @@
-"""Faults in a server's record: the reason for an engine's end, the first dead rank, and the
-progress of the recovery.
+"""Faults in a server's record: an engine's end, the rank that died first, and the recovery.
 
 Times are seconds since 1970.
 """
@@ -9,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .cause import LONGEST
-from .observed import EVIDENCE, FAULTS, STACKS, Fault, Observed
+from .observed import MAX_EVIDENCE, MAX_FAULTS, MAX_STACKS, Fault, Observed
 from .ray_view import Culprit
 
 
 @dataclass(frozen=True)
 class DeathSign:
-    """A sign of an engine's death; `weight` tells how near it is to the cause, since consequences
-    follow a moment later. It is `certain` if a process or a node is known to be gone.
+    """A sign of an engine's death. Of several signs of one death, the one with the largest `weight`
+    becomes the fault. It is `certain` if a process or a node is known to be gone.
     """
 
     weight: int
@@ -29,20 +28,20 @@ class DeathSign:
 
 
 def add_fault(
-    status: Observed, trouble: DeathSign, *, at: float, pause: float, lost: int | None
+    status: Observed, sign: DeathSign, *, at: float, pause: float, lost: int | None
 ) -> Fault:
-    """Record and return the fault; the oldest one beyond FAULTS is dropped."""
+    """Add and return the fault; `lost` is its number of lost requests, None if unknown."""
     fault = Fault(
         at=at,
-        what=trouble.what,
-        cause=trouble.cause,
-        node=trouble.node,
-        rank=trouble.rank,
-        evidence=trouble.evidence[: EVIDENCE + STACKS],
+        what=sign.what,
+        cause=sign.cause,
+        node=sign.node,
+        rank=sign.rank,
+        evidence=sign.evidence[: MAX_EVIDENCE + MAX_STACKS],
         pause=pause,
         lost=lost,
     )
-    status.faults = [*status.faults, fault][-FAULTS:]
+    status.faults = [*status.faults, fault][-MAX_FAULTS:]
     status.fault_count += 1
     return fault
 
@@ -52,11 +51,12 @@ def add_culprit(fault: Fault, culprit: Culprit) -> None:
     fault.node, fault.rank = culprit.node, culprit.rank
     if not fault.cause:
         fault.cause = ": ".join(filter(None, ("a rank died", culprit.evidence)))[:LONGEST]
-    fault.evidence = "\n".join(filter(None, (culprit.evidence, fault.evidence)))[:EVIDENCE]
+    # no MAX_STACKS: only hangs have stacks, and Ray is queried only about deaths
+    fault.evidence = "\n".join(filter(None, (culprit.evidence, fault.evidence)))[:MAX_EVIDENCE]
 
 
 def record_phase(status: Observed, phase: str, now: float) -> None:
-    """Record when a phase of the last fault's recovery was complete: stopped, whole, started."""
+    """Record the end of a phase of the last fault's recovery (`Fault.phases`)."""
     last = status.last_fault
     if last is not None and last.ready_again_after is None:
         last.phases.setdefault(phase, round(now - last.at, 3))

@@ -71,13 +71,13 @@ class Leader:
         """True if a node's agent is connected."""
         return self._find_agent(node) is not None
 
-    def is_fresh(self, node: str) -> bool:
-        """True if a node reported a moment ago: an older report may be out of date."""
+    def is_reporting(self, node: str) -> bool:
+        """True if a node's last report is recent enough to be relied on."""
         member = self._find_agent(node)
         return member is not None and time.monotonic() - member.last_report_at < _FRESH
 
-    def is_settled(self, node: str) -> bool:
-        """True if a node had carried out its last orders before its last report."""
+    def orders_done(self, node: str) -> bool:
+        """True if a node's last report confirms that it has carried out all of its orders."""
         member = self._find_agent(node)
         return member is not None and member.done == self.order_number(node)
 

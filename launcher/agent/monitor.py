@@ -75,7 +75,7 @@ class Monitor:
         lives = self._has_process(rank)
         return (
             lives
-            if self.lead.is_fresh(rank.node) and (lives or rank.actor in self._reported_actors)
+            if self.lead.is_reporting(rank.node) and (lives or rank.actor in self._reported_actors)
             else None
         )
 
@@ -116,7 +116,7 @@ class Monitor:
         if self.view is None:
             for process in self.spec.processes:
                 report, ranks = self._report(process.node), status.ranks.get(process.node, ())
-                if self.lead.is_fresh(process.node) and report.last == status.generation:
+                if self.lead.is_reporting(process.node) and report.last == status.generation:
                     runs = report.state == RUNNING
                     alive.setdefault(process.node, {}).update(dict.fromkeys(ranks, runs))
             return alive

@@ -23,10 +23,10 @@ VERDICTS = (
     *("waiting", "starting", "stopping", "recovering", "failed", "gave-up", "stopped"),
 )
 OVER = ("failed", "gave-up", "stopped")
-FAULTS = 20  # in a record
+MAX_FAULTS = 20  # in a record; the oldest is dropped
 UNKNOWN = "rank unknown"
-EVIDENCE = 4000  # characters of one fault's; stacks of an engine that hung come on top
-STACKS = 12_000
+# characters of a fault's evidence; stacks of an engine that hung may add more
+MAX_EVIDENCE, MAX_STACKS = 4000, 12_000
 
 
 @dataclass(kw_only=True)
@@ -34,8 +34,8 @@ class Fault:
     """Reason why an engine was stopped or had exited.
 
     `cause` is the engine's first error, empty without one; `lost` the number of lost requests
-    (None: unknown). `phases` has the seconds until its engine was stopped, the cluster complete,
-    and the engine started again, `pause` the delay of the restart.
+    (None: unknown). `phases` has the seconds until its engine was `stopped`, the cluster `whole`
+    (complete), and the engine `started` again, `pause` the delay of the restart.
     """
 
     at: float

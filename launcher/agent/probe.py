@@ -170,7 +170,7 @@ class ApiProbe:
 
     def _send_canaries(self, task: ModelTask) -> None:
         """Send new canaries, and query the counters."""
-        has_replicas = len(self.replicas) > 1 and task.steered
+        has_replicas = len(self.replicas) > 1 and task.selects_replica
         part = str(self.replicas[self._turn % len(self.replicas)]) if has_replicas else ""
         self._turn += 1
         if part not in self._canaries and not self._over.is_set():

@@ -55,7 +55,7 @@ class Stall:
         replica = None if all_of else worst.replica
         holders = self._ranks(ranks, replica)
         for node in holders:  # the sample of a node that cannot be queried proves nothing
-            fresh = self.lead.is_fresh(node)
+            fresh = self.lead.is_reporting(node)
             sample = self.lead.report(node, self.name).inspection if fresh else None
             self._inspections.add_sample(node, sample)
         finding = self._inspections.compare_newest(holders, replica=replica)
@@ -99,7 +99,7 @@ class Stall:
         if not recent or memory or sign.certain:
             return sign
         wedge = self._evidence or Wedge(since=0.0)
-        away = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
+        away = [node for node in self.spec.nodes if not self.lead.is_reporting(node)]
         place = f"{', '.join(away)} cannot be reached" if away and not wedge.rank else wedge.details
         evidence = (f"then: {sign.what}", *wedge.observations, *wedge.stacks, sign.evidence)
         return replace(

@@ -55,7 +55,7 @@ class StartConditions:
         waiting = [
             node
             for node in spec.nodes
-            if reports[node].prepared != generation or not self.lead.is_settled(node)
+            if reports[node].prepared != generation or not self.lead.orders_done(node)
         ]
         rooms = {node: report.room for node, report in reports.items()}
         free = {node: room[1] for node, room in rooms.items() if room and room[0] == generation}

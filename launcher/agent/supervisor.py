@@ -1,10 +1,10 @@
-"""The supervisor of one server name: a state machine that alone judges the server's health and
-alone gives up.
+"""Supervisor of one server name: the only part that judges the server's health, restarts it, and
+gives up.
 
-    waiting → starting → ready → stopping → pausing → waiting …        and at the end: stopped,
-    failed, gave-up
+    waiting → starting → ready → stopping → pausing → waiting …
+    Final states: stopped, failed, gave-up.
 
-`turn` runs several times a second and never blocks: slow work runs in a thread or a program of its
+`tick` runs several times a second and never blocks: slow work runs in a thread or a program of its
 own. All facts come from the agents' reports (`leader.Leader`). `start_conditions.py` has the
 conditions of a start, `orders.py` the orders for the nodes, `faults.py` the record of deaths.
 """
@@ -31,17 +31,17 @@ from .ray_view import Culprit, RayView
 from .reservation import Reservation
 from .start_conditions import StartConditions
 
-_SOON = 30.0  # seconds that a start or a stop takes at most, if nothing is amiss
-# seconds to gather several signs of one death: the one nearest to the cause is recorded
-_SETTLE = 1.0
-_LASTED = 600.0  # seconds of being ready after which a fault is no part of a streak
-# seconds of being ready after which a restart of the head's container is not the engine's doing
-_UNHURT = 60.0
-# seconds for an unreachable node to come back, before a server counts as stopped without it
-_ABSENT = 30.0
-_EXPLAIN = 15.0  # seconds for Ray to name the first death
-_STARTS = "starting the engine"  # until the first answer
-_LOOKS, _ENDS = "checking the nodes", "stopping the rest of the engine"
+_CHANGING_SECONDS = 30.0  # for which the agent's main loop runs faster after a change
+# to gather several signs of one death: the one nearest to the cause is recorded
+_GATHER_SECONDS = 1.0
+_STREAK_SECONDS = 600.0  # of being ready after which a fault starts a new streak
+# of being ready after which a restart of the head's container is not the engine's doing
+_STABLE_SECONDS = 60.0
+# for an unreachable node to reconnect, before a server counts as stopped without it
+_RECONNECT_SECONDS = 30.0
+_CULPRIT_SECONDS = 15.0  # for Ray to name the rank that died first
+_STARTING, _CHECKING = "starting the engine", "checking the nodes"  # activities in the status
+_STOPPING = "stopping the rest of the engine"
 
 
 class Supervisor:
@@ -50,7 +50,7 @@ class Supervisor:
     def __init__(self, name: str, folder: str, lead: Leader, clock: Clock = time) -> None:
         self.name, self.folder, self.lead, self.clock = name, folder, lead, clock
         self.spec: Desired | None = None  # the spec on disk
-        self.server: Supervision | None = None
+        self.server: ServerRun | None = None  # of the spec that runs, or still stops
         self._file: object = ()
 
     @property
@@ -65,7 +65,7 @@ class Supervisor:
         return (
             server is not None
             and (server.spec != self.spec or server.status.state in ("waiting", "stopping"))
-            and self.clock.time() - server.status.since < _SOON
+            and self.clock.time() - server.status.since < _CHANGING_SECONDS
         )
 
     def tick(self) -> None:
@@ -77,7 +77,7 @@ class Supervisor:
         elif server is None or server.stop(replaced=self.spec is not None):
             self.server = None
             if self.spec is not None:
-                self.server = Supervision(self.name, self.spec, self.folder, self.lead, self.clock)
+                self.server = ServerRun(self.name, self.spec, self.folder, self.lead, self.clock)
             elif first:
                 self._record_stopped()
 
@@ -114,9 +114,9 @@ class Supervisor:
                 )
 
 
-class Supervision:
-    """Server of one spec, from its first wait until another one replaces it; resumes from the
-    record after a restart of the agent's container or host.
+class ServerRun:
+    """Run of one spec of a server, from its first wait until another spec replaces it; resumes from
+    the record after a restart of the agent's container or host.
     """
 
     def __init__(self, name: str, spec: Desired, folder: str, lead: Leader, clock: Clock) -> None:
@@ -128,7 +128,7 @@ class Supervision:
         self._needs = StartConditions(name, lead, clock)
         self._explain: Background[Culprit | None] | None = None
         self._history_facts: object = None  # the capacity and the longest step in the history
-        self._stopping: float | None = None  # since when the spec is void
+        self._stopping: float | None = None  # when the stop for good, or for a new spec, began
         ray = spec.ray
         in_ray = ray is not None and spec.backend == "ray"
         self._view = RayView(ray, spec.tp, spec.addresses) if ray and in_ray else None
@@ -148,7 +148,7 @@ class Supervision:
             since=clock.time(),
             longest_step=state.longest_step(spec.name, spec.id, folder),
         )
-        self._set_state("waiting", _LOOKS)
+        self._set_state("waiting", _CHECKING)
 
     def tick(self) -> None:
         """Act on the current state."""
@@ -178,7 +178,7 @@ class Supervision:
     def stop(self, *, replaced: bool) -> bool:
         """Stop for good, or for a replacement; True once nothing runs on a reachable node."""
         now = self.clock.monotonic()
-        if self._stopping is None:  # the reports at hand are older than the order
+        if self._stopping is None:  # the last reports were sent before this order
             self._stopping = now
             self._set_state(
                 "stopping", "another server replaces it" if replaced else "it was stopped"
@@ -186,13 +186,13 @@ class Supervision:
             return False
         launched = self.monitor.launched if self.monitor is not None else {}
         absent = [node for node in launched if not self.lead.is_connected(node)]
-        if not self._is_gone() or (absent and now - self._stopping < _ABSENT):
+        if not self._is_gone() or (absent and now - self._stopping < _RECONNECT_SECONDS):
             return False
         if self._reserved is not None and not self._reserved.release():
             return False
         if not replaced:
             nodes = ", ".join(absent)
-            remark = f"{nodes} did not answer: its processes stop when it returns"
+            remark = f"{nodes} did not answer: processes there stop on reconnection"
             self._set_state("stopped", remark if absent else "")
             say(f"{self.name}: stopped {self.status.doing}")
         return True
@@ -201,7 +201,7 @@ class Supervision:
         """Resume after a restart of the agent; `replaced` means that the container is a new one."""
         before = self.status.resumes or self.status.state
         if before in ("stopping", "waiting", "pausing"):
-            self._set_state("stopping", _ENDS)
+            self._set_state("stopping", _STOPPING)
         elif before in ("starting", "ready"):
             # a process on this node has ended with its container
             if any(process.node == self.lead.name for process in self.spec.processes):
@@ -214,12 +214,12 @@ class Supervision:
         """Adopt an engine that has outlived the head's agent, if all of its processes have."""
         spec, status = self.spec, self.status
         # An agent that has just connected has not reported yet, and may well run it.
-        missing = [node for node in spec.nodes if not self.lead.is_settled(node)]
+        missing = [node for node in spec.nodes if not self.lead.orders_done(node)]
         reports = [self.lead.report(process.node, self.name) for process in spec.processes]
         if all(report.state == RUNNING and report.last == status.generation for report in reports):
             say(f"{self.name}: its engine is still running")
             self._observe().adopt()
-            self._set_state(status.resumes, _STARTS if status.resumes == "starting" else "")
+            self._set_state(status.resumes, _STARTING if status.resumes == "starting" else "")
         elif not missing:
             self._record_lost(replaced=False)
         else:  # an unreachable node is unknown: it may well be serving
@@ -233,7 +233,7 @@ class Supervision:
         if replaced or status.ready_at is None:
             self._set_state("stopping", what)
         else:
-            was_stable = status.written - status.ready_at >= _UNHURT
+            was_stable = status.written - status.ready_at >= _STABLE_SECONDS
             self._fail(DeathSign(9, what, node=self.lead.name), at_once=was_stable)
 
     # --- the states
@@ -247,15 +247,15 @@ class Supervision:
             return
         faults.record_phase(status, "whole", self.clock.time())
         status.generation += 1
-        # another model may be behind it, or another vLLM
+        # the model's files, or vLLM, may have changed since the last start
         status.task, status.first_answer = "", None
         self._signs = []
         self._needs.forget()
         self._began = self.clock.monotonic()
         self._observe()
         faults.record_phase(status, "started", self.clock.time())
-        self._set_state("starting", _STARTS)
-        say(f"{self.name}: {_STARTS} of {spec.model} (generation {status.generation})")
+        self._set_state("starting", _STARTING)
+        say(f"{self.name}: {_STARTING} of {spec.model} (generation {status.generation})")
 
     def _observe(self) -> Monitor:
         if self.monitor is not None:
@@ -310,8 +310,8 @@ class Supervision:
                 self._save(durable=False)
 
     def _write_history(self) -> None:
-        """Write a spec that has answered to the history: with its capacity for `vlaunch plan`, its
-        longest step, and for `vlaunch rollback`.
+        """Add the spec to the history after its first answer, for `vlaunch rollback`; with its
+        longest step, and its capacity for `vlaunch plan`.
         """
         status, capacity = self.status, self.status.held.get(self.spec.api_node, {})
         facts = capacity, round(status.longest_step)
@@ -335,7 +335,7 @@ class Supervision:
             return
         last, cap = status.last_fault, self.spec.policy.restarts
         if status.next_start is None:
-            self._set_state("waiting", _LOOKS)
+            self._set_state("waiting", _CHECKING)
         elif status.ready_at is None or cap == 0:
             reason = last.summary if last else "the engine exited"
             self._give_up(
@@ -354,7 +354,7 @@ class Supervision:
         explain = self._explain
         if explain is None:
             return True
-        if not explain.done and self.clock.monotonic() - explain.began < _EXPLAIN:
+        if not explain.done and self.clock.monotonic() - explain.began < _CULPRIT_SECONDS:
             return False
         if explain.value is not None:
             faults.add_culprit(self.status.faults[-1], explain.value)
@@ -374,7 +374,7 @@ class Supervision:
         if status.next_start is None or now >= status.next_start:
             status.restarts.append(now)
             status.next_start = None
-            self._set_state("waiting", _LOOKS)
+            self._set_state("waiting", _CHECKING)
 
     # --- health and faults
 
@@ -382,7 +382,7 @@ class Supervision:
         """True if nothing of the engine runs on any reachable node; others stop it later."""
         connected = [node for node in self.spec.possible_nodes if self.lead.is_connected(node)]
         reports = [self.lead.report(node, self.name) for node in connected]
-        return all(map(self.lead.is_settled, connected)) and all(
+        return all(map(self.lead.orders_done, connected)) and all(
             report.state == IDLE for report in reports
         )
 
@@ -396,8 +396,8 @@ class Supervision:
             self._signs = []
             return
         self._signs += [sign for sign in signs if sign not in self._signs]
-        if now - self._suspected >= _SETTLE:
-            self._fail(max(self._signs, key=lambda trouble: trouble.weight))
+        if now - self._suspected >= _GATHER_SECONDS:
+            self._fail(max(self._signs, key=lambda sign: sign.weight))
 
     def _judge_health(self) -> None:
         """Judge a ready server; stop it if it has hung for too long."""
@@ -405,7 +405,7 @@ class Supervision:
         waits, stall = monitor.apis.list_waits(), monitor.stall
         hangs = stall.verdict == "suspect" and stall.seconds >= policy.stuck
         if hangs and policy.restarts != 0:
-            self._fail(DeathSign(1, "the supervisor stopped it"))
+            self._fail(DeathSign(1, "the supervisor stopped it"))  # evidence of the hang
             return
         status.still = round(max((wait.seconds for wait in waits), default=0.0), 1)
         status.wedge = stall.wedge if stall.verdict else None
@@ -415,7 +415,7 @@ class Supervision:
             endpoint = EndpointHealth(verdict=stall.verdict, reason=stall.reason)
             quiet = (wait for wait in waits if health.is_quiet(wait.seconds, status.longest_step))
             status.endpoints |= {wait.node: endpoint for wait in quiet}
-        silent = [node for node in self.spec.nodes if not self.lead.is_fresh(node)]
+        silent = [node for node in self.spec.nodes if not self.lead.is_reporting(node)]
         remark = f"no answer from the agent of {', '.join(silent)}" if silent else ""
         status.warning = "; ".join(filter(None, (monitor.apis.warning(status), remark)))
 
@@ -429,7 +429,7 @@ class Supervision:
         ready = status.state == "ready"
         if not at_once:
             lasted = now - status.ready_at if ready and status.ready_at is not None else 0.0
-            status.streak = 1 if lasted >= _LASTED else status.streak + 1
+            status.streak = 1 if lasted >= _STREAK_SECONDS else status.streak + 1
             pause = health.next_pause(policy.pause, policy.longest_pause, status.streak)
         lost, cause = None, sign
         if ready and monitor is not None:
@@ -439,12 +439,12 @@ class Supervision:
         fault = faults.add_fault(status, cause, at=now, pause=pause, lost=lost)
         status.next_start = now + pause
         status.still, status.asking, status.warning, status.load = 0.0, 0.0, "", None
-        say(f"{self.name}: {fault.summary}; {_ENDS}")
+        say(f"{self.name}: {fault.summary}; {_STOPPING}")
         view, ranks = self._view, monitor.ranks if monitor is not None else []
         if cause is sign and view is not None and ranks and not fault.rank:
             self._explain = Background(lambda: view.find_culprit(ranks, fault.evidence))
         self._signs, status.ranks = [], {}
-        self._set_state("stopping", _ENDS)
+        self._set_state("stopping", _STOPPING)
 
     # --- orders and the record
 

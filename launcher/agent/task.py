@@ -1,9 +1,9 @@
 """Tasks of models, in vLLM's terms, and the requests for each.
 
 vLLM 0.32 has routes only for the tasks of its model (vllm/entrypoints/pooling/factories.py,
-vllm/entrypoints/launchers/api_server/routers.py). Any other route answers 404, and one that the
-model shares with others without a handler answers 501. A request that does not fit shows only that,
-and nothing about the engine.
+vllm/entrypoints/launchers/api_server/routers.py). Any other route answers 404; a route shared by
+several tasks answers 501 if the model has no handler for it. Such an answer shows only that the
+model does not have the task, and nothing about the engine's health.
 
 Pure; standard library only.
 """
@@ -18,24 +18,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Form:
-    """Request body that is not JSON, with its `Content-Type`."""
+    """Request body that is not JSON, such as a multipart form."""
 
     data: bytes
-    kind: str
+    content_type: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelTask:
     """One kind of request to a model.
 
-    `noun` names its answer. With `steered`, vLLM reads the replica from a header
-    (vllm/entrypoints/generate/base/serving.py); else it chooses one itself.
+    `answer_noun` names its answer. If `selects_replica`, a header chooses the replica that answers
+    (vllm/entrypoints/generate/base/serving.py); else vLLM does.
     """
 
     name: str
     path: str
-    noun: str
-    steered: bool = False
+    answer_noun: str
+    selects_replica: bool = False
 
     def body(self, model: str, prompt: str, max_tokens: int) -> object:
         """Return the request body; None if a GET is enough."""
@@ -48,7 +48,7 @@ class ModelTask:
         if self is RERANK:
             return {**base, "query": prompt, "documents": [prompt]}
         if self is TRANSCRIPTION:
-            return _silence_form(model)
+            return _build_silence_form(model)
         return None if self is HEALTH else {**base, "input": prompt}
 
     def describe_answer(self, text: str) -> str:
@@ -72,7 +72,7 @@ class ModelTask:
     @property
     def noun_phrase(self) -> str:
         """Noun for the answer, with its article."""
-        return f"{'an' if self.noun[0] in 'ae' else 'a'} {self.noun}"
+        return f"{'an' if self.answer_noun[0] in 'ae' else 'a'} {self.answer_noun}"
 
     @property
     def generates(self) -> bool:
@@ -80,18 +80,16 @@ class ModelTask:
         return self is CHAT or self is COMPLETION
 
 
-CHAT = ModelTask(name="chat", path="/v1/chat/completions", noun="completion", steered=True)
-COMPLETION = ModelTask(name="completion", path="/v1/completions", noun="completion", steered=True)
-EMBEDDING = ModelTask(name="embedding", path="/v1/embeddings", noun="embedding")
-RERANK = ModelTask(name="rerank", path="/rerank", noun="score")
-CLASSIFY = ModelTask(name="classify", path="/classify", noun="classification")
-POOLING = ModelTask(name="pooling", path="/pooling", noun="pooled output")
-TRANSCRIPTION = ModelTask(
-    name="transcription", path="/v1/audio/transcriptions", noun="transcription"
-)
+CHAT = ModelTask("chat", "/v1/chat/completions", "completion", selects_replica=True)
+COMPLETION = ModelTask("completion", "/v1/completions", "completion", selects_replica=True)
+EMBEDDING = ModelTask("embedding", "/v1/embeddings", "embedding")
+RERANK = ModelTask("rerank", "/rerank", "score")
+CLASSIFY = ModelTask("classify", "/classify", "classification")
+POOLING = ModelTask("pooling", "/pooling", "pooled output")
+TRANSCRIPTION = ModelTask("transcription", "/v1/audio/transcriptions", "transcription")
 # for a model without any known task
-HEALTH = ModelTask(name="health", path="/health", noun="answer of `/health` alone")
-ONLY_HEALTH = "no request of ours fits its model: `/health` is all that is asked of it"
+HEALTH = ModelTask("health", "/health", "answer of `/health` alone")
+ONLY_HEALTH = "no known request fits its model, so only `/health` is checked"
 # Those that do not generate, in the order in which they are tried: a model that embeds can rank as
 # well, and all but the last have `/pooling`.
 OTHERS = (EMBEDDING, RERANK, CLASSIFY, POOLING, TRANSCRIPTION)
@@ -122,17 +120,17 @@ def lacks_task(status: int, text: str) -> bool:
     return status in (405, 501)
 
 
-def _silence_form(model: str) -> Form:
-    """Return a form with a second of silence: a WAV file of 16 kHz, 16 bits, one channel."""
+def _build_silence_form(model: str) -> Form:
+    """Return an upload of a second of silence: a WAV file of 16 kHz, 16 bits, one channel."""
     rate, frames = 16_000, bytes(2 * 16_000)
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-    chunks = b"WAVE" + form + struct.pack("<4sI", b"data", len(frames)) + frames
+    format_chunk = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+    chunks = b"WAVE" + format_chunk + struct.pack("<4sI", b"data", len(frames)) + frames
     sound = struct.pack("<4sI", b"RIFF", len(chunks)) + chunks
-    limit = "vlaunch-7f3a9c"
+    boundary = "vlaunch-7f3a9c"
     head = (
-        f'--{limit}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n'
-        f'--{limit}\r\nContent-Disposition: form-data; name="file"; filename="silence.wav"\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="silence.wav"\r\n'
         "Content-Type: audio/wav\r\n\r\n"
     )
-    data = head.encode() + sound + f"\r\n--{limit}--\r\n".encode()
-    return Form(data, f"multipart/form-data; boundary={limit}")
+    data = head.encode() + sound + f"\r\n--{boundary}--\r\n".encode()
+    return Form(data, f"multipart/form-data; boundary={boundary}")

@@ -14,16 +14,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 
-# Nodes' clocks may be wrong, so only the key counts.
-_FROM, _UNTIL = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
-_AGENTS = timedelta(days=5 * 365)
-_FORM = serialization.Encoding.PEM
+# Nodes' clocks may be wrong: a run's certificate is valid at any time, and an agent's from 2000 on.
+_NOT_BEFORE, _RUN_EXPIRY = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
+_AGENT_LIFETIME = timedelta(days=5 * 365)
+_PEM = serialization.Encoding.PEM
 
 
 def make_certificate(name: str) -> str:
     """Return a certificate with its key (PEM), on a curve that every TLS 1.3 library has."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
-    certificate = _unsigned(subject, subject, key, _UNTIL).sign(key, hashes.SHA256())
+    certificate = _unsigned(subject, subject, key, _RUN_EXPIRY).sign(key, hashes.SHA256())
     return _to_pem(certificate) + _key_to_pem(key)
 
 
@@ -31,7 +31,7 @@ def issue_certificates(inventory: Inventory, now: datetime) -> tuple[str, dict[s
     """Return the certificate of a new authority, and the nodes' certificates with private keys
     (PEM); the authority's key is discarded.
     """
-    until = now + _AGENTS
+    until = now + _AGENT_LIFETIME
     authority = Authority(inventory.cluster, until)
     issued = {node.name: authority.sign(node.name, node.ip, until) for node in inventory.nodes}
     redaction.add_secrets(*(line for pair in issued.values() for line in _key_lines(pair)))
@@ -93,7 +93,7 @@ def _unsigned(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_FROM)
+        .not_valid_before(_NOT_BEFORE)
         .not_valid_after(until)
     )
 
@@ -114,10 +114,10 @@ def _key_usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _to_pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(_FORM).decode()
+    return certificate.public_bytes(_PEM).decode()
 
 
 def _key_to_pem(key: ec.EllipticCurvePrivateKey) -> str:
     return key.private_bytes(
-        _FORM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()

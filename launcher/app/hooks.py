@@ -1,9 +1,9 @@
 """The user's own programs around commands: executables in `hooks/` beside the inventory, run on
 this machine.
 
-`pre-VERB` runs with the cluster's lock held and before the nodes are queried, and stops the command
-if it fails. `post-VERB` and `on-failure` run after the lock is released, so that they may call
-`vlaunch` themselves; their failure is only reported.
+VERB is up, serve or down. `pre-VERB` runs with the cluster's lock held and before the nodes are
+queried, and stops the command if it fails. `post-VERB` and `on-failure` run after the lock is
+released, so that they may call `vlaunch` themselves; their failure is only reported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FOLDER: Final = "hooks"
 FAILURE: Final = "on-failure"
 NAMES: Final = ("pre-up", "post-up", "pre-serve", "post-serve", "pre-down", "post-down", FAILURE)
 DEADLINE: Final = 300.0  # seconds for each
-# its name; a command that a hook runs has no hooks, or it would run itself for ever
-INSIDE: Final = "VLAUNCH_HOOK"
+# has the running hook's name; commands that a hook runs have no hooks, to avoid recursion
+HOOK_VARIABLE: Final = "VLAUNCH_HOOK"
 _GRACE: Final = 5.0  # seconds to end politely
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
 _LINE: Final = 2000
@@ -91,14 +91,13 @@ class Hooks:
             printer,
         )
         if code is None:
-            raise HookError(
-                f"hook {name} timed out after {DEADLINE:g}s and was killed", hint=_skip(path)
-            )
+            text = f"hook {name} timed out after {DEADLINE:g}s and was killed"
+            raise HookError(text, hint=_failure_hint(path))
         if code != 0:
             outcome = (
                 f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             )
-            raise HookError(f"hook {name} {outcome}", hint=_skip(path))
+            raise HookError(f"hook {name} {outcome}", hint=_failure_hint(path))
         seconds = time.monotonic() - began
         printer.show(
             Event(kind="step", stage="hook", text=f"hook {name}", state="ok", seconds=seconds)
@@ -110,7 +109,7 @@ class Hooks:
         sources = {source.env for source in inventory.secrets.values()}
         return {
             **{key: value for key, value in os.environ.items() if key not in sources},
-            INSIDE: name,
+            HOOK_VARIABLE: name,
             "VLAUNCH_VERB": self.verb,
             "VLAUNCH_CLUSTER": inventory.cluster,
             "VLAUNCH_INVENTORY": str(inventory.path.absolute()),
@@ -126,7 +125,7 @@ def find_hooks(
     """Find the hooks of a command; a dry run only lists them.
 
     Raises:
-        RequestError: one is there that cannot be run.
+        RequestError: a hook is not an executable file.
     """
     names = (f"pre-{verb}", f"post-{verb}", FAILURE)
     folder = inventory.path.absolute().parent / FOLDER
@@ -135,7 +134,7 @@ def find_hooks(
     files = {name: folder / name for name in names if os.path.lexists(folder / name)}
     if skip or not files:
         return Hooks(inventory=inventory, verb=verb)
-    if inside := os.environ.get(INSIDE):
+    if inside := os.environ.get(HOOK_VARIABLE):
         say(f"no hooks are run inside the hook {inside}")
         return Hooks(inventory=inventory, verb=verb)
     _require_programs(files.values())
@@ -173,7 +172,7 @@ def _warn_unknown_names(folder: Path) -> None:
             say(f"{FOLDER}/{path.name} is ignored: rename it to {path.stem}")
 
 
-def _skip(path: Path) -> str:
+def _failure_hint(path: Path) -> str:
     return f"check {path}; `--no-hooks` skips all hooks"
 
 
@@ -199,9 +198,7 @@ def _execute(
     except OSError as error:
         raise HookError(
             f"cannot start hook {name}: {(error.strerror or str(error)).lower()}",
-            hint=(
-                f"{path} must begin with a line such as `#!/bin/sh`; `--no-hooks` skips all hooks"
-            ),
+            hint=f"if {path} is a script, check its `#!` line; `--no-hooks` skips all hooks",
         ) from None
     finished = threading.Event()
 

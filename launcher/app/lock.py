@@ -1,8 +1,8 @@
-"""Lock of a cluster: a kernel lock on a file of the head, held by a process that lives as long as
-its launcher listens.
+"""Lock of a cluster: a kernel lock on a file of the head, held by a process there that ends with
+its launcher's SSH connection.
 
-A launcher that exits or disconnects releases it, so no lock outlives its owner; the file only names
-the owner. If the head's sshd still holds a dead connection, `break_argv` ends the lock's process.
+A launcher that exits or disconnects thus releases its lock; the file only names the owner. The lock
+outlives its owner only while sshd has not noticed a dead connection: see `break_argv`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from launcher.core.domain import Answer, Argv
 from launcher.core.errors import UnreadableAnswer
 
 FILE = "locks"  # {state_dir}/locks/{cluster}
-# exit codes: the lock is busy, and there is neither `flock` nor Python
+# exit codes of `hold_argv`: 75 if the lock is busy, 69 if the head has neither `flock` nor Python
 BUSY, MISSING = 75, 69
 # characters; in JSON each may take twelve, and the line of an owner is read up to 4000
-_COMMAND = 250
+_MAX_COMMAND = 250
 
 _Text = Annotated[str, decode.truncate(1000), decode.Default("")]
 _Process = Annotated[int, decode.in_range(2, 1 << 31), decode.Default(0)]
@@ -53,32 +53,32 @@ class Owner:
 
 
 def hold_argv(state_dir: str, cluster: str, wait: float = 0.0) -> Argv:
-    """Take the lock and hold it until standard input ends.
+    """Return the argv that takes the lock and holds it until standard input ends.
 
-    Prints `held OWNER` while another process has it, then `locked`.
+    It prints `held OWNER` while another process has it, then `locked`.
     """
     return ("sh", "-c", shell.program_text("lock_hold"), "lock", state_dir, cluster, f"{wait:.0f}")
 
 
 def status_argv(state_dir: str, cluster: str) -> Argv:
-    """Print `free`, or `held OWNER`."""
+    """Return the argv that prints `free`, or `held OWNER`."""
     return ("sh", "-c", shell.program_text("lock_look"), "lock-look", state_dir, cluster)
 
 
 def break_argv(state_dir: str, cluster: str, owner: Owner) -> Argv:
-    """End the process of `owner`, if it still holds the lock.
+    """Return the argv that ends the process of `owner`, if it still holds the lock.
 
-    Prints `freed`; `free` if the lock is free, `changed` if its owner has changed, `stranger` if
-    the process is a different program.
+    It prints `freed`; `free` if the lock is free, `changed` if its owner has changed, `stranger` if
+    the process with the recorded PID does not have the lock's file open.
     """
     arguments = (state_dir, cluster, str(owner.pid), owner.raw)
     return ("sh", "-c", shell.program_text("lock_break"), "lock-break", *arguments)
 
 
 def encode_owner(user: str, host: str, command: str, launcher: str = "") -> bytes:
-    """Return the input of the lock programs: the owner's line without the head's fields."""
+    """Return the owner as JSON without its opening brace: the head's program puts `pid` first."""
     text = json.dumps(
-        {"who": user, "host": host, "command": command[:_COMMAND], "launcher": launcher}
+        {"who": user, "host": host, "command": command[:_MAX_COMMAND], "launcher": launcher}
     )
     return (text[1:] + "\n").encode()
 
@@ -112,7 +112,7 @@ def parse_status(answer: Answer) -> Owner | None:
 
 
 def identify_process() -> str:
-    """Return a text that identifies this process; empty if the system does not provide it."""
+    """Return an id of this process, unique across machines; empty if the system has none."""
     machine = _machine_id()
     return f"{machine}:{os.getpid()}:{_start_time(os.getpid())}" if machine else ""
 

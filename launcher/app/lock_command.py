@@ -7,7 +7,7 @@ from functools import partial
 
 import click
 
-from launcher.app import lock as tool
+from launcher.app import lock as cluster_lock
 from launcher.app import options
 from launcher.app.command import CommandContext, command
 from launcher.app.lock import Owner
@@ -32,7 +32,7 @@ def lock(call: CommandContext, broken: bool) -> None:
     """
 
     if call.yes and not broken:
-        raise click.UsageError("--yes goes with --break")
+        raise click.UsageError("--yes requires --break")
     with call.session(nodes=[call.inventory.head]) as session:
         owner = query_owner(session)
         freed = False
@@ -45,9 +45,9 @@ def lock(call: CommandContext, broken: bool) -> None:
 def query_owner(session: Session) -> Owner | None:
     """Query the head for the lock's owner."""
     head = session.inventory.head
-    argv = tool.status_argv(head.state_dir or "", session.inventory.cluster)
+    argv = cluster_lock.status_argv(head.state_dir or "", session.inventory.cluster)
     (answer,) = session.transport.run([Command(node=head.name, argv=argv, timeout=20)])
-    return tool.parse_status(answer)
+    return cluster_lock.parse_status(answer)
 
 
 def _confirm_break(call: CommandContext, session: Session, owner: Owner) -> None:
@@ -58,10 +58,10 @@ def _confirm_break(call: CommandContext, session: Session, owner: Owner) -> None
         raise NodeError(
             head,
             f"cannot find the process that holds the lock of cluster {cluster}",
-            hint=f"on {head}: `fuser -v {folder}/{tool.FILE}/{cluster}`",
+            hint=f"on {head}: `fuser -v {folder}/{cluster_lock.FILE}/{cluster}`",
         )
     say(untrusted.single_line(f"held by {owner.description}, process {owner.pid} on {head}"))
-    call.confirm(session, "Break the lock? The command that holds it stops halfway")
+    call.confirm(session, "Break the lock? The command that holds it stops before its next step")
 
 
 def _break(session: Session, owner: Owner) -> bool:
@@ -72,9 +72,9 @@ def _break(session: Session, owner: Owner) -> bool:
     )
     command = Command(
         node=head.name,
-        argv=tool.break_argv(head.state_dir or "", cluster, owner),
+        argv=cluster_lock.break_argv(head.state_dir or "", cluster, owner),
         timeout=40,
-        stdin=partial(tool.encode_owner, operator.user, operator.host, operator.command),
+        stdin=partial(cluster_lock.encode_owner, operator.user, operator.host, operator.command),
         preamble=record[head.name],
     )
     (answer,) = session.transport.run([command])
@@ -82,9 +82,9 @@ def _break(session: Session, owner: Owner) -> bool:
     if answer.ok and result in ("freed", "free"):
         return result == "freed"
     if answer.ok and result in ("changed", "stranger"):
-        raise LockError(
-            head.name, "another operator has taken the lock since", hint="run `vlaunch lock` again"
-        )
+        taken = "another operator has taken the lock since"
+        text = taken if result == "changed" else f"process {owner.pid} does not hold the lock"
+        raise LockError(head.name, text, hint="run `vlaunch lock` again")
     raise LockError(
         head.name,
         f"cannot kill process {owner.pid}, which holds the lock",
@@ -108,9 +108,7 @@ def _print_owner(cluster: str, owner: Owner | None, freed: bool, *, as_json: boo
     elif owner is None:
         say(f"{cluster}: the lock is free", err=False)
     elif freed:
-        say(
-            untrusted.single_line(f"{cluster}: broken; it was held by {owner.description}"),
-            err=False,
-        )
+        text = f"{cluster}: lock released; it was held by {owner.description}"
+        say(untrusted.single_line(text), err=False)
     else:
         say(untrusted.single_line(f"{cluster}: held by {owner.description}"), err=False)

@@ -100,8 +100,8 @@ def rotate(call: CommandContext, names: tuple[str, ...], join_timeout: float) ->
 
     inventory = call.inventory
     token = _new_token(inventory, names)
-    renew = not names or not set(names).isdisjoint(certificates.NAMES)
-    if names and set(names) <= set(certificates.NAMES):
+    renew = not names or not set(names).isdisjoint(certificates.SECRET_NAMES)
+    if names and set(names) <= set(certificates.SECRET_NAMES):
         with call.session() as session, call.locked(session) as locked:
             _renew_certificates(locked)
         return
@@ -205,7 +205,7 @@ def _secret_rows(inventory: Inventory, pem_texts: Sequence[str] = ()) -> list[di
     expiry = certificates.earliest_expiry(pem_texts)
     issued, date = "issued by `vlaunch up`", f"{expiry:%Y-%m-%d}" if expiry else ""
     return [_secret_row(name, source) for name, source in sources.items()] + [
-        {**_secret_row(name, issued), "ends": date} for name in certificates.NAMES
+        {**_secret_row(name, issued), "ends": date} for name in certificates.SECRET_NAMES
     ]
 
 

@@ -1,4 +1,4 @@
-"""Findings of checks and gates on a node or on the cluster."""
+"""Findings of checks, and of gates (conditions that a plan waits for), on a node or the cluster."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def waiting(node: HasName | str, text: str, *, evidence: str = "", fix: str = ""
 
 
 def judge_removal(remaining: Sequence[str], text: str) -> Finding:
-    """Judge a removal: wait while items remain, else pass with `text`."""
+    """Return a gate's finding on a removal: wait while items remain, else pass with `text`."""
     if remaining:
         fix = "run the same command again, or remove the cluster with `vlaunch down`"
         return waiting("", "; ".join(remaining), fix=fix)

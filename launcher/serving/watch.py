@@ -299,7 +299,7 @@ class _StartWatcher:
                 ),
             )
         if refusal.status and refusal.times >= _REFUSALS:
-            answer_kind = (task_named(refusal.task) or COMPLETION).noun
+            answer_kind = (task_named(refusal.task) or COMPLETION).answer_noun
             name = self.spec.name
             raise ServerError(
                 f"the API is up but returned no {answer_kind} ({refusal.times} times)",

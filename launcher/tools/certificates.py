@@ -19,15 +19,15 @@ from launcher.core.domain import Inventory, Node, Secret
 from launcher.tools.host import HostFacts
 
 AUTHORITY, CERTIFICATE = "AGENT_CA", "AGENT_CERTIFICATE"
-NAMES = (AUTHORITY, CERTIFICATE)
-_RENEWED, _WARNED = timedelta(days=90), timedelta(days=30)  # before the first one expires
+SECRET_NAMES = (AUTHORITY, CERTIFICATE)  # among the files of a node's secrets
+_RENEW_BEFORE, _WARN_BEFORE = timedelta(days=90), timedelta(days=30)  # the earliest expiry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Certificates to write: the authority's, and by node name the nodes' with private keys (PEM).
+    """New certificates (PEM): the authority's, and each node's with its private key, by node name.
 
-    `reasons` has by node name what is wrong with the current ones.
+    `reasons` has the faults of the current ones, by node name.
     """
 
     authority: str = ""
@@ -43,7 +43,7 @@ def renewal_reasons(
     authorities = {}
     for node in inventory.nodes:
         host = facts.get(node.name)
-        missing = host is None or not set(NAMES) <= set(_stored_secrets(inventory, host))
+        missing = host is None or not set(SECRET_NAMES) <= set(_stored_secrets(inventory, host))
         chain = () if missing or host is None else _parse_chain(host.certificates)
         if not chain:
             problems[node.name] = "its agent has no certificate"
@@ -67,9 +67,9 @@ def earliest_expiry(texts: Iterable[str]) -> datetime | None:
 def expiry_warning(texts: Iterable[str], now: datetime) -> str:
     """Return a warning if certificates expire soon or have expired; else an empty string."""
     expiry = earliest_expiry(texts)
-    if expiry is None or expiry - now > _WARNED:
+    if expiry is None or expiry - now > _WARN_BEFORE:
         return ""
-    verb = "ended" if expiry <= now else "end"
+    verb = "expired" if expiry <= now else "expire"
     return f"the agents' certificates {verb} on {expiry:%Y-%m-%d}; run `vlaunch up` to renew them"
 
 
@@ -98,8 +98,8 @@ def _certificate_fault(
     if older_authorities:
         return "the renewal of its agent's certificate was interrupted"
     expiry = min(certificate.not_valid_after_utc for certificate in chain)
-    if expiry - now < _RENEWED:
-        verb = "ended" if expiry <= now else "ends"
+    if expiry - now < _RENEW_BEFORE:
+        verb = "expired" if expiry <= now else "expires"
         return f"its agent's certificate {verb} on {expiry:%Y-%m-%d}"
     try:
         node_certificate.verify_directly_issued_by(authority)
@@ -119,4 +119,4 @@ def _certificate_fault(
         name, matches = "", False
     if any(name == other.name != node.name for other in inventory.nodes):
         return f"it has {name!s}'s certificate; set a separate `state_dir` for each of these nodes"
-    return "" if matches else "its agent's certificate has another name or address"
+    return "" if matches else "its agent's certificate does not match its cluster, name or address"

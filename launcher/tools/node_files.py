@@ -253,7 +253,7 @@ def _remove_unused_secrets(
         facts.secrets_in_memory if site.inventory.secrets_in == "memory" else facts.secret_names
     )
     base = containers.secrets_base(site, node)
-    expected = {*secrets, *certificates.NAMES}
+    expected = {*secrets, *certificates.SECRET_NAMES}
     paths = [f"{base}/secrets/{name}" for name in stored or () if name not in expected]
     if not paths:
         return []

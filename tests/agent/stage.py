@@ -134,7 +134,7 @@ class Lead:
         """True when a node's agent is connected."""
         return node in self.nodes and node not in self.away
 
-    def is_fresh(self, node: str) -> bool:
+    def is_reporting(self, node: str) -> bool:
         """True when it was heard a moment ago."""
         return self.is_connected(node) and node not in self.stale
 
@@ -142,7 +142,7 @@ class Lead:
         """Return its last report."""
         return self.reports.get(node, NOTHING) if self.is_connected(node) else NOTHING
 
-    def is_settled(self, node: str) -> bool:
+    def orders_done(self, node: str) -> bool:
         """True when it has carried out what it was ordered last."""
         return self.is_connected(node) and node not in self.late
 
@@ -252,7 +252,7 @@ class Stage:
         self.lead.reports |= {
             node: records.parse_record(ServerReport, self._report(node, item), "report")
             for node, item in self.lead.nodes.items()
-            if self.lead.is_fresh(node)
+            if self.lead.is_reporting(node)
         }
         self.keeper.tick()
         observed = self.keeper.status

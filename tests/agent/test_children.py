@@ -38,7 +38,7 @@ def test_a_short_program() -> None:
     assert children.run(("/no/such/program",), 5.0)[0] == 127
     code, out = children.run(("sleep", "60"), 0.1)
     assert (code, out) == (124, "sleep did not exit within 0.1 s")
-    assert children._own == set()
+    assert children._awaited_pids == set()
 
 
 def test_orphans_are_reaped(first_process: None) -> None:
@@ -65,7 +65,7 @@ def test_an_exit_code_is_not_stolen(first_process: None) -> None:
     assert process.wait(5) == 7
     children.forget(process)
     children.reap()
-    assert children._own == set()
+    assert children._awaited_pids == set()
 
 
 def test_without_children_there_is_nothing_to_do() -> None:
@@ -84,7 +84,7 @@ def test_programs_may_open_many_files(soft: int, hard: int, after: int) -> None:
         "limits = []\n"
         f"resource.getrlimit = lambda which: ({soft}, {hard})\n"
         "resource.setrlimit = lambda which, both: limits.append(both)\n"
-        "children.allow_files()\n"
+        "children.raise_file_limit()\n"
         "print(limits)"
     )
     printed = subprocess.run(

@@ -91,7 +91,7 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
     lead = head.lead
     first = head.post()
     assert (first.orders, lead.is_connected("gpu2"), lead.boot_of("gpu2")) == ({}, True, "b1")
-    assert not lead.is_settled("gpu2")
+    assert not lead.orders_done("gpu2")
 
     lead.orders, lead.ray = {"gpu2": {"chat": ORDER}}, "b1.1"
     lead.tick()
@@ -99,7 +99,7 @@ def test_a_report_is_answered_with_orders(head: Head) -> None:
     expected = ReportReply(head_boot=lead.boot, number=first.number + 1, orders=orders, ray="b1.1")
     for number, done in ((2, first.number), (3, first.number + 1)):
         assert head.post(number=number, done=done) == expected
-        assert lead.is_settled("gpu2") is (done == expected.number)
+        assert lead.orders_done("gpu2") is (done == expected.number)
     lead.tick()
     assert lead.order_number("gpu2") == expected.number
 
@@ -241,7 +241,7 @@ def test_an_agent_that_is_cut_off_has_time_to_come_back(head: Head, clock: Clock
         "",
         "b1",
     )
-    assert not head.lead.is_settled("gpu2")
+    assert not head.lead.orders_done("gpu2")
 
 
 def test_another_connection_takes_the_place_of_one_that_broke(head: Head) -> None:
@@ -264,7 +264,7 @@ def test_an_agent_that_is_silent_is_gone_after_a_minute(head: Head, clock: Clock
     head.lead.tick()
     assert (
         head.lead.is_connected("gpu2"),
-        head.lead.is_fresh("gpu2"),
+        head.lead.is_reporting("gpu2"),
         head.lead.report_ages(),
     ) == (
         True,

@@ -199,16 +199,16 @@ def test_orders_and_reports_go_both_ways(
     """
     follower = world.follower()
     turn, lead = turns(follower), world.lead
-    until(lambda: turn() and lead.is_settled("gpu2"), "it has its orders", lambda: lines.text)
+    until(lambda: turn() and lead.orders_done("gpu2"), "it has its orders", lambda: lines.text)
     assert (lead.report("gpu2", "chat"), lead.boot_of("gpu2")) == (CHAT, follower.boot)
     for orders in ([ORDER], [ORDER, OTHER], []):
         world.woken.clear()
         world.order("gpu2", *orders)
-        assert not lead.is_settled("gpu2")
+        assert not lead.orders_done("gpu2")
         until(lambda: turn() and world.woken.is_set(), "new orders wake it")
         follower.tick()
         assert list(follower.node.orders.values()) == orders
-        until(lambda: lead.is_settled("gpu2"), "it reports that it has carried them out")
+        until(lambda: lead.orders_done("gpu2"), "it reports that it has carried them out")
     monkeypatch.setattr(members, "EVERY", 600.0)
     monkeypatch.setattr(members, "_QUICK", 600.0)
     follower.node.reports = {"chat": ServerReport(state="running")}  # type: ignore[attr-defined]
@@ -293,7 +293,9 @@ def test_a_head_that_starts_again(world: World, lines: Lines) -> None:
     own = Certificates(server=True, folder=str(world.folder / "gpu1"))
     world.server = HttpServer(leader.members_site(again, threading.RLock(), own, "127.0.0.1", port))
     world.server.start()
-    until(lambda: turn() and again.is_settled("gpu2"), "it follows the new one", lambda: lines.text)
+    until(
+        lambda: turn() and again.orders_done("gpu2"), "it follows the new one", lambda: lines.text
+    )
     assert follower.node.orders == {"server0": OTHER}
     assert lines.text.count("Connection refused") <= 1
 
@@ -521,7 +523,7 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
     follower = world.follower()
     turn, lead = turns(follower), world.lead
     world.order("gpu2", ORDER)
-    until(lambda: turn() and lead.is_settled("gpu2"), "it is here")
+    until(lambda: turn() and lead.orders_done("gpu2"), "it is here")
     thief = world.client("gpu3")
     assert thief.post(world.report("gpu3"))[0] == 200
     world.authority = Authority()
@@ -539,7 +541,7 @@ def test_certificates_that_are_renewed(world: World, lines: Lines) -> None:
             turn()
             and lead.tick() is None
             and lead.is_connected("gpu2")
-            and lead.is_settled("gpu2")
+            and lead.orders_done("gpu2")
             and lead.members["gpu2"].connection is not first
         ),
         "it is back",
@@ -585,7 +587,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         follower = world.follower(port=relay.port)
         turn = turns(follower)
         world.order("gpu2", ORDER)
-        until(lambda: turn() and world.lead.is_settled("gpu2"), "it has its orders")
+        until(lambda: turn() and world.lead.orders_done("gpu2"), "it has its orders")
         between, own = (answers, INJECTED) if side == "answers" else (sent, REQUEST)
         between.adds = bytes if replay else lambda _: own
         mapping = {
@@ -595,7 +597,7 @@ def test_a_relay_that_adds_something(world: World, lines: Lines, replay: bool, s
         text = f"{mapping[side]}: TLS failed: "  # the reason depends on how TCP cuts what passes
         until(lambda: turn() and lines.has(text), "it says why", lambda: lines.text)
         world.order("gpu2", ORDER, OTHER)
-        until(lambda: turn() and world.lead.is_settled("gpu2"), "the next one works")
+        until(lambda: turn() and world.lead.orders_done("gpu2"), "the next one works")
         assert list(follower.node.orders.values()) == [ORDER, OTHER]
         assert world.lead.report("gpu2", "chat") == CHAT
     assert not lines.has("Traceback")

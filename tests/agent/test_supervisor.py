@@ -411,7 +411,8 @@ def test_stop_without_a_node_that_cannot_be_asked(ready: Make) -> None:
     stage.run(25)
     assert stage.status.state == "stopping"
 
-    assert stage.until("stopped").doing == "gpu2 did not answer: its processes stop when it returns"
+    doing = stage.until("stopped").doing
+    assert doing == "gpu2 did not answer: processes there stop on reconnection"
     assert stage.lead.nodes["gpu2"].state == "running"
     stage.lead.away.clear()
     stage.run(2)

@@ -111,7 +111,7 @@ def test_speech_is_a_form_with_a_sound() -> None:
     """A second of silence that any reader of WAV files takes."""
     form = TRANSCRIPTION.body("org/whisper", "Hi", 1)
     assert isinstance(form, Form)
-    kind, _, limit = form.kind.partition("; boundary=")
+    kind, _, limit = form.content_type.partition("; boundary=")
     first, second, rest = form.data.split(f"--{limit}".encode())[1:4]
     head, _, sound = second.partition(b"\r\n\r\n")
 

@@ -61,7 +61,7 @@ def test_hints_name_the_folder_that_the_inventory_chose(
         (
             ANNA,
             Answer(node="gpu01", code=0, out="stranger\n"),
-            "another operator has taken the lock",
+            "process 4242 does not hold the lock",
         ),
         (
             "",
@@ -115,7 +115,7 @@ def test_a_broken_lock_stops_its_owner_and_says_who_did_it(
     assert "held by anna@" in capsys.readouterr().err
     assert held(capsys)
     assert run_command(["lock", "--break", "--yes"]) == 0
-    assert capsys.readouterr().out.startswith("c: broken; it was held by anna@")
+    assert capsys.readouterr().out.startswith("c: lock released; it was held by anna@")
     assert not held(capsys)
     (here / "go").touch()
     _, err = first.communicate(timeout=30)

@@ -191,7 +191,7 @@ def test_the_script_issues_valid_certificates(
         authority, own = stored[login, "AGENT_CA"], stored[login, "AGENT_CERTIFICATE"]
         public, key, _ = own.partition("-----BEGIN PRIVATE KEY-----")
         facts[node.name] = HostFacts(
-            secret_names=certificates.NAMES, certificates=authority + public
+            secret_names=certificates.SECRET_NAMES, certificates=authority + public
         )
         (tmp_path / "ca.pem").write_text(authority)
         (tmp_path / "own.pem").write_text(own)
@@ -286,7 +286,9 @@ def test_notes_stand_in_the_script_as_comments(
 
 def _is_certificate(sent: Sent) -> bool:
     """Return whether a command stores a certificate, which is different in every run."""
-    return {"store", "extend"} & {*sent.argv} != set() and sent.argv[-1] in certificates.NAMES
+    return {"store", "extend"} & {*sent.argv} != set() and sent.argv[
+        -1
+    ] in certificates.SECRET_NAMES
 
 
 def _reload(result: Case) -> Case:

@@ -14,7 +14,7 @@ from launcher.agent.desired import Policy
 from launcher.app.secrets import from_terminal
 from launcher.core import redaction
 from launcher.tools import certificates
-from launcher.tools.certificates import NAMES
+from launcher.tools.certificates import SECRET_NAMES
 from tests import supervision
 from tests.command_line import INVENTORY, SECRET, Cluster
 
@@ -39,7 +39,7 @@ def keyed(cluster: Cluster, tmp_path: Path) -> Cluster:
 def _certificates(cluster: Cluster) -> dict[str, tuple[bytes, ...]]:
     """Return the authority's certificate and the node's own (PEM), by node."""
     return {
-        node: tuple(machine.files[f"secrets/{name}"] for name in NAMES)
+        node: tuple(machine.files[f"secrets/{name}"] for name in SECRET_NAMES)
         for node, machine in cluster.world.machines.items()
     }
 
@@ -82,7 +82,7 @@ def test_the_list_shows_everything_but_values(keyed: Cluster) -> None:
         "age": 60.0,
         "handed": False,
     }
-    assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN", *NAMES}
+    assert set(files["gpu01"]) == {"", "HF_TOKEN", "VLLM_API_KEY", "RAY_AUTH_TOKEN", *SECRET_NAMES}
     for text in (ran.out, keyed.run("secrets", "list").out):
         assert not any(
             value in text for value in (SECRET, KEY, *(file.decode() for file in _token(keyed)))
@@ -108,11 +108,11 @@ def test_the_list_warns_before_certificates_expire(
     keyed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scripts read the warning from the exit code."""
-    monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
+    monkeypatch.setattr("launcher.tools.certificates._WARN_BEFORE", timedelta(days=5 * 365))
     ran = keyed.run("secrets", "list")
 
     assert ran.code == 1
-    assert "the agents' certificates end on 20" in ran.out
+    assert "the agents' certificates expire on 20" in ran.out
     assert "run `vlaunch up` to renew them" in " ".join(ran.out.split())
 
 
@@ -178,7 +178,7 @@ def test_rotate_renews_certificates_and_restarts_nothing(keyed: Cluster, tmp_pat
 
     assert ran.code == 0, ran.err
     assert "no container was restarted" in ran.err
-    assert len(keyed.world.changes) == 2 * (len(NAMES) + 1)
+    assert len(keyed.world.changes) == 2 * (len(SECRET_NAMES) + 1)
     assert len({authority for authority, _ in after.values()}) == 1
     old, new = ({text for pair in nodes.values() for text in pair} for nodes in (before, after))
     assert not old & new

@@ -271,11 +271,11 @@ def test_an_expired_certificate_is_refused_until_up_renews_it(whole: Practice) -
     reason = "the certificate is not accepted: certificate has expired"
     until(lambda: reason in log(whole, "node1"), "the head's log has the reason", 60)
     until(lambda: not is_connected(whole), "the worker is disconnected", 60)
-    assert "the agents' certificates ended on" in whole.vlaunch("status").out
+    assert "the agents' certificates expired on" in whole.vlaunch("status").out
     up = whole.vlaunch("up")
 
     assert up.code == 0, up.said
-    assert "node2: its agent's certificate ended on" in up.err
+    assert "node2: its agent's certificate expired on" in up.err
     assert whole.containers() == before
 
 

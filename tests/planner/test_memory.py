@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.tools.certificates import NAMES
+from launcher.tools.certificates import SECRET_NAMES
 from tests.command_line import INVENTORY, SECRET, Cluster
 
 PLACE = "/run/vlaunch-root"
@@ -26,7 +26,7 @@ def test_secrets_lie_in_memory_and_nowhere_else(memory: Cluster) -> None:
     assert ran.code == 0, ran.err
     for machine in memory.world.machines.values():
         assert machine.kept["HF_TOKEN"] == SECRET.encode()
-        assert set(machine.kept) == {*NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
+        assert set(machine.kept) == {*SECRET_NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
         assert not any(name.startswith("secrets/") for name in machine.files)
     run = next(command for command in memory.world.changes if "run" in command.argv)
     mount = f"type=bind,source={PLACE}/c/secrets,target=/run/vlaunch/secrets,readonly"
@@ -55,8 +55,8 @@ def test_after_a_reboot_up_writes_them_again(memory: Cluster) -> None:
     assert ran.code == 0
     assert "gpu02: its secrets are gone: a reboot clears memory" in ran.err
     verbs = [verb for verb in memory.world.verbs() if verb.startswith("gpu01")]
-    assert verbs == ["gpu01: extend", *(["gpu01: store"] * len(NAMES))]
-    assert set(memory.world.machines["gpu02"].kept) == {*NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
+    assert verbs == ["gpu01: extend", *(["gpu01: store"] * len(SECRET_NAMES))]
+    assert set(memory.world.machines["gpu02"].kept) == {*SECRET_NAMES, "HF_TOKEN", "RAY_AUTH_TOKEN"}
 
 
 def test_a_node_without_such_a_place_is_refused_before_anything_is_written(memory: Cluster) -> None:

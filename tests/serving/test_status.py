@@ -50,7 +50,7 @@ def test_certificates_that_end_soon_are_reported(
 ) -> None:
     """The cluster is whole all the same."""
     assert look(world).certificates == ""
-    monkeypatch.setattr("launcher.tools.certificates._WARNED", timedelta(days=5 * 365))
+    monkeypatch.setattr("launcher.tools.certificates._WARN_BEFORE", timedelta(days=5 * 365))
     report = look(world)
 
     assert report.certificates.endswith("; run `vlaunch up` to renew them")

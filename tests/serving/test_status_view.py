@@ -125,7 +125,7 @@ def drawn(
 
 def test_certificates_that_expire_soon_have_a_line() -> None:
     """The warning is shown unchanged."""
-    warning = "the agents' certificates end on 2032-02-28; run `vlaunch up` to renew them"
+    warning = "the agents' certificates expire on 2032-02-28; run `vlaunch up` to renew them"
     status = ClusterStatus(cluster="c", nodes=NODES, endpoint="", certificates=warning)
     console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
     show(render_status(status), console)

@@ -31,7 +31,7 @@ def issue(inventory: Inventory | None = None, at: datetime = NOW) -> Facts:
     authority, nodes = issue_certificates.issue_certificates(inventory or cluster(), at)
     return {
         name: HostFacts(
-            secret_names=certificates.NAMES,
+            secret_names=certificates.SECRET_NAMES,
             certificates=authority + pair.reveal().partition("-----BEGIN PRIVATE")[0],
         )
         for name, pair in nodes.items()
@@ -44,7 +44,7 @@ def test_certificates_are_renewed_90_days_before_they_expire() -> None:
 
     for at in (NOW - 1000 * day, NOW, NOW + YEARS - 90 * day):
         assert certificates.renewal_reasons(cluster(), facts, at) == {}
-    for at, verb in ((NOW + YEARS - 89 * day, "ends"), (NOW + YEARS, "ended")):
+    for at, verb in ((NOW + YEARS - 89 * day, "expires"), (NOW + YEARS, "expired")):
         assert certificates.renewal_reasons(cluster(), facts, at) == dict.fromkeys(
             ("gpu01", "gpu02"), f"its agent's certificate {verb} on 2032-02-28"
         )
@@ -109,8 +109,8 @@ def _remove_node(facts: Facts) -> None:
             _copy_from_other_node,
             "it has gpu01's certificate; set a separate `state_dir` for each of these nodes",
         ),
-        (_change_address, "its agent's certificate has another name or address"),
-        (_change_cluster, "its agent's certificate has another name or address"),
+        (_change_address, "its agent's certificate does not match its cluster, name or address"),
+        (_change_cluster, "its agent's certificate does not match its cluster, name or address"),
     ],
 )
 def test_an_invalid_certificate_has_a_reason(change: Callable[[Facts], None], reason: str) -> None:
@@ -126,7 +126,7 @@ def test_certificates_must_be_in_the_inventorys_place() -> None:
     facts, inventory = issue(), cluster("secrets_in: memory")
     assert set(certificates.renewal_reasons(inventory, facts, NOW)) == {"gpu01", "gpu02"}
     facts = {
-        name: replace(host, secret_names=(), secrets_in_memory=certificates.NAMES)
+        name: replace(host, secret_names=(), secrets_in_memory=certificates.SECRET_NAMES)
         for name, host in facts.items()
     }
 
@@ -146,5 +146,5 @@ def test_the_warning_starts_30_days_before_the_first_expires() -> None:
     warnings = [certificates.expiry_warning(texts, at) for at in (end - timedelta(days=30), end)]
     assert warnings == [
         f"the agents' certificates {verb} on 2032-02-28; run `vlaunch up` to renew them"
-        for verb in ("end", "ended")
+        for verb in ("expire", "expired")
     ]

@@ -112,7 +112,7 @@ def test_an_interrupted_renewal_keeps_agents_connected(
     assert (is_renewed(inventory), can_connect(inventory)) == (True, True)
     before = {host.certificates for host in observe(inventory).facts.values()}
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.tools.certificates._RENEWED", certificates._RENEWED * 99)
+        patch.setattr("launcher.tools.certificates._RENEW_BEFORE", certificates._RENEW_BEFORE * 99)
         for _ in range(2):
             steps = plan_steps(inventory)
             assert len(steps) == STEPS
