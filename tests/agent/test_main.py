@@ -37,10 +37,10 @@ QUICK = Policy(canary=0.2, stuck=60.0, start_timeout=20.0, grace=0.5, pause=0.1,
 MAIN = """if 1:
     import ctypes, sys
     sys.path.insert(0, sys.argv.pop(1))
-    from vlaunch_agent import __main__, crew, keeper, members, node, server
-    crew._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
-    node._LOOK, keeper._GATHER_SECONDS = 0.2, 0.3
-    __main__._INTERVAL, __main__._RAY_RETRY, keeper._RECONNECT_SECONDS = 0.1, 0.3, 1.0
+    from vlaunch_agent import __main__, leader, members, node, server, supervisor
+    leader._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
+    node._LOOK, supervisor._GATHER_SECONDS = 0.2, 0.3
+    __main__._INTERVAL, __main__._RAY_RETRY, supervisor._RECONNECT_SECONDS = 0.1, 0.3, 1.0
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     sys.exit(__main__.main())"""
 
