@@ -406,10 +406,13 @@ def _other_size(inventory: Inventory, option: str, size: int) -> int:
     if size < 1 or size > total:
         return 1
     other = "pp" if option == "tp" else "tp"
+    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    above = next(index for index, divisor in enumerate(divisors) if divisor > size)
     raise PlacementError(
         f"{option.upper()} {size} does not divide the cluster's {total} GPUs",
         evidence=describe_gpus(inventory),
-        hint=f"set both to use fewer GPUs: `--{option} {size} --{other} {total // size}`",
+        hint=f"use `--{option} {divisors[above - 1]}` or `--{option} {divisors[above]}`; to leave"
+        f" GPUs idle, set both sizes, such as `--{option} {size} --{other} {total // size}`",
     )
 
 
