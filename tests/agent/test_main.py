@@ -410,7 +410,11 @@ def test_a_server_that_sleeps_is_left_alone(cluster: Cluster) -> None:
     slept = server.status.asking
     until(lambda: server.status.asking > slept + 1.5, "it sleeps on", cluster.logs)
     server.be("broken", no=("asleep",))
-    until(lambda: "answered with 500: no luck" in server.status.reason, "it is odd", cluster.logs)
+    until(
+        lambda: "canary failed: HTTP 500: no luck" in server.status.reason,
+        "it is odd",
+        cluster.logs,
+    )
     server.be(no=("broken",))
     server.answers()
 
@@ -791,7 +795,7 @@ def test_no_member_is_answered_before_the_first_turn(monkeypatch: pytest.MonkeyP
     steps: list[str] = []
     serving = SimpleNamespace(start=lambda: steps.append("answer members"))
     monkeypatch.setattr(server, "HttpServer", lambda *_: serving)
-    monkeypatch.setattr(Agent, "tick", lambda self: steps.append("turn") or self.told.append(15))
+    monkeypatch.setattr(Agent, "tick", lambda self: steps.append("turn") or self.signals.append(15))
     args = argparse.Namespace(
         node="gpu1",
         head="127.0.0.1",
