@@ -110,7 +110,7 @@ class Agent:
     def __init__(self, args: argparse.Namespace) -> None:
         self.woken = threading.Event()  # there are other orders
         self.node = LocalNode(
-            state.FOLDER, private_shm=args.private_shm, lost=self._exit_for_restart
+            state.FOLDER, private_shm=args.private_shm, on_gpus_lost=self._exit_for_restart
         )
         self.ray = RayDaemon(args.command)
         self.lead: Leader | None = None

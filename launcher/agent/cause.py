@@ -1,4 +1,4 @@
-"""Root cause in an engine's log: the first exception that does not only report another one.
+"""Root cause in an engine's log: its first exception that is no consequence of another failure.
 
 Standard library only; the agent, the driver of batches (whose archive includes this file) and the
 launcher parse logs with the same rules.
@@ -16,14 +16,14 @@ _RELEVANT = re.compile(
     r"Connection closed|Connection reset|Segmentation fault|Aborted|timed"
     r" out|(?:Error|Exception)$|(?:Value|Assertion) error, |\[type=\w+, input_"
 )
-_TALK = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # of vLLM, which goes on after these
+_NOT_FATAL = re.compile(r"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d ")  # levels of vLLM's log below ERROR
 # `ValueError: …`, `pydantic_core._pydantic_core.ValidationError: …`, `AssertionError`: how Python
 # ends a traceback.
 _RAISED = re.compile(r"(?:^|[\]\s)])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?::\s.*|$))")
-# pydantic's header; each field's name and, below it, its error follow.
+# pydantic's header; each field's name and, on the next line, its error follow.
 _INVALID = re.compile(r"\d+ validation errors? for \w+$")
-_DETAIL = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?: \[type=|$)")
-_FIELD = re.compile(r"[\w.\[\]-]+$")
+_FIELD_ERROR = re.compile(r"((?:Value|Assertion) error, .*?|\S.*?(?= \[type=))(?: \[type=|$)")
+_FIELD_NAME = re.compile(r"[\w.\[\]-]+$")
 # These only report that something else failed before.
 _CONSEQUENCE = re.compile(
     r"Engine core initialization"
@@ -37,16 +37,17 @@ _PREFIX = re.compile(r"(?:\([^()]*\bpid=[^()]*\) ?)*(?:[A-Z]+ \d\d-\d\d \S+ \[[^
 _PROCESS = re.compile(r"\(([\w-]+) pid=(\d+)(?:, ip=([\w.:-]+))?")
 # Ray's line before a traceback: `ray::RayWorkerProc.initialize_worker() (pid=7, ip=…, …)`
 _REMOTE = re.compile(r"\bray::(\w+)\S* \(pid=(\d+), ip=([\w.:-]+)")
-_NEXT = re.compile(
+# Lines that end the traceback below a `_REMOTE` line.
+_REMOTE_END = re.compile(
     r"Traceback \(|The above exception was|During handling of the above|the engine did not start"
 )
-LONGEST = 400  # characters of a cause
+MAX_CAUSE_CHARS = LONGEST = 400
 
 
 @dataclass(frozen=True)
 class LoggedException:
     """An exception in a log: its text, the process that raised it, the address of its node if
-    logged, and the first and last line number.
+    logged, and the indices of its first and last line.
     """
 
     text: str
@@ -59,46 +60,46 @@ class LoggedException:
 def is_relevant(line: str, before: str = "") -> bool:
     """True for a line that may explain an engine's death; `before` is the line above it."""
     is_error = _RELEVANT.search(line) or _INVALID.search(before)
-    return bool(is_error) and not _TALK.search(line)
+    return bool(is_error) and not _NOT_FATAL.search(line)
 
 
-def root_cause(lines: Iterable[str], *, reports: bool = False) -> str:
+def root_cause(lines: Iterable[str], *, or_consequence: bool = False) -> str:
     """Return the text of the exception from `find_exception`; empty if there is none."""
-    raised = find_exception(lines, reports=reports)
+    raised = find_exception(lines, or_consequence=or_consequence)
     return raised.text if raised else ""
 
 
-def find_exception(lines: Iterable[str], *, reports: bool = False) -> LoggedException | None:
-    """Return the exception that caused a death: the first that does not only report another one,
-    preferably a worker's. Python prints the innermost of a chain first.
+def find_exception(lines: Iterable[str], *, or_consequence: bool = False) -> LoggedException | None:
+    """Return the exception that caused a death: the first that is no consequence of another
+    failure, preferably a worker's; Python prints the innermost of a chain first.
 
-    With `reports`, fall back to the first one that reports another.
+    With `or_consequence`, fall back to the first consequence.
     """
     ranked: list[tuple[bool, bool, LoggedException]] = []
     plain_lines = [_ESCAPES.sub("", line) for line in lines]
-    remote, head = None, 0
-    for number, line in enumerate(plain_lines):
+    remote, remote_index = None, 0
+    for index, line in enumerate(plain_lines):
         if match := _REMOTE.search(line):
-            remote, head = match, number
+            remote, remote_index = match, index
             continue
-        if _NEXT.search(line):
+        if _REMOTE_END.search(line):
             remote = None
         if "Error" not in line and "Exception" not in line:
             continue
-        if line.startswith("(raylet) ") or _TALK.search(line):
+        if line.startswith("(raylet) ") or _NOT_FATAL.search(line):
             continue
         if match := _RAISED.search(line):
             before = line[: match.start(1)]
-            text, below = _exception_text(match[1].strip(), plain_lines[number + 1 : number + 3])
+            text, below = _exception_text(match[1].strip(), plain_lines[index + 1 : index + 3])
             process, address = _parse_process(before, remote)
-            start = head if remote else number
-            raised = LoggedException(text[:LONGEST], process, address, start, number + below)
+            start = remote_index if remote else index
+            raised = LoggedException(text[:MAX_CAUSE_CHARS], process, address, start, index + below)
             ranked.append((bool(_CONSEQUENCE.search(text)), "Worker" not in before, raised))
     # Stable: the first stays first among equals. Workers' lines reach the driver's log late.
     consequence, _, first = min(
         ranked, key=lambda candidate: candidate[:2], default=(True, False, None)
     )
-    return first if reports or not consequence else None
+    return first if or_consequence or not consequence else None
 
 
 def _parse_process(before: str, remote: re.Match[str] | None) -> tuple[str, str]:
@@ -117,7 +118,7 @@ def _exception_text(raised: str, after: Sequence[str]) -> tuple[str, int]:
         return raised, 0
     below = [_PREFIX.sub("", line, count=1).strip() for line in after]
     for number, line in enumerate(below):
-        if match := _DETAIL.match(line):
-            field = below[0] if number and _FIELD.match(below[0]) else ""
+        if match := _FIELD_ERROR.match(line):
+            field = below[0] if number and _FIELD_NAME.match(below[0]) else ""
             return (f"{field}: {match[1]}" if field else match[1]), number + 1
     return raised, 0

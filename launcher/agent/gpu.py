@@ -34,7 +34,7 @@ _LOST = (
     "No devices were found",
 )
 # The driver was upgraded, and the kernel still runs the old one: no container can mend that.
-OUTDATED = "version mismatch"
+DRIVER_MISMATCH = "version mismatch"
 _ROOT = "/"  # of the kernel's files
 
 
@@ -56,7 +56,7 @@ class Gpu:
 def query_gpus(indices: Sequence[int] | None = None) -> list[Gpu]:
     """Return this container's GPUs, or those with the indices; empty if unknown. Raises GpuLost."""
     code, out = children.run(_GPUS, _TIMEOUT)
-    if OUTDATED in out or any(error in out for error in _LOST):
+    if DRIVER_MISMATCH in out or any(error in out for error in _LOST):
         raise GpuLost(out.strip().splitlines()[0][:200])
     rows = [row for row in map(_csv_fields, out.splitlines()) if len(row) == 4 and row[0].isdigit()]
     gpus = list(_amd_gpus()) if code == 127 else [_parse_gpu(row) for row in rows if code == 0]

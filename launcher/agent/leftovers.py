@@ -1,6 +1,7 @@
 """Shared memory left behind by killed engines, which cannot remove their segments.
 
-Only for a /dev/shm of the container's own: open files of processes outside of it are unknown.
+For a /dev/shm that belongs to this container alone: in a shared one, files that processes outside
+the container have open would look unused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import os
 import time
 
 _SHM = "/dev/shm"
-_AGE = 60.0  # seconds; a younger file may be between its creation and its first use
+_MIN_AGE = 60.0  # seconds; a younger file may be between its creation and its first use
 
 
-def remove_leftovers(folder: str = _SHM, age: float = _AGE) -> None:
+def remove_leftovers(folder: str = _SHM, min_age: float = _MIN_AGE) -> None:
     """Remove files that no living process has open or mapped."""
-    used, before = _used_files(folder), time.time() - age
+    used, before = _used_files(folder), time.time() - min_age
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):

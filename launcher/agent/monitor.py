@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from .apis import Apis
 from .background import Background
-from .cause import LONGEST
+from .cause import MAX_CAUSE_CHARS
 from .desired import Desired
 from .faults import DeathSign
 from .health import Clock
@@ -224,4 +224,4 @@ def _exit_sign(number: int, node: str, report: ServerReport) -> DeathSign:
 
 def _add_evidence(sign: DeathSign, report: ServerReport) -> DeathSign:
     """Add the output of a node's engine."""
-    return replace(sign, evidence=report.evidence, cause=report.cause[:LONGEST])
+    return replace(sign, evidence=report.evidence, cause=report.cause[:MAX_CAUSE_CHARS])

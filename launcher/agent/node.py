@@ -1,7 +1,7 @@
 """Engines on this node: starts and stops them on the supervisor's orders, and reports their state.
 
-It decides nothing. Orders are a level, not an edge: always all servers that should run; any other
-server is stopped. Without new orders nothing changes.
+Orders are complete: they have all servers that should run, and any other is stopped. Without new
+orders nothing changes. This node itself decides if its GPUs have room, and when it kills ranks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from .inspection import Inspection, InspectionTarget
 from .probe import ApiProbe, ProbeReport
 from .process import IDLE, RUNNING, STOPPING, LocalEngine
 
-# What an order asks for. keep: go on if it runs, and start nothing; prepare: see whether it could
-# start; run: start it.
+# Phases of an order. keep: leave a running engine alone, start nothing; prepare: stop it, and
+# check if a new one has room; run: start it.
 KEEP, PREPARE, RUN = "keep", "prepare", "run"
-LOST = "this container has lost its GPUs"
-OUTDATED = "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node"
-_ONCE = "free once"
-_LOOK = 2.0  # seconds between two checks of the ranks' processes, or of GPU memory
+GPUS_LOST = "this container has lost its GPUs"
+DRIVER_OUTDATED = "the NVIDIA driver was upgraded but not loaded: run `sudo reboot` on this node"
+_FREE_ONCE = "free once"
+_CHECK_SECONDS = 2.0  # between two checks of the ranks' processes, or of GPU memory
 
 
 @dataclass(frozen=True)
 class Order:
     """Part of one server that should run on this node.
 
-    `argv` is empty if other nodes run it and only its ranks' `pids` are watched. `behind` is the
-    range of replica numbers behind its API, empty if the server has only one. `share` is the part
-    of a GPU's memory that must be free (None: any), on `count` GPUs of those in `gpus` (None: all);
-    with `inspect` the ranks are sampled.
+    `argv` is empty if other nodes run it and only its ranks' `pids` are watched. `grace` is the
+    time before SIGKILL and `canary` the interval of test requests, in seconds. `api` is a host and
+    port, `behind` the range (first, end) of replica numbers behind it, (0, 0) if the server has
+    only one. `share` is the part of a GPU's memory, 0 to 1, that must be free (None: not checked)
+    on `count` of the `gpus` (None: all); with `inspect` the ranks are sampled.
     """
 
     generation: int
@@ -56,9 +57,9 @@ class ServerReport:
     """One server on one node; the defaults describe a node without it.
 
     `last` is the generation started last, `prepared` the one that may start, `waits` the reason why
-    it waits. `ended`, `evidence` and `cause` are how the engine exited, its output and its first
-    error; `pid` is its running process, `ranks` are the living processes of its ranks. `room` has a
-    generation and its number of free GPUs.
+    it may not yet. `ended`, `evidence` and `cause` are how the engine exited, its output and its
+    first error; `pid` is its running process, `ranks` are the living processes of its ranks. `room`
+    is a generation and the number of GPUs with enough free memory for it.
     """
 
     state: str = IDLE
@@ -80,8 +81,8 @@ NOTHING = ServerReport()
 
 @dataclass(frozen=True, kw_only=True)
 class AgentReport:
-    """Report of a node's agent: its `number` since this `boot`, and the number of the head agent's
-    (`head_boot`) orders that are `done`.
+    """Report of a node's agent, its `number`th since this `boot`; `done` is the sequence number of
+    the last orders of the head's agent (`head_boot`) that it carried out.
     """
 
     node: str
@@ -100,13 +101,13 @@ class LocalServer:
         self.engine = LocalEngine(name, state.server_file(name, state.LOG, folder))
         self.probe: ApiProbe | None = None
         self.prepared, self.waits = 0, ""  # the generation that may start, or why it waits
-        self.room: tuple[int, int] | None = None  # of a generation, how many GPUs are free for it
+        self.room: tuple[int, int] | None = None  # see `ServerReport`
         self.ranks: tuple[int, ...] = ()  # the living processes that Ray runs here
         self.inspection = Inspection()
         self._pids: tuple[int, ...] = ()
-        self._ending: float | None = None
-        self._answers, self._looked = 0, 0.0
-        self._check: Background[None] | None = None  # whether the GPUs have room
+        self._ending_since: float | None = None
+        self._answers, self._checked_at = 0, 0.0
+        self._memory_check: Background[None] | None = None
 
     def tick(self, order: Order | None) -> None:
         """Run one round: poll, then apply the order."""
@@ -131,9 +132,9 @@ class LocalServer:
         elif order.share is None:
             self.prepared = order.generation
         now = time.monotonic()
-        if now - self._looked >= _LOOK:
-            self._looked = now
-            self._inspect(order)
+        if now - self._checked_at >= _CHECK_SECONDS:
+            self._checked_at = now
+            self._check(order)
 
     def _apply_order(self, order: Order | None) -> None:
         """Stop or start the engine, if it differs from the order."""
@@ -155,12 +156,12 @@ class LocalServer:
     def _end_ranks(self, order: Order | None) -> None:
         """Kill ranks that outlive their driver: a hung one does not react to Ray either."""
         if order is not None and order.phase != PREPARE:
-            self._pids, self._ending = order.pids, None
+            self._pids, self._ending_since = order.pids, None
             return
         self._pids = tuple(process.ray_workers({*self._pids, *(order.pids if order else ())}))
         now = time.monotonic()
-        self._ending = (self._ending or now) if self._pids else None
-        if self._ending is not None and now - self._ending >= self.order.grace:
+        self._ending_since = (self._ending_since or now) if self._pids else None
+        if self._ending_since is not None and now - self._ending_since >= self.order.grace:
             process.kill(self._pids)
 
     def _note_answers(self, probe: ApiProbe) -> None:
@@ -172,32 +173,32 @@ class LocalServer:
             self._answers = probe.answers
             self.engine.mark_healthy()
 
-    def _inspect(self, order: Order) -> None:
+    def _check(self, order: Order) -> None:
         """Check which ranks are alive, and whether the GPUs have free memory."""
         self.ranks = tuple(filter(process.is_alive, order.pids))
-        over = self._check is None or self._check.done
+        over = self._memory_check is None or self._memory_check.done
         if order.phase == PREPARE and self.prepared != order.generation and over:
             # a driver that hangs must not stop the agent
-            self._check = Background(lambda: self._prepare(order))
+            self._memory_check = Background(lambda: self._check_memory(order))
 
-    def _prepare(self, order: Order) -> None:
+    def _check_memory(self, order: Order) -> None:
         self.room = None
         try:
             free, waits = gpu.free_gpus(order.share or 0.0, order.gpus, order.count)
             self.room = None if free is None else (order.generation, free)
         except gpu.GpuLost as why:
-            waits = f"{OUTDATED if gpu.OUTDATED in str(why) else LOST}: {why}"
+            waits = f"{DRIVER_OUTDATED if gpu.DRIVER_MISMATCH in str(why) else GPUS_LOST}: {why}"
         if order.gpus != self.order.gpus:
             return
         if waits:
             self.waits = waits
-        elif self.waits and self.waits != _ONCE:
-            self.waits = _ONCE  # memory is freed gradually: it must be free twice in a row
+        elif self.waits and self.waits != _FREE_ONCE:
+            self.waits = _FREE_ONCE  # memory is freed gradually: it must be free twice in a row
         else:
             self.prepared, self.waits = order.generation, ""
 
     def report(self) -> ServerReport:
-        """Return its state."""
+        """Return the server's state on this node."""
         engine = self.engine
         runs = engine.state == RUNNING
         prints = engine.ended or runs
@@ -205,7 +206,7 @@ class LocalServer:
             state=STOPPING if engine.state == IDLE and not self.idle else engine.state,
             last=engine.last,
             prepared=self.prepared,
-            waits="" if self.waits == _ONCE else self.waits,
+            waits="" if self.waits == _FREE_ONCE else self.waits,
             ended=engine.ended,
             evidence=engine.evidence if prints else "",
             cause=engine.cause if prints else "",
@@ -219,14 +220,16 @@ class LocalServer:
     @property
     def idle(self) -> bool:
         """True if nothing of it runs on this node."""
-        return self.engine.state == IDLE and self._ending is None
+        return self.engine.state == IDLE and self._ending_since is None
 
 
 class LocalNode:
     """All servers' parts on this node."""
 
-    def __init__(self, folder: str, *, private_shm: bool, lost: Callable[[str], None]) -> None:
-        self.folder, self.private_shm, self._lost = folder, private_shm, lost
+    def __init__(
+        self, folder: str, *, private_shm: bool, on_gpus_lost: Callable[[str], None]
+    ) -> None:
+        self.folder, self.private_shm, self._on_gpus_lost = folder, private_shm, on_gpus_lost
         self.orders: Mapping[str, Order] = {}
         self.servers: dict[str, LocalServer] = {}
         self._stopping = False
@@ -248,12 +251,12 @@ class LocalNode:
         if was == STOPPING and server.idle and self.private_shm:
             leftovers.remove_leftovers()
         ranks = any(other.ranks for other in self.servers.values())
-        if server.waits.startswith(LOST) and not self.has_engine and not ranks:
+        if server.waits.startswith(GPUS_LOST) and not self.has_engine and not ranks:
             # a restart of the container hurts nothing that works
-            self._lost(server.waits)
+            self._on_gpus_lost(server.waits)
 
     def report(self) -> dict[str, ServerReport]:
-        """Return the state of all of them."""
+        """Return the states of all servers on this node."""
         return {name: server.report() for name, server in self.servers.items()}
 
     def stop_all(self) -> bool:
@@ -272,5 +275,5 @@ class LocalNode:
 
     @property
     def has_engine(self) -> bool:
-        """True while an engine runs."""
+        """True while an engine, or a rank that outlived one, runs."""
         return any(not server.idle for server in self.servers.values())

@@ -97,11 +97,11 @@ class CommandContext:
             )
 
     def locked(
-        self, session: Session, *, unless: bool = False, needed: bool = True
+        self, session: Session, *, skip: bool = False, required: bool = True
     ) -> AbstractContextManager[Session]:
-        """Hold the cluster's lock (see `launcher.app.locked`), unless this is a dry run."""
+        """Hold the cluster's lock (see `launcher.app.locked`); a dry run takes none."""
         wait = max(self.lock_wait, session.inventory.lock_wait)
-        return locked(session, wait=wait, unless=self.dry_run or unless, needed=needed)
+        return locked(session, wait=wait, skip=self.dry_run or skip, required=required)
 
     def confirm(self, session: Session, question: str, *, hint: str = "") -> None:
         """Ask before something is destroyed, unless `--yes` or this is a dry run; raise Abort for a

@@ -1,4 +1,4 @@
-"""The cluster's lock, held from before the first query, since plans depend on its result."""
+"""The cluster's lock, held from before the first query, since plans depend on the answers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from launcher.ssh.background import BackgroundCommand
     from launcher.ssh.fleet import Line
 
-_ANSWER = 30.0  # seconds beyond the waiting time
+_ANSWER_SECONDS = 30.0  # for the head's answer, beyond the waiting time
 _COMPLAINT_LINES = 6  # last lines of the head's standard error
 
 
 @contextmanager
 def locked(
-    session: Session, *, wait: float = 0.0, unless: bool = False, needed: bool = True
+    session: Session, *, wait: float = 0.0, skip: bool = False, required: bool = True
 ) -> Iterator[Session]:
-    """Hold the cluster's lock inside the block, which gets a session that stops when the lock is
-    lost.
+    """Hold the cluster's lock inside the block; its session sends no more commands once the lock is
+    lost. Without a connection to the head, warn and continue without the lock.
 
     Args:
         session: the session without the lock.
         wait: seconds to wait for another operator; with 0 the command fails at once.
-        unless: take no lock, for a dry run.
-        needed: if false, an unreachable head is no error: a clean-up goes as far as it can.
+        skip: take no lock, for a dry run or if nothing is to be changed.
+        required: if false, only warn if the head cannot lock: a clean-up goes as far as it can.
 
     Raises:
         LockError: another operator holds the lock, or, inside the block, it was lost.
-        NodeError: the head cannot lock.
+        NodeError: the head cannot lock, and `required` is true.
     """
     head = session.inventory.head
-    if unless:
+    if skip:
         yield session
         return
     if head.name in session.missing:
@@ -61,7 +61,7 @@ def locked(
         except LockError:
             raise
         except NodeError as error:
-            if needed:
+            if required:
                 raise
             reason = (error.evidence.strip() or error.message).splitlines()[-1]
         if reason:
@@ -119,11 +119,11 @@ def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
 def _await_lock(
     session: Session, head: Node, channel: BackgroundCommand, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
-    """Return None once the lock is ours, or its dead owner (not with `again`)."""
+    """Return None once the lock is ours, or its owner if dead; `again` waits even for that."""
     began = time.monotonic()
     owner, complaints = lock.Owner(), list[str]()
     while True:
-        message = _next_message(head, channel, wait, began + wait + _ANSWER)
+        message = _next_message(head, channel, wait, began + wait + _ANSWER_SECONDS)
         if isinstance(message, Answer):
             answer = replace(message, err="\n".join((*complaints[-_COMPLAINT_LINES:], message.err)))
             raise _refusal_error(session, head, answer, owner, wait)
@@ -158,7 +158,7 @@ def _next_message(
     if message is None:
         raise NodeError(
             head.name,
-            f"did not respond to the lock request within {wait + _ANSWER:.0f}s",
+            f"did not respond to the lock request within {wait + _ANSWER_SECONDS:.0f}s",
         )
     return message
 
@@ -185,26 +185,20 @@ def _refusal_error(
     if answer.code == lock.MISSING:
         hint = f"install it on {head.name}: `apt-get install util-linux`"
     elif answer.code == 255:
-        hint = "run the same command again"
+        hint = f"run the same command again: the connection to {head.name} was lost"
     return NodeError(head.name, "cannot take the cluster's lock", evidence=answer.tail, hint=hint)
 
 
 def _lost_error(head: Node, breaker: lock.Owner | None, answer: Answer | None) -> LockError:
-    text, evidence = (
-        "lost the cluster's lock with the connection; stopped there",
-        answer.tail if answer else "",
-    )
+    text, evidence = "lost the cluster's lock with the connection", answer.tail if answer else ""
     if breaker is not None:
         name = f"{breaker.who}@{breaker.host}" if breaker.who else "an unknown operator"
-        text, evidence = (
-            f"{name} broke the cluster's lock (`vlaunch lock --break`); stopped there",
-            "",
-        )
+        text, evidence = f"{name} broke the cluster's lock (`vlaunch lock --break`)", ""
     return LockError(
         head.name,
-        text,
+        f"{text}; stopped before the next step",
         evidence=evidence,
-        hint="run `vlaunch status`, then the same command, which continues from there",
+        hint="run `vlaunch status`, then the same command, which continues where it stopped",
     )
 
 

@@ -88,7 +88,8 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     return ["", f"# {comment}", f': "${{RAY_AUTH_TOKEN:=$({source})}}"']
 
 
-# What launcher/app/certificates.py does, for OpenSSL 3.
+# Equivalent of launcher/app/certificates.py for OpenSSL 3. The authority's key is in a temporary
+# file, which the script removes after the last signature.
 _ISSUE = r"""
 # The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
 certificates=$(mktemp -d)

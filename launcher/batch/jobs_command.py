@@ -56,7 +56,7 @@ def jobs(call: CommandContext, names: tuple[str, ...]) -> None:
     ctx = call if names else replace(call, shows="none")  # without names, JSON is the answer
     with (
         ctx.session(nodes=[call.inventory.head]) as session,
-        call.locked(session, unless=not names) as locked,
+        call.locked(session, skip=not names) as locked,
     ):
         snapshot, statuses = query_jobs(locked, update=bool(names))
         if names:

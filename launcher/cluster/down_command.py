@@ -36,7 +36,7 @@ def down(call: CommandContext, purge: bool) -> None:
     batch results, the audit trail and, without --purge, the compile cache stay.
     """
     with call.session(hooks_of="down", partial=True) as session:
-        with call.locked(session, unless=not session.reached, needed=False) as locked:
+        with call.locked(session, skip=not session.reached, required=False) as locked:
             if not (call.yes or call.dry_run):
                 _confirm(call, locked, purge=purge)
             locked.hooks.run_pre(locked.printer)

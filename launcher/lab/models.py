@@ -1,4 +1,4 @@
-"""Tiny random models for lab hosts: built once inside the image, then copied to all hosts."""
+"""Tiny models with random weights: built once inside the image, then copied to all lab hosts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from launcher.lab import hosts, image, machine
 from launcher.lab.layout import HF_HOME, Host, Lab
 from launcher.lab.machine import Say
 
-NAME = "tiny-llama"
+LLAMA = "tiny-llama"
 MOE = "tiny-moe"
 EMBED = "tiny-embed"
 RERANK = "tiny-rerank"
-_OTHERS = Path(__file__).with_name("tiny_others.py")
-# The order matters: the others use the tokenizer of the first one.
+_OTHER_MODELS = Path(__file__).with_name("tiny_others.py")
+# Built in this order: the other models use the tokenizer of tiny-llama.
 _SCRIPTS = {
-    NAME: Path(__file__).with_name("tiny_llama.py"),
-    MOE: _OTHERS,
-    EMBED: _OTHERS,
-    RERANK: _OTHERS,
+    LLAMA: Path(__file__).with_name("tiny_llama.py"),
+    MOE: _OTHER_MODELS,
+    EMBED: _OTHER_MODELS,
+    RERANK: _OTHER_MODELS,
 }
 
 
-def ensure(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
+def ensure_models(lab: Lab, cache: Path, archive: Path, say: Say) -> None:
     """Copy the models to all hosts that lack them, building them if the cache has none."""
     cached = cache / f"model-{_digest(archive)}"
     with image.cache_lock(cache):
@@ -69,7 +69,7 @@ def _build_models(host: Host, cached: Path) -> None:
                 image.NAME,
                 f"{container_dir}/{script.name}",
                 f"{container_dir}/{name}",
-                f"{container_dir}/{NAME}",
+                f"{container_dir}/{LLAMA}",
             ),
             timeout=300,
             what=f"making the model {name}",

@@ -57,7 +57,7 @@ def start_lab(lab: Lab, *, cache: Path, with_image: bool, say: Say) -> None:
             load_image(lab, archive, image.NAME, say)
             if lab.accelerator != "cpu":
                 load_image(lab, gpu_image.ensure(cache, archive), gpu_image.NAME, say)
-            models.ensure(lab, cache, archive, say)
+            models.ensure_models(lab, cache, archive, say)
 
 
 def check_directory(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""Packaged recipes with their kinds of nodes, and recipes in files of the same format.
+"""Packaged recipes with their hardware profiles, and recipes in files of the same format.
 
 `data/recipes.json` holds the keys of `schema.py` from one commit of vllm-project/recipes
 (`data/NOTICE`); `make recipes` writes it.
@@ -28,8 +28,8 @@ _NOT_IN_DRIVER = re.compile(r"dgx|spark|station|\d+x")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """A kind of node; unknown values are empty or 0. `vram_gb` is the memory of all its GPUs;
-    `accelerator` has the inventory's values, which are the brands in recipes.
+    """Hardware profile of a node; unknown values are empty or 0. `vram_gb` is the memory of all its
+    GPUs; `accelerator` is one of the inventory's values (nvidia …), which recipes call brands.
     """
 
     name: str = ""
@@ -52,7 +52,7 @@ def find_hardware(name: str, candidates: Mapping[str, Hardware]) -> Hardware:
     """Return the hardware of a name; raises RequestError when there is none."""
     if name not in candidates:
         raise RequestError(
-            f"no recipe has hardware `{name}` of this kind{did_you_mean(name, candidates)}",
+            f"no recipe has hardware `{name}` for this accelerator{did_you_mean(name, candidates)}",
             evidence="known: " + ", ".join(sorted(candidates)),
             hint="choose one with `--hardware NAME`",
         )
@@ -62,8 +62,8 @@ def find_hardware(name: str, candidates: Mapping[str, Hardware]) -> Hardware:
 def match_hardware(
     gpus: Sequence[Gpu], count: int, candidates: Mapping[str, Hardware]
 ) -> Hardware | None:
-    """Return the hardware with `count` such GPUs, or the largest with fewer, by the driver's name
-    of a GPU, such as `NVIDIA H100 80GB HBM3`. None when none matches.
+    """Return the hardware with `count` such GPUs, else the largest with fewer, else the smallest,
+    by the driver's name of a GPU, such as `NVIDIA H100 80GB HBM3`. None when none matches.
     """
     reported = set(re.findall(r"[a-z0-9]+", gpus[0].name.lower())) if gpus else set()
     matches = [hardware for name, hardware in candidates.items() if _driver_terms(name) <= reported]
@@ -74,16 +74,16 @@ def match_hardware(
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """Packaged recipes by name (ORG/MODEL), and their kinds of nodes."""
+    """Packaged recipes by name (ORG/MODEL), and their hardware profiles."""
 
     source: str
     hardware: Mapping[str, Any]
     recipes: Mapping[str, Any]
 
     def hardware_by_name(self, accelerator: str) -> dict[str, Hardware]:
-        """Return the kinds of nodes with such GPUs by name, such as h100."""
-        kinds = {name: Hardware(name=name, **data) for name, data in self.hardware.items()}
-        return {name: kind for name, kind in kinds.items() if kind.accelerator == accelerator}
+        """Return the hardware profiles of an accelerator by name, such as h100."""
+        profiles = {name: Hardware(name=name, **data) for name, data in self.hardware.items()}
+        return {key: value for key, value in profiles.items() if value.accelerator == accelerator}
 
     def load_recipe(self, name: str) -> Recipe:
         """Return a packaged recipe, or the one in a file; raises RequestError."""

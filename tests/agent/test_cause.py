@@ -128,11 +128,11 @@ def test_a_report_may_have_to_do() -> None:
     """Only on request, and without another exception."""
     messages = ["RuntimeError: Engine core initialization failed. See root cause above."]
 
-    assert (cause.root_cause(messages), cause.root_cause(messages, reports=True)) == (
+    assert (cause.root_cause(messages), cause.root_cause(messages, or_consequence=True)) == (
         "",
         messages[0],
     )
-    assert cause.root_cause([*messages, "ValueError: x"], reports=True) == "ValueError: x"
+    assert cause.root_cause([*messages, "ValueError: x"], or_consequence=True) == "ValueError: x"
 
 
 def test_a_worker_is_nearer_to_the_cause() -> None:
@@ -151,7 +151,7 @@ def test_colours_and_length() -> None:
     """Ray colours what it passes on; a cause is for one line of a table."""
     text = "\x1b[36m(RayWorkerWrapper pid=1)\x1b[0m ValueError: " + "x" * 9000
 
-    assert cause.root_cause([text]) == f"ValueError: {'x' * 9000}"[: cause.LONGEST]
+    assert cause.root_cause([text]) == f"ValueError: {'x' * 9000}"[: cause.MAX_CAUSE_CHARS]
 
 
 def test_nothing_is_no_cause() -> None:

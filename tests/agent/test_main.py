@@ -39,7 +39,7 @@ MAIN = """if 1:
     sys.path.insert(0, sys.argv.pop(1))
     from vlaunch_agent import __main__, leader, members, node, server, supervisor
     leader._RETURN, members.EVERY, server._HANDSHAKE = 0.5, 0.2, 1.0
-    node._LOOK, supervisor._GATHER_SECONDS = 0.2, 0.3
+    node._CHECK_SECONDS, supervisor._GATHER_SECONDS = 0.2, 0.3
     __main__._INTERVAL, __main__._RAY_RETRY, supervisor._RECONNECT_SECONDS = 0.1, 0.3, 1.0
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     sys.exit(__main__.main())"""

@@ -37,7 +37,7 @@ def local_node(tmp_path: Path) -> Iterator[LocalNode]:
     in `lost`.
     """
     lost: list[str] = []
-    created = LocalNode(str(tmp_path), private_shm=False, lost=lost.append)
+    created = LocalNode(str(tmp_path), private_shm=False, on_gpus_lost=lost.append)
     created.why = lost  # type: ignore[attr-defined]
     yield created
     until(created.stop_all, "it ends")
@@ -67,7 +67,7 @@ def test_a_start_waits_for_memory(local_node: LocalNode, monkeypatch: pytest.Mon
     """It says who holds it; memory is freed by and by, so what is free is looked at twice before it
     is believed.
     """
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     says = ["held by x", "", "held by x", "", ""]
     looked: list[tuple[object, ...]] = []
 
@@ -107,7 +107,7 @@ def test_a_driver_that_hangs_stops_nothing(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent goes on, and asks no second time meanwhile."""
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     requests: list[int] = []
     over = threading.Event()
     monkeypatch.setattr(
@@ -125,7 +125,7 @@ def test_gpus_that_are_lost_start_the_container_anew(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only if nothing works that this would hurt."""
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
 
     def gone(*_: object) -> str:
         raise gpu.GpuLost("Failed to initialize NVML")
@@ -146,7 +146,7 @@ def test_a_driver_that_was_upgraded_stops_no_container(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docker could not start it again: the start waits for a reboot, and says so."""
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     messages = (
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95"
     )
@@ -167,7 +167,7 @@ def test_lost_gpus_do_not_end_the_ranks_of_another_server(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray's ranks are no engines of this agent, and may well go on computing."""
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
 
     def gone(*_: object) -> str:
         raise gpu.GpuLost("Failed to initialize NVML")
@@ -191,7 +191,7 @@ def test_other_gpus_are_looked_at_before_a_start_on_them(
     local_node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that Ray has set aside meanwhile need not be the ones that were free."""
-    monkeypatch.setattr(node, "_LOOK", 0.0)
+    monkeypatch.setattr(node, "_CHECK_SECONDS", 0.0)
     full = {(2,): "GPU 2 is held"}
     monkeypatch.setattr(gpu, "free_gpus", lambda _, gpus, __: (1, full.get(gpus, "")))
     order = Order(generation=4, phase=PREPARE, argv=SLEEP, share=0.9, count=1)
@@ -301,7 +301,7 @@ def test_shared_memory_is_swept_after_an_engine(
         monkeypatch.setattr(
             leftovers, "remove_leftovers", lambda private=private: swept.append(private)
         )
-        created = LocalNode(str(tmp_path / str(private)), private_shm=private, lost=print)
+        created = LocalNode(str(tmp_path / str(private)), private_shm=private, on_gpus_lost=print)
         turn(
             created,
             "chat",

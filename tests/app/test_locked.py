@@ -141,7 +141,7 @@ def test_the_name_of_an_owner_draws_on_no_terminal(up: Cluster) -> None:
         ),
         (
             Answer(node="gpu01", code=255, err="the connection was lost"),
-            "run the same command again",
+            "run the same command again: the connection to gpu01 was lost",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_head_that_says_nothing_sensible_is_not_waited_for_for_ever(
     up: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it prints, and if it prints nothing."""
-    monkeypatch.setattr("launcher.app.locked._ANSWER", 0.05)
+    monkeypatch.setattr("launcher.app.locked._ANSWER_SECONDS", 0.05)
     up.lock = [Line(node="gpu01", text="what?"), Line(node="gpu01", text="locked", error=True)]
     ran = up.run("up")
 
@@ -214,7 +214,7 @@ def test_a_lock_that_is_lost_stops_the_command_before_its_next_step(
     ran = cluster.run(verb)
 
     assert ran.code == 1
-    assert "lost the cluster's lock with the connection; stopped there" in ran.err
+    assert "lost the cluster's lock with the connection; stopped before the next step" in ran.err
     # All of the wave that was on its way, and nothing after it.
     assert len({command.node for command in cluster.world.changes}) == len(cluster.world.changes)
 

@@ -40,8 +40,8 @@ class Case:
 
 
 CASES = [
-    Case(models.NAME, ("--tp", "1", "--pp", "2"), (*GENERATES, *GIVEN)),
-    Case(models.NAME, ("--tp", "2", "--pp", "1"), (*GENERATES, *SHARE)),
+    Case(models.LLAMA, ("--tp", "1", "--pp", "2"), (*GENERATES, *GIVEN)),
+    Case(models.LLAMA, ("--tp", "2", "--pp", "1"), (*GENERATES, *SHARE)),
     Case(models.MOE, ("--tp", "1", "--pp", "2"), (*GENERATES, *GIVEN)),
     Case(models.EMBED, ("--tp", "1", "--pp", "2"), (*POOLS, *SHARE)),
     Case(LARGE, ("--tp", "1", "--pp", "2"), (*GENERATES, *SHARE)),

@@ -73,14 +73,14 @@ def test_all_models_are_built_once_and_copied_to_all_hosts(
     (cache / "model-of-before").mkdir(parents=True)
 
     for _ in range(2):
-        models.ensure(lab, cache, Path("image-1.tar"), messages.append)
+        models.ensure_models(lab, cache, Path("image-1.tar"), messages.append)
 
     assert docker.built == [
         ("tiny_llama.py", "tiny-llama"),
         *[("tiny_others.py", "tiny-llama")] * 3,
     ]
     assert messages == ["making the tiny models"]
-    assert stored_weights(lab, models.NAME) == ["tiny_llama.py with []"] * 2
+    assert stored_weights(lab, models.LLAMA) == ["tiny_llama.py with []"] * 2
     for name in (models.MOE, models.EMBED, models.RERANK):
         assert name in tiny_others.KINDS
         assert stored_weights(lab, name) == ["tiny_others.py with ['model.safetensors']"] * 2
@@ -100,20 +100,20 @@ def test_all_models_are_built_once_and_copied_to_all_hosts(
 def test_another_image_makes_them_anew(lab: Lab, docker: Docker, tmp_path: Path) -> None:
     """Its libraries may write other bytes."""
     for archive in ("image-1.tar", "image-2.tar"):
-        models.ensure(lab, tmp_path / "cache", Path(archive), lambda _: None)
+        models.ensure_models(lab, tmp_path / "cache", Path(archive), lambda _: None)
 
     assert len(docker.built) == 8
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", [models.NAME, models.MOE, models.RERANK])
+@pytest.mark.parametrize("name", [models.LLAMA, models.MOE, models.RERANK])
 def test_a_differing_copy_is_replaced(lab: Lab, docker: Docker, tmp_path: Path, name: str) -> None:
     """Missing, changed or additional files; other hosts and models are not touched."""
-    models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
+    models.ensure_models(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
     before: Any = stored_weights(lab, name)
     (hosts.hf_home(lab.hosts[1]) / name / "model.safetensors").write_text("broken")
 
-    models.ensure(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
+    models.ensure_models(lab, tmp_path / "cache", Path("image-1.tar"), lambda _: None)
 
     assert stored_weights(lab, name) == before
     assert len(docker.built) == 4

@@ -33,11 +33,12 @@ NVIDIA = library.load_library().hardware_by_name("nvidia")
         ("NVIDIA GB10", 1, "dgx_spark_gb10"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4, "rtx_pro_6000_2x"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 8, "rtx_pro_6000_8x"),
+        ("NVIDIA GeForce RTX 4090", 1, "rtx_4090_2x"),
         ("NVIDIA A100-SXM4-80GB", 8, None),
     ],
 )
 def test_names_of_drivers(gpu: str, count: int, name: str | None) -> None:
-    """The profile with so many GPUs, else the largest with fewer."""
+    """The profile with so many GPUs, else the largest with fewer, else the smallest."""
     gpus = [Gpu(index=0, name=gpu, memory_total=80_000, memory_used=0, driver="580")]
     hardware = match_hardware(gpus, count, NVIDIA)
 
@@ -53,7 +54,8 @@ def test_unknown_names_of_hardware() -> None:
     """Only hardware of the inventory's accelerator is offered."""
     assert find_hardware("h200", NVIDIA).generation == "hopper"
     with pytest.raises(
-        RequestError, match=r"no recipe has hardware `h20` of this kind; did you mean `h200`\?"
+        RequestError,
+        match=r"no recipe has hardware `h20` for this accelerator; did you mean `h200`\?",
     ):
         find_hardware("h20", NVIDIA)
     with pytest.raises(RequestError, match="no recipe has hardware `mi300x`"):

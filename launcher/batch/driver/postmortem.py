@@ -53,7 +53,7 @@ def describe_exception(problem: BaseException) -> str:
     if detail := re.search(r"Worker exit detail: (.*)", text):
         return detail[1].strip()
     lines = text.splitlines()
-    return cause.root_cause(lines, reports=True) or lines[0][:400]
+    return cause.root_cause(lines, or_consequence=True) or lines[0][:400]
 
 
 def describe_failure(problem: BaseException, lines: Sequence[str]) -> str:
