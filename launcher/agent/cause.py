@@ -41,7 +41,7 @@ _REMOTE = re.compile(r"\bray::(\w+)\S* \(pid=(\d+), ip=([\w.:-]+)")
 _REMOTE_END = re.compile(
     r"Traceback \(|The above exception was|During handling of the above|the engine did not start"
 )
-MAX_CAUSE_CHARS = LONGEST = 400
+MAX_CAUSE_CHARS = 400
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cause import LONGEST
+from .cause import MAX_CAUSE_CHARS
 from .observed import MAX_EVIDENCE, MAX_FAULTS, MAX_STACKS, Fault, Observed
 from .ray_view import Culprit
 
@@ -50,7 +50,7 @@ def add_culprit(fault: Fault, culprit: Culprit) -> None:
     """Add the rank that died first, and its node."""
     fault.node, fault.rank = culprit.node, culprit.rank
     if not fault.cause:
-        fault.cause = ": ".join(filter(None, ("a rank died", culprit.evidence)))[:LONGEST]
+        fault.cause = ": ".join(filter(None, ("a rank died", culprit.evidence)))[:MAX_CAUSE_CHARS]
     # no MAX_STACKS: only hangs have stacks, and Ray is queried only about deaths
     fault.evidence = "\n".join(filter(None, (culprit.evidence, fault.evidence)))[:MAX_EVIDENCE]
 

@@ -1,4 +1,4 @@
-"""Certificates for one run of programs on several nodes, and for the agents of a cluster."""
+"""TLS certificates: one shared by all nodes for a copy or network check, and one per agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from launcher.core import redaction
 from launcher.core.domain import Inventory, Secret
 
-# Nodes' clocks may be wrong: a run's certificate is valid at any time, and an agent's from 2000 on.
+# Nodes' clocks may be wrong: validity starts in 2000, and the certificate of one run ends in 2100.
 _NOT_BEFORE, _RUN_EXPIRY = (datetime(year, 1, 1, tzinfo=timezone.utc) for year in (2000, 2100))
 _AGENT_LIFETIME = timedelta(days=5 * 365)
 _PEM = serialization.Encoding.PEM
 
 
 def make_certificate(name: str) -> str:
-    """Return a certificate with its key (PEM), on a curve that every TLS 1.3 library has."""
+    """Return a self-signed certificate and its key (PEM), on a curve of all TLS 1.3 libraries."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _x509_name(name)
     certificate = _unsigned(subject, subject, key, _RUN_EXPIRY).sign(key, hashes.SHA256())
     return _to_pem(certificate) + _key_to_pem(key)
@@ -99,7 +99,7 @@ def _unsigned(
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """Return the usage of a key: an authority's signs certificates, a node's authenticates it."""
+    """Return a key's usage: to sign certificates, for an authority; to authenticate, for a node."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

@@ -29,17 +29,17 @@ from launcher.core.redaction import redact
 FOLDER: Final = "hooks"
 FAILURE: Final = "on-failure"
 NAMES: Final = ("pre-up", "post-up", "pre-serve", "post-serve", "pre-down", "post-down", FAILURE)
-DEADLINE: Final = 300.0  # seconds for each
-# has the running hook's name; commands that a hook runs have no hooks, to avoid recursion
+DEADLINE: Final = 300.0  # seconds per hook
+# Set to the running hook's name: commands with this variable run no hooks, to avoid recursion.
 HOOK_VARIABLE: Final = "VLAUNCH_HOOK"
-_GRACE: Final = 5.0  # seconds to end politely
+_GRACE: Final = 5.0  # seconds to exit after each signal
 _LINGER: Final = 1.0  # seconds to wait for output that a child in the background still holds open
-_LINE: Final = 2000
+_LINE_CHARS: Final = 2000  # a longer line is shown as several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Hooks of one command; `files` are the existing ones, by name."""
+    """Hooks of one command; `files` has the paths of those that exist, by name."""
 
     inventory: Inventory
     verb: str
@@ -55,8 +55,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def run_on_failure(self, printer: Printer, **values: str) -> Iterator[dict[str, str]]:
-        """Run `on-failure` if the block fails, except for invalid requests, and for a lock that is
-        busy or lost.
+        """Run `on-failure` if the block fails, also in `pre-VERB`, but not for an invalid request
+        or a lock that is busy or lost.
 
         The block may add to the hook's values.
         """
@@ -205,7 +205,7 @@ def _execute(
     def show_lines() -> None:
         """Show the program's output, without later output of a child in the background."""
         with process.stdout as out:  # type: ignore[union-attr]
-            for line in iter(lambda: out.readline(_LINE), ""):
+            for line in iter(lambda: out.readline(_LINE_CHARS), ""):
                 if not finished.is_set():
                     text = f"{name}: {line.rstrip()}"
                     printer.show(Event(kind="note", stage="hook", text=text, data={"hook": name}))

@@ -119,7 +119,7 @@ def _break_dead_lock(session: Session, head: Node, owner: lock.Owner) -> None:
 def _await_lock(
     session: Session, head: Node, channel: BackgroundCommand, wait: float, *, again: bool = False
 ) -> lock.Owner | None:
-    """Return None once the lock is ours, or its owner if dead; `again` waits even for that."""
+    """Return None once the lock is ours, or its owner if dead; with `again`, wait on."""
     began = time.monotonic()
     owner, complaints = lock.Owner(), list[str]()
     while True:
