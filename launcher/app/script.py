@@ -26,8 +26,8 @@ def render_script(inventory: Inventory, plans: Sequence[Plan]) -> str:
             f" from {single_line(inventory.path.name)}"
         ),
         (
-            "# Each `on NODE …` is one command of the run, verbatim; the run adds a"
-            " deadline to it on both ends."
+            "# Each `on NODE …` is one command of the run. The run also sets a deadline for it,"
+            " here and on the node."
         ),
         "set -euo pipefail",
         "{  # read completely before it starts, so that it can be piped into bash",
@@ -76,7 +76,7 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
     head = inventory.head
     if any(command.node == head.name for command in writes):
         comment = (
-            "The run uses the head's token, or creates one; labels that hash secrets depend on it."
+            "The run uses the head's token, or creates one; hashes in container labels include it."
         )
         source = "openssl rand -hex 32"
     else:
@@ -91,7 +91,8 @@ def _render_token(inventory: Inventory, plans: Sequence[Plan]) -> list[str]:
 # Equivalent of launcher/app/certificates.py for OpenSSL 3. The authority's key is in a temporary
 # file, which the script removes after the last signature.
 _ISSUE = r"""
-# The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
+# The run issues the agents' certificates in memory. Here, the authority's key is in a temporary
+# folder, and removed after the last signature.
 certificates=$(mktemp -d)
 trap 'rm -rf "$certificates"' EXIT
 signer=()

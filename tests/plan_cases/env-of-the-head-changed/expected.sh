@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster lab, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
 
@@ -18,7 +18,7 @@ on() {
 # Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run uses the head's token, or creates one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; hashes in container labels include it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
 # == Scan the nodes

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # vlaunch up: cluster plain, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
 
@@ -18,10 +18,11 @@ on() {
 # Waits for all background jobs; a failed one ends the script.
 all() { local job; for job in $(jobs -p); do wait "$job"; done; }
 
-# The run uses the head's token, or creates one; labels that hash secrets depend on it.
+# The run uses the head's token, or creates one; hashes in container labels include it.
 : "${RAY_AUTH_TOKEN:=$(openssl rand -hex 32)}"
 
-# The run issues the agents' certificates in memory. Here, too, the authority's key is not stored.
+# The run issues the agents' certificates in memory. Here, the authority's key is in a temporary
+# folder, and removed after the last signature.
 certificates=$(mktemp -d)
 trap 'rm -rf "$certificates"' EXIT
 signer=()

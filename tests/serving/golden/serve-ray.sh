@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # vlaunch serve: cluster c, 2 nodes, from inventory.yaml
-# Each `on NODE …` is one command of the run, verbatim; the run adds a deadline to it on both ends.
+# Each `on NODE …` is one command of the run. The run also sets a deadline for it, here and on the node.
 set -euo pipefail
 {  # read completely before it starts, so that it can be piped into bash
 
