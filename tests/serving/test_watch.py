@@ -674,7 +674,7 @@ def test_a_server_with_nothing_but_health() -> None:
 
     assert served.first.task == "health"
     (warning,) = [event.text for event in events if event.kind == "warning"]
-    assert warning.endswith("`/health` is all that is asked of it (/pooling: 400 no)")
+    assert warning.endswith("so only `/health` is checked (/pooling: 400 no)")
 
 
 def test_a_server_that_returns_no_embedding() -> None:
