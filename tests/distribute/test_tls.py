@@ -88,7 +88,7 @@ def test_a_client_needs_the_private_key(own: str) -> None:
 
 def test_an_expired_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused even when both sides have the same one."""
-    monkeypatch.setattr(certificates, "_UNTIL", datetime(2020, 1, 1, tzinfo=timezone.utc))
+    monkeypatch.setattr(certificates, "_RUN_EXPIRY", datetime(2020, 1, 1, tzinfo=timezone.utc))
     expired = tls.contexts(certificates.make_certificate("run"))
     server, client = run_both(expired[0], expired[1].wrap_socket)
 
