@@ -102,7 +102,7 @@ def test_the_same_replicas_are_watched_again(practice: Practice) -> None:
     assert again.code == 0, again.said
     assert "already running as server" in again.err
     assert other.code == 2
-    assert "server `default` runs /data/huggingface/tiny-llama" in other.err
+    assert "server `default` is already running /data/huggingface/tiny-llama" in other.err
     assert "`--replace`" in other.err
 
 
