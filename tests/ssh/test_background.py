@@ -42,7 +42,8 @@ def test_it_runs_until_it_is_stopped(fleet: Fleet) -> None:
     assert (answer.out, background.over, background.next(0)) == ("beside\n", None, None)
     background.end()
     assert isinstance(background.next(60), Answer)
-    assert background.over is not None and background.over.code == 255
+    # 143, of the shell that SIGTERM ended, where its status arrives before the channel closes.
+    assert background.over is not None and background.over.code in (143, 255)
     assert processes.disappears(seconds)
 
 
