@@ -15,5 +15,5 @@ def check(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
     assert text == path.read_text(encoding="utf-8"), (
-        f"see {path.name}; VLAUNCH_WRITE_GOLDEN=1 writes it anew"
+        f"see {path.name}; VLAUNCH_WRITE_GOLDEN=1 writes it again"
     )

@@ -82,8 +82,8 @@ def _break(session: Session, owner: Owner) -> bool:
     if answer.ok and result in ("freed", "free"):
         return result == "freed"
     if answer.ok and result in ("changed", "stranger"):
-        taken = "another operator has taken the lock since"
-        text = taken if result == "changed" else f"process {owner.pid} does not hold the lock"
+        changed = "another operator has taken the lock since"
+        text = changed if result == "changed" else f"process {owner.pid} does not hold the lock"
         raise LockError(head.name, text, hint="run `vlaunch lock` again")
     raise LockError(
         head.name,

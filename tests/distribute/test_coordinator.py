@@ -328,7 +328,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         capture_output=True,
     )
     if mounted.returncode:
-        pytest.skip("needs the right to mount")
+        pytest.skip("this user may not mount file systems")
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)
 
@@ -363,7 +363,7 @@ def test_what_stays_in_memory(chain: Chain, cached: bool) -> None:
     """Nothing of a large file on any node, unless it is about to be read again."""
     name = "model-1.safetensors"
     if not on_a_disk(chain.roots["n0"] / name):
-        pytest.skip("the files here lie in memory alone")
+        pytest.skip("the test folder is on a file system in memory")
     chain.run(cached=cached)
 
     resident = [in_memory(root / name) > 0 for root in chain.roots.values()]

@@ -38,7 +38,7 @@ def promtool() -> str:
     """Debian's promtool."""
     result = program("promtool")
     if result is None:
-        pytest.skip("promtool is not there: `make machine` unpacks it")
+        pytest.skip("promtool is missing: `make machine` unpacks it")
     return result
 
 

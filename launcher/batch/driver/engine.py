@@ -203,7 +203,7 @@ class Prepare:
             return prepared
         try:
             prepared["_raw"] = row["_raw"] or source.input_excerpt(data)
-            return prepared | self.build_request(pickle.loads(data))  # noqa: S301 - of our own read task
+            return prepared | self.build_request(pickle.loads(data))  # noqa: S301 - our own data
         # any exception from a template belongs to its row
         except Exception as problem:
             return {**prepared, "_stage": "prompt", "_error": lines.excerpt(error_reason(problem))}

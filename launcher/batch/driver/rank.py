@@ -111,7 +111,7 @@ class Rank:
         answers: list[RowAnswer] = []
         for row, data in rows:
             try:
-                token_ids.append(self.encode_prompt(pickle.loads(data)))  # noqa: S301 - the driver's own
+                token_ids.append(self.encode_prompt(pickle.loads(data)))  # noqa: S301 - own data
                 answers.append(RowAnswer(row=row))
             # any exception from a template belongs to its row
             except Exception as problem:

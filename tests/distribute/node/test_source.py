@@ -33,7 +33,7 @@ def store(folder: Path) -> ChunkStore:
     for name, size in (("large", CHUNK * CHUNKS), ("small", 5000)):
         (folder / name).write_bytes(os.urandom(size))
     if not on_a_disk(folder / "large"):
-        pytest.skip("the files here lie in memory alone")
+        pytest.skip("the test folder is on a file system in memory")
     (folder / "large").read_bytes()
     manifest = CopyManifest(
         [ManifestFile("large", CHUNK * CHUNKS), ManifestFile("small", 5000)], CHUNK
